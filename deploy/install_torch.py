@@ -60,7 +60,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _pypi_build_needs_cuda() -> bool:
-    """Tell whether PyPI's torch wheel contains CUDA: on x86-64 Linux. Elsewhere it is a CPU or Metal build."""
+    """Tell whether PyPI's torch wheel for this machine contains CUDA. Only that for x86-64 Linux does."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 

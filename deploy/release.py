@@ -72,7 +72,7 @@ def set_version(project: Path, version: str) -> None:
 
 
 def build_levels(tree: Path, names: list[str] | None) -> None:
-    """Compile the tree's CPU kernels for each level, into the tree."""
+    """Compile the tree's CPU kernels for each of the named levels (all if None), into the tree."""
     code = (
         "import sys, pathlib; from pilotlight.kernels.cpu import build; from pilotlight.kernels.cpu.shipped import levels\n"
         "for level in levels.LEVELS:\n"

@@ -55,7 +55,7 @@ def _annotated(tree: ast.Module, aliases: set[str]) -> Iterator[str]:
 
 
 def _is_callable(annotation: ast.expr, aliases: set[str]) -> bool:
-    """Tell whether an annotation is `Callable[...]`, or that `| None`, but not a list of callables."""
+    """Tell whether an annotation is a callable type or a union with one, not a list of callables."""
     if isinstance(annotation, ast.BinOp):
         return _is_callable(annotation.left, aliases) or _is_callable(annotation.right, aliases)
     head = annotation.value if isinstance(annotation, ast.Subscript) else annotation

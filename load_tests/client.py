@@ -19,7 +19,7 @@ class StreamTimes:
 
     status: int = 0
     ttft_s: float | None = None  # from sending to the first event that carries text or a tool call
-    arrivals_s: list[float] = field(default_factory=list)  # times of all such events
+    arrivals_s: list[float] = field(default_factory=list)  # times of all events with text or a tool call
     e2el_s: float = 0.0  # from sending to the last byte
     text: str = ""
     usage: dict[str, Any] = field(default_factory=dict)

@@ -43,7 +43,7 @@ WARM_UPS, REPEATS, LEAST_REPEATS = (
     3,
 )
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
-SERVED_STEPS = 24  # timed steps of an engine; as many untimed ones run first, to record graphs
+SERVED_STEPS = 24  # timed steps of an engine; half as many untimed ones run first, to record graphs
 
 
 def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> DenseConfig:
@@ -118,7 +118,7 @@ def kv_bytes_per_token(config: DenseConfig, dtype: torch.dtype) -> int:
 def prefill_flops(config: DenseConfig, tokens: int) -> float:
     """Return the operations of a prompt's matrix products.
 
-    These are 2 per weight and token, 4 per head element and pair of causal attention, halved, and one row of logits.
+    These are 2 per weight and token, 2 per head element and pair of tokens (half of 4, as attention is causal), and one row of logits.
     """
     per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens

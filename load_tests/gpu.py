@@ -28,9 +28,9 @@ LAST_WORDS_S = 20.0
 REHEARSAL_S = 3600.0  # the limit on a machine with two busy cores; a GPU machine has sixteen
 # The suites that a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
 CHECKED = ("tests/kernels", "tests/engine")
-# Benchmarks with the time limit of each: twice its repeat time, because checking and compiling take time, too. The others use the results of the
-# tuner.
 _REHEARSED = 5  # in a rehearsal, a benchmark may take this many times as long
+# Benchmarks with the time limit of each: twice its repeat time, because checking and compiling take time, too. `tune` is the first, because the
+# others use its results.
 BENCHES = {
     "load_tests.scenarios.tune": 60.0,
     "load_tests.scenarios.engine": 120.0,

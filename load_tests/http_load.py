@@ -1,7 +1,7 @@
 """Closed and open loops of small HTTP/1.1 requests over kept connections.
 
-Measures a server's throughput and its answer times. One protocol object per connection, and no more parsing than necessary, so that one process can
-keep several servers busy.
+Measures a server's throughput and its answer times. There is one protocol object per connection, and no more parsing than necessary, so that one
+process can keep several servers busy.
 """
 
 import asyncio

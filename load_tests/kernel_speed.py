@@ -53,7 +53,7 @@ def measure(
 ) -> dict[str, Any]:
     dtype = storage_type(operation, device)
     torch.manual_seed(0)
-    # The CPU is torch's default device, and the context would add a measurable microsecond to each of torch's calls.
+    # The CPU is torch's default device, and torch.device's context would add a measurable microsecond to each of torch's calls.
     with torch.device(device) if device.type == "cuda" else nullcontext():
         arguments = case.make(dtype)
         cost = operation.cost(arguments)
@@ -63,7 +63,7 @@ def measure(
         for name, rival in operation.rivals.items():
             try:
                 contenders[name] = Contender(device, calls(rival, copies, device))
-            except Exception as refusal:  # it cannot do this call on this device; the table shows the reason
+            except Exception as refusal:  # the rival cannot do this call on this device; the table shows the reason
                 absent[name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:150]
         timed = take_turns(contenders, share_s, _MOST_ROUNDS)
     medians_us = {name: 1e6 * statistics.median(times.times_s) for name, times in timed.items()}

@@ -1,4 +1,4 @@
-"""Tokens of KV cache that fit in the same bytes if layers with a window keep only its tokens.
+"""Tokens of KV cache that fit in the same bytes if layers with a window keep only the window's tokens.
 
 Computed, not measured: python -m load_tests.kv_capacity
 """

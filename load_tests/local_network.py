@@ -1,6 +1,6 @@
 """LocalNetwork: `pilotlight up` as a user runs it, on free ports, for scenarios and tests.
 
-Knows the command and its output, and of the processes' insides only what /status publishes.
+Uses only the command, its output and /status, no internals.
 """
 
 import os
@@ -111,7 +111,7 @@ class LocalNetwork:
         return next(process.pid for process in self.site_status(name).processes if process.role == role)
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes, engine hosts included."""
+        """Return all processes that `pilotlight up` has started, engine hosts included."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
 
@@ -119,7 +119,7 @@ class LocalNetwork:
         return (Path(self._folder.name) / "pilotlight" / "logs" / f"{name}.log").read_text(errors="replace")
 
     def _write_files(self, folder: Path) -> int:
-        """Write the shipped files with free ports; return the router's."""
+        """Write the shipped files with free ports; return the router's port."""
         sites_folder = self._tree / "sites"
         shipped = [sites_folder / "network.toml", *sorted((sites_folder / "local").glob("*.toml"))]
         texts = {path.name: path.read_text() for path in shipped}

@@ -1,6 +1,6 @@
 """Paired differences: the probability that they are random, and a confidence interval of their mean.
 
-Knows only numbers, not what was measured.
+Independent of the measurements.
 """
 
 import random
@@ -13,7 +13,7 @@ ROUNDS = 10_000
 def chance(differences: Sequence[float], rng: random.Random, rounds: int = ROUNDS) -> float:
     """Return the p-value of a two-sided permutation test of the mean.
 
-    That is the share of random signs whose mean is as far from zero.
+    That is the share of random changes of the signs after which the mean is at least as far from zero.
     """
     observed = abs(sum(differences))
     beyond = 1

@@ -1,7 +1,7 @@
 """The extent of the path of one traced request, compared with the files that a reader opens for it.
 
-Measures density, files opened for few functions, and the files of ARCHITECTURE's walk. Knows the source and a list of functions, not how they were
-traced (request_path.py).
+Measures density, files opened for few functions, and the files of ARCHITECTURE's walk, from the source and a list of functions. request_path.py
+traces these.
 """
 
 import ast
@@ -17,7 +17,7 @@ _STEP = re.compile(r"^\d+\. `([\w/]+\.py)::([\w.]+)`", re.MULTILINE)
 class PathShape(NamedTuple):
     """Measures of a path.
 
-    Lines of a function count from `def` to its last one, without functions inside that were not entered.
+    Lines of a function count from its `def` to its last line, without inner functions that were not entered.
     """
 
     lines_run: int

@@ -1,7 +1,7 @@
 """Checkpoints of Llama's shape with random weights, of any size, with Ember's tokenizer.
 
 A checkpoint is written in parts, so it need not fit in memory. The bytes are slices of one block of random numbers: readers of weights see no
-difference, and three billion of them are written at the disk's speed.
+difference, and three billion weights are written at the disk's speed.
 """
 
 import json
@@ -65,7 +65,7 @@ def ember_vocab() -> int:
 def add_tokenizer(directory: Path) -> None:
     """Add Ember's tokenizer.
 
-    It has fewer tokens than larger vocabularies: the other ids have no text.
+    Ids of a larger vocabulary than Ember's have no text.
     """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(EMBER / name, directory / name)

@@ -78,9 +78,9 @@ def _tables(name: str, schema: Schema, known: Mapping[str, Schema]) -> Iterator[
 
 
 def _table_of(field: Schema, known: Mapping[str, Schema]) -> tuple[Schema | None, bool, bool]:
-    """Return the schema of the table that a field holds; None if it holds a value.
+    """Return the schema of the table that a field holds, None if it holds a value; and two flags.
 
-    Also whether the field is an array of tables, and whether it maps names to tables.
+    The flags tell whether the field is an array of tables, and whether it maps names to tables.
     """
     for part in field.get("anyOf", [field]):
         if "$ref" in part:
@@ -199,7 +199,7 @@ def _site_gauges(function: ast.AST) -> Iterator[Metric]:
 def _declared_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Metric]:
     """Yield the metrics that calls in a function create.
 
-    Texts assigned to a name earlier count as literals.
+    A name to which a string literal was assigned earlier in the function counts as that literal.
     """
     known: dict[str, Any] = {}
     for node in sorted(_nodes(function), key=lambda node: (node.lineno, node.col_offset)):
@@ -252,7 +252,7 @@ def _texts(node: ast.expr | None, known: Mapping[str, ast.expr]) -> list[str]:
 
 
 def _text(node: ast.expr | None, known: Mapping[str, ast.expr]) -> str:
-    """Return a string literal, or one assigned to a name; for other names the name itself; otherwise ""."""
+    """Return the string of a literal or of a name in `known`; for other names the name; otherwise ""."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.Name):

@@ -2,7 +2,7 @@
 
 Refuses a record of a tree with uncommitted changes or of a commit that the history does not have; marks one that is older than the code it measures.
 
-Knows the pages, not how records were made or what their figures mean (tables/). A region of a page is the text between two comments; it is replaced.
+This module places tables into pages; load_tests/tables/ makes them from records. A region of a page is the text between two comments; it is replaced.
 The plot is SVG without a library: the same records give the same bytes, so that a test can find stale pages and plots.
 """
 
@@ -158,7 +158,7 @@ def main() -> None:
 
 
 def newest(folder: Path) -> dict[str, Record]:
-    """Read the newest trustworthy record of each subject, or the newest one if none is."""
+    """Read the newest trustworthy record of each subject, or the newest one if none is trustworthy."""
     records: dict[str, Record] = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -237,7 +237,7 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
 
 
 def undated(text: str) -> list[str]:
-    """Return a page's lines, sorted, without what later commits to the measured code change."""
+    """Return a page's distinct lines, sorted, without the marks of records that are older than their code."""
     return sorted({line.replace(STALE, "") for line in text.splitlines()} - {OLDER})
 
 

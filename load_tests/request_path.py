@@ -175,12 +175,12 @@ def typical(module: str, rounds: list[tuple[dict[str, Window], dict[str, Window]
 
 
 def _numbered(names: list[str]) -> list[tuple[str, int]]:
-    """Number equal names, so that each counts."""
+    """Return each name with the number of equal names before it, so that all are distinct."""
     return [(name, names[:index].count(name)) for index, name in enumerate(names)]
 
 
 def _round(url: str, folder: Path) -> tuple[dict[str, Window], dict[str, Window]]:
-    """Trace the third request of a connection, then as long without one; return both by module."""
+    """Trace a connection's third request, then idle processes for as long; return both by module."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     pids = _processes(folder)
     try:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class SiteProcess:
-    """A context manager. `began_s` is the Unix time of its start."""
+    """A site in a `with` statement. `began_s` is the Unix time of its start."""
 
     def __init__(self, name: str, engine: dict[str, Any], models: list[dict[str, Any]]) -> None:
         self._name, self._engine, self._models = name, engine, models

@@ -11,7 +11,7 @@ from load_tests.site_process import ROOT
 
 @contextmanager
 def store_process(gib: float) -> Iterator[str]:
-    """Yield the store's address. Raises SystemExit if it does not start because Mooncake is not installed."""
+    """Yield the store's address. Raises SystemExit if it does not start, for example without Mooncake."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     command = [sys.executable, "-m", "pilotlight.engine.kv.store.store_node", "--address", address, "--gib", str(gib)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

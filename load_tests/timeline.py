@@ -1,6 +1,6 @@
 """Timelines as a picture: one row per measurement, one bar per span, in SVG.
 
-Knows names and times, not what they mean.
+Independent of the measurements: it gets names and times.
 """
 
 from html import escape

@@ -1,7 +1,7 @@
 """Timing of work on a device, within a budget for the whole measurement.
 
 Host time is wall time with the device idle before and after, as a user sees it. Device time is what CUDA events measure for calls recorded as one
-graph, so that no host work lies between them. Knows clocks, not what is timed.
+graph, so that no host work lies between them. Independent of the timed work.
 """
 
 import statistics

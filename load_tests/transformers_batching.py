@@ -23,7 +23,7 @@ def main() -> None:
         max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     taken_s, made = 0.0, 0
-    for first in (1, 2):  # the first pass records and compiles
+    for first in (1, 2):  # the first pass only records and compiles
         prompts = [
             random.Random(f"{first} {i}").choices(range(model.config.vocab_size), k=length) for i in range(number)
         ]

@@ -59,7 +59,9 @@ def random_lossless(rows: int, columns: int, escapes: int) -> LosslessWeight:
     codes = torch.randint(0, 256, (rows, row_bytes(columns)), dtype=torch.uint8)
     every_row = (torch.arange(palettes)[:, None] * 8 + its_row).flatten()
     byte, shift = (part.repeat(palettes) for part in _place_of(its_column))
-    codes[every_row, byte] &= ~(15 << shift).to(torch.uint8)  # an escape's own place holds the palette's first code
+    codes[every_row, byte] &= ~(15 << shift).to(
+        torch.uint8
+    )  # at the place of an escape, the code is the palette's first
     return LosslessWeight(
         codes,
         signs_and_exponents.to(torch.uint8).expand(palettes, -1).contiguous(),
@@ -220,7 +222,7 @@ def _bias(biased: bool, rows: int, dtype: torch.dtype) -> Arguments:
 
 @cache
 def _unpacked(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-    """Return unpacked weights in turns, enough of them that none is still in a GPU's cache at its turn."""
+    """Return random weights in an endless cycle, which is larger than a GPU's cache."""
     one = rows * columns * dtype.itemsize
     copies = max(2, -(-_L2_BYTES // one)) if device.type == "cuda" else 1
     return cycle([torch.randn(rows, columns, dtype=dtype, device=device) for _ in range(copies)])

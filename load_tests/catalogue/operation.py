@@ -1,7 +1,7 @@
 """The declaration of an operation: its formula, calls, cost and tolerance, stated once.
 
-Tests, the sweeps under Triton's interpreter, `make gpu-check` and `make gpu-bench` all read it. Knows how to describe an operation; does not know how
-anything is computed or timed. The engine imports nothing from here: a declaration names the functions that the engine calls.
+Tests, the sweeps under Triton's interpreter, `make gpu-check` and `make gpu-bench` all read it. This module neither computes nor times anything.
+The engine imports nothing from here: a declaration names the functions that the engine calls.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,14 +64,14 @@ class Operation:
     bench: tuple[Case, ...]  # as large as models use them
     cost: Callable[[Arguments], Cost]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    arithmetic: float = 0.0  # the same in fp32's roundoffs, as every form computes in fp32; state the reason beside it
+    arithmetic: float = (
+        0.0  # a further error in roundoffs of fp32, in which every form computes; state the reason beside it
+    )
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite with anything
     # arguments whose first dimension, like that of all results, lets a large call be checked in parts
     rows: tuple[str, ...] = ()
-    triton: str = (
-        ""  # module and function below pilotlight.kernels.triton, such as "linear.gemv", where `function` declares none
-    )
+    triton: str = ""  # module and function below pilotlight.kernels.triton, such as "linear.gemv"; if empty, `function` declares it
     # Torch's own functions, by name, with the same arguments.
     rivals: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 

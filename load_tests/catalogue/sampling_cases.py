@@ -1,6 +1,6 @@
 """The catalogue's entries from logits to tokens: penalties, masks, sampling, log-probabilities.
 
-In fp32.
+All of them compute in fp32.
 """
 
 from collections.abc import Callable, Sequence
@@ -264,8 +264,7 @@ LOGPROBS = Operation(
     name="token_logprobs",
     function=logprobs.token_logprobs,
     reference=_logprobs,
-    # The log-probabilities of the likeliest tokens are up to ten times smaller than the logits whose differences they are; the sum of powers adds a
-    # few roundings.
+    # A log-probability is a difference of two numbers, which may be ten times larger than it; the sum of powers adds a few roundings.
     roundings=20,
     dtypes=(torch.float32,),
     cases=tuple(_reporting(*shape) for shape in ((3, 42, 5), (2, 5000, 3), (2, 4097, 0), (1, 3, 20), (4, 8200, 20))),

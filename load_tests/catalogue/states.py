@@ -192,7 +192,7 @@ def _tokens(batch: StateBatch) -> int:
 
 
 def _state_bytes(arguments: Arguments) -> int:
-    """Return the bytes of the states that are read, and of those that are written."""
+    """Return the bytes that are read and written of states, in all."""
     batch, states = arguments["batch"], arguments["states"]
     read = int((batch.before >= 0).sum())
     return (read + len(batch.after)) * states[0].numel() * states.element_size()
@@ -269,7 +269,7 @@ GATED_DELTA_RULE = Operation(
     ),
     cost=_delta_cost,
 )
-# The same roundings as above.
+# The roundings are those of GATED_DELTA_RULE.
 SSD = Operation(
     name="ssd",
     function=ssd.ssd,

@@ -43,7 +43,7 @@ class Default(WorkerEntrypoint):
 
 
 async def outcome(test, env):
-    """Return why a test fails; empty if it passes."""
+    """Return why a test fails or is skipped; empty if it passes."""
     given = {"env": env}
     try:
         wanted = inspect.signature(test).parameters

@@ -28,7 +28,7 @@ def skewed(seconds: float) -> dict[str, str]:
 
 
 def _says(*sites: str):  # type: ignore[no-untyped-def]
-    """Check that the logs on both sides name the fault."""
+    """Return a check that the router's log names the fault. It also notes what the sites' logs say."""
 
     def look(it: Strike) -> None:
         time.sleep(2)

@@ -1,4 +1,4 @@
-"""Fault rows: files that are damaged while a site is down, and read by its next process."""
+"""Fault rows: files that are damaged before a site's next process starts and reads them."""
 
 import os
 import random
@@ -56,7 +56,7 @@ def _nothing(it: Strike) -> None:
 
 
 def _in_cache(cache: Path, damage: Damage) -> Fault:
-    """Damage the files after every site has served; then kill every site and let it restart."""
+    """Return a fault that damages files after each site has served, then kills and awaits each site."""
 
     def strike(it: Strike) -> None:
         warm(it)
@@ -107,7 +107,7 @@ def _in_tier(folder: Path, damage: Damage) -> Fault:
 
 
 def _with_tiers(folder: Path) -> Callable[[str], str]:
-    """Return small tiers, so that cached blocks reach the disk."""
+    """Return an edit of a site's file that makes its tiers so small that cached blocks reach the disk."""
     tiers = f'kv_host_gib = 0.01\nkv_disk_dir = "{folder}"\nkv_disk_gib = 0.2'
     return lambda text: text.replace("kv_gib = 0.125", f"kv_gib = 0.03\n{tiers}")
 
@@ -127,7 +127,7 @@ def warm(it: Strike, salt: str = "") -> None:
 
 
 def _flips(count: int, after: float = 0.02) -> Damage:
-    """Flip `count` single bits at random places, after this share of the file."""
+    """Return a function that flips `count` bits of a file at random places after its first share `after`."""
 
     def damage(file: Path) -> None:
         size = file.stat().st_size

@@ -67,9 +67,9 @@ def _on(
     environment: dict[str, str] | None = None,
     edit: Callable[[str], str] = str,
 ) -> dict[str, Differently]:
-    """Return a change of settings.
+    """Return the changes of one member's settings.
 
-    Folders in braces are made for the row, and removed with the machine's other temporary files.
+    `{state}`, `{cache}`, `{kv}` and `{tmp}` in them become new temporary folders, which are not removed.
     """
     import tempfile
 

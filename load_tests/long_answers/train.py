@@ -1,7 +1,7 @@
 """Train Ember's adapter for long answers: python -m load_tests.long_answers.train --minutes 30
 
-Low-rank changes of all of a layer's matrices (LoRA, Hu et al. 2021), stored as PEFT does, 0.9 MB in bf16. `merged` writes Ember with the changes in
-its weights, to measure drafts without the cost of an adapter.
+The adapter has low-rank changes of all matrices of a layer (LoRA, Hu et al. 2021), stored as PEFT does, 0.9 MB in bf16. `merged`
+writes Ember with the changes in its weights, to measure drafts without the cost of an adapter.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """A client that costs little itself: prebuilt request bytes, answers parsed only for timestamps.
 
-Closed loop: for a given time, each of a number of connections sends the next request as soon as it has its answer. Knows HTTP and clocks, no routers.
+Closed loop: for a given time, each of a number of connections sends the next request as soon as it has its answer. Independent of the
+measured router.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import httptools
 import orjson
 
 MODEL = "trivial"
-_MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # the time when the site wrote it (trivial_site.py)
+_MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # a token's text is the time when the site wrote it (trivial_site.py)
 
 
 @dataclass
@@ -130,7 +131,7 @@ class Answer(asyncio.Protocol):
         self._tail = b""
 
     async def to(self, raw: bytes) -> int:
-        """Return the status once the answer is complete."""
+        """Send a request; return the status once the answer is complete."""
         self.delays_ns, self.first_at, self._tail = [], 0, b""
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()

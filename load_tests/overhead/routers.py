@@ -1,7 +1,7 @@
 """The compared routers, each a process in front of the same trivial site.
 
-Those of other projects run from separate environments (`make peers`). A router that is not installed is skipped, with a message. Knows their command
-lines, not what is measured.
+Routers of other projects run from separate environments (`make peers`). A router that is not installed is skipped, with a message. Independent of the
+measurements.
 """
 
 import hashlib

@@ -55,7 +55,8 @@ def bytes_read_per_token() -> int:
 def flops_per_prompt(tokens: int) -> float:
     """Return a prompt's floating-point operations.
 
-    These are 2 per weight of the layers and token, 4 per pair and head element of causal attention, halved, and one row of logits.
+    These are 2 per weight of the layers and token, 2 per head element and pair of tokens (half of 4, as attention is causal), and one row of
+    logits.
     """
     weights = sum(torch.Size(shape).numel() for name, shape in shapes().items() if name.startswith("model.layers"))
     return 2.0 * weights * tokens + 2.0 * LAYERS * HIDDEN * tokens * tokens + 2.0 * VOCAB * HIDDEN

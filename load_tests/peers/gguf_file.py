@@ -1,7 +1,7 @@
 """A checkpoint of Llama's shape as GGUF, the file that llama.cpp reads: the same bf16 weights.
 
 A tokenizer.json beside the checkpoint adds tokens and merges, with GPT-2's pre-tokenizer: a server can then answer, but may tokenize text differently
-from ours. Knows one architecture, and uses llama.cpp's own `gguf` package, whose folder the caller names.
+from ours. Only this architecture is supported. Uses llama.cpp's own `gguf` package, whose folder the caller names.
 """
 
 import json

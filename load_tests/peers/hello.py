@@ -1,6 +1,6 @@
 """Hello-worlds of other servers for `make bench-functions`, started from functions_setup.sh's folder.
 
-Each answers with a few bytes, from one worker if that can be configured, because ours has one. A server that is not installed is skipped.
+Each answers with a few bytes, from one worker if that can be configured, because our site has one. A server that is not installed is skipped.
 """
 
 import os

@@ -16,8 +16,8 @@ CONTEXT_TOKENS = 8192  # the longest prompts that every engine is set up for
 def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[list[int]], int], float]) -> None:
     """Answer commands until stdin ends.
 
-    `prefill` returns the seconds until the first token of the only prompt. `decode` generates as many tokens per prompt, and returns output tokens
-    per second of all sequences from the time when each has its first token.
+    `prefill` returns the seconds until the first token of the only prompt. `decode` generates the given number of tokens per prompt, and returns
+    output tokens per second of all sequences from the time when each has its first token.
     """
     _say({"ready": True})
     for line in sys.stdin:
@@ -47,7 +47,7 @@ def make_prompts(seed: int, batch: int, tokens: int, vocab: int) -> list[list[in
 def rate(batch: int, times: list[float]) -> float:
     """Return output tokens per second.
 
-    `times`: when each step's tokens were available, the first tokens' included.
+    `times`: when the first tokens and those of each later step were available.
     """
     return batch * (len(times) - 1) / (times[-1] - times[0])
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from load_tests.engine_speed import DECODE_CONTEXT
 from load_tests.scenarios.engines import LlamaCpp, Task
 
-_SHAPE, _TOKENS = "0.5b", 16  # those of load_tests/peers/checkpoint.py
+_SHAPE, _TOKENS = "0.5b", 16  # the shape of load_tests/peers/checkpoint.py, and decoded tokens
 _FILES = {"bf16": "model", "q8_0": "Q8_0", "q4_K_M": "Q4_K_M"}
 
 Look = Callable[[], float]  # returns seconds of a step

@@ -22,7 +22,7 @@ def find_program(peers: Path, name: str) -> Path | None:
 
 
 class LlamaServer:
-    """A context manager. Raises RuntimeError if the server ends or does not answer in time."""
+    """A server in a `with` statement. Raises RuntimeError if it ends or does not answer in time."""
 
     def __init__(self, program: Path, model: Path, threads: int, log: Path, flags: Sequence[str] = ()) -> None:
         (self._port,) = free_ports(1)

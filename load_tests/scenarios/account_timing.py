@@ -70,7 +70,7 @@ async def pairs(url: str, count: int, rng: random.Random) -> list[Pair]:
             for name in rng.sample([*prompts], 2):
                 times[name] = await ask(session, url, "other", prompts[name])
             times["own"] = await ask(session, url, "other", prompts["others"])
-            if number:  # the first one warms connections
+            if number:  # the first pair only warms connections
                 made.append(Pair(**times))
     return made
 

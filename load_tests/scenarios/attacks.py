@@ -83,7 +83,7 @@ async def compare(network: LocalNetwork, attack: Attack, seconds: float) -> dict
 
 
 async def measured(network: LocalNetwork, request: bytes, count: int, seconds: float) -> tuple[Outcome, Outcome]:
-    """Measure at the router, and at one of its sites."""
+    """Send a request `count` times to the router; measure the neighbours of router and site meanwhile."""
     name = next(iter(network.site_urls))
     site, router = network.site_urls[name], network.url
     async with Neighbour(router, (_router_pid(network),)) as there, Neighbour(site, (network.pid(name),)) as here:

@@ -193,7 +193,7 @@ def hidden(folder: Path, options: argparse.Namespace, chunk: int) -> dict[str, A
 
 
 def _wait(read: TierRead) -> float:
-    """Return when a read is complete, on the clock that all processes of a machine share."""
+    """Wait until a read is complete; return the time, on the clock that all processes of a machine share."""
     while not read.is_done:
         time.sleep(0.0005)
     assert len(read.slots) == len(read.hashes), f"{len(read.slots)} of {len(read.hashes)} blocks came"

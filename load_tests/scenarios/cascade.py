@@ -7,9 +7,9 @@ apart, and in another run 2 s apart: those of one site, of three sites, of a sit
 a model. Answers that were open at a kill, and a sample of the others, are asked for again when all is quiet: each text must be the same. A standby is
 kept as at any site with memory for one.
 
-Published for three kills 60 s apart (NVIDIA, 13 August 2026): 409 failed requests and 150 s without an answer, or 17 failed with a second engine for
-each that waits in 6.2 GB of its GPU. There a cluster of GPUs served a large model; here a small model runs on a CPU, so that counts can be compared
-and seconds cannot.
+Published for three kills 60 s apart (NVIDIA, 13 August 2026): 409 failed requests and 150 s without an answer; or 17 failed requests, if for each
+engine a second one waits in 6.2 GB of its GPU. There a cluster of GPUs served a large model; here a small model runs on a CPU, so that counts can be
+compared and seconds cannot.
 """
 
 import argparse
@@ -35,7 +35,7 @@ GAPS_S = (60.0, 2.0)
 CALM_S = 30.0  # before the first kill, and after the last one
 ANSWER_TOKENS = 20
 PROMPT_WORDS = 560  # of some 3.6 tokens each
-ASKED_AGAIN = 24  # of the answers that no kill touched
+ASKED_AGAIN = 24  # size of the sample of answers that no kill touched
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
 SPLIT = "".join(f'\n[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in ("prefill", "decode"))
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -179,7 +179,7 @@ def question(draw: random.Random) -> dict[str, Any]:
 
 
 def _engine_host(network: LocalNetwork, number: int, killed: set[int]) -> int:
-    """Return the process of the next engine host, site after site.
+    """Return the process id of the engine host to be killed as number `number`; the sites take turns.
 
     Waits for the successor of a killed one.
     """

@@ -5,7 +5,7 @@ python -m load_tests.scenarios.coding_agents
 Each is installed from its registry and started as a user would start it, in a separate home directory. Only the engine is a test double
 (tests/scripted_site.py), which writes a good model's answers: templates, parsers, grammars, dialects and the router are tested without a capable
 model. Each agent has to make a failing test pass, undisturbed and with the answering site killed in the middle of the edit. Codex and Claude Code
-also have ten turns of one conversation, for which the record has the cached tokens and the number of sites.
+also have ten turns of one conversation, for which the record has the cached share of prompts and the number of sites.
 """
 
 import argparse
@@ -369,7 +369,7 @@ def _kill_amid_edit(
 def converse(network: ScriptedNetwork, installed: InstalledAgent) -> Record:
     """Run ten turns of one conversation.
 
-    Return the cached tokens of each turn's prompt from the second on, and how many sites answered.
+    Return the cached share of each turn's prompt from the second on, and how many sites answered.
     """
     network.mend()
     network.say([f"This is answer {turn}." for turn in range(TURNS)])

@@ -132,7 +132,7 @@ def measure(
                     shares.append(page_cache.drop(files))
                 measured.setdefault(clock, []).append(bench.from_nothing())
             if shares:
-                # If it is above 0, the kernel kept some pages, and (a) is not cold.
+                # If the share is above 0, the kernel kept some pages, and (a) is not cold.
                 facts["still_cached_share"] = round(max(shares), 4)
                 if max(shares) > 0.01:
                     console.log(

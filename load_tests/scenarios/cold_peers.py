@@ -1,7 +1,7 @@
 """Start times of other servers with cached files, for comparison with clock (b) of cold.py.
 
 Measured from the command to the first answer of one token, with the checkpoint's files in the page cache. A server that is not in the folder that
-`make peers` filled is skipped, with a message. Knows only commands and OpenAI's chat path.
+`make peers` filled is skipped, with a message. Uses only commands and OpenAI's chat path.
 """
 
 import http.client

@@ -249,7 +249,7 @@ class Rollout:
         self._session = session
         self._folder = folder
         self._kills = kills
-        self._began: list[tuple[int, float]] = []  # each version with the time at which its deploy was requested
+        self._began: list[tuple[int, float]] = []  # each version with the time at which the change to it was requested
         self._done_s: list[float] = []
         self._revision = 0
         self.num_interrupted = 0  # changes interrupted by a kill
@@ -344,7 +344,7 @@ class Clients:
         self._kills = kills
         self._number = 0
         self.is_over = False
-        self._until_s = 0.0  # work that has not ended by then counts as lost
+        self._until_s = 0.0  # work that has not ended by this time counts as lost
         self.counts: Counter[str] = Counter()
         self.cuts: Counter[str] = Counter()
         self.errors: list[str] = []

@@ -171,9 +171,9 @@ def main() -> int:
 
 
 def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[int, Task, str]]:
-    """Yield (round, engine) in order; each round starts with another engine.
+    """Yield (round, task, engine) in order; each round starts with another engine.
 
-    The first engine of a round runs on a cooler machine.
+    This is fair, because the first engine runs on a cooler machine.
     """
     for number in range(rounds):
         for task in tasks:
@@ -184,7 +184,7 @@ def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[in
 def start_engines(
     options: argparse.Namespace, scope: ExitStack, console: Console
 ) -> tuple[dict[str, Engine], dict[str, str]]:
-    """Start the engines that are installed; return why the others are not."""
+    """Start the installed engines; return them, and for each other one why it is missing."""
     peers, threads = options.peers, options.threads
     model, set_up = peers / "checkpoint", "run: make peers"
     vllm = peers / "vllm" / "bin" / "python"

@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.fault_pairs --pairs 200 --seed 1
 
-Faults are those of load_tests/scenarios/faults.py that one network can have together. Under 18 streams the second is injected up to 3 s after the
-first. A pair may have the allowed effects of both, but no stream may end normally with different tokens. Each result is a line in a file named after
-the seed, so that a stopped run can be continued.
+Faults are those of load_tests/scenarios/faults.py that one network can have together. While 18 streams are open, the second fault is injected
+up to 3 s after the first. A pair may have the allowed effects of both, but no stream may end normally with different tokens. Each result is a line in
+a file named after the seed, so that a stopped run can be continued.
 """
 
 import argparse

@@ -63,7 +63,7 @@ def main() -> None:
 def address_of(network: "subprocess.Popen[str]") -> str:
     """Return the address that the network prints when it is ready.
 
-    Its further output is read and dropped. Raises SystemExit.
+    Its further output is read and dropped. Raises SystemExit if it ends, or is not ready within READY_S.
     """
     assert network.stdout is not None
 

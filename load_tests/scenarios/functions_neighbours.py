@@ -1,7 +1,7 @@
 """The effect of hostile functions on a neighbour's latencies, for `make bench-functions`.
 
-A machine's quiet p99 varies by half from minute to minute, so each hostile period follows a quiet one, the two are compared as a ratio, and several
-rounds of all of them give a median. Clients should not compete with the site: the measuring one has priority over all other processes if the kernel
+A machine's quiet p99 varies by half from minute to minute, so each hostile period follows a quiet one. Figures are the ratio of the two, and its
+median over several rounds. Clients should not compete with the site: the measuring one has priority over all other processes if the kernel
 permits, and clients of the hostile function run in a separate process.
 """
 
@@ -25,7 +25,7 @@ GOOD_PER_S = 100.0
 AWAKE_S = 8.0  # time after a site's start until all its processes run, the standby host included
 MOST_S = 300.0  # limit of all rounds together; periods are shortened to fit
 BUSY_S = 0.5  # time for the hostile clients to start and send requests
-OVER_S = 1.5  # time after them until their last isolate has ended and its memory is released
+OVER_S = 1.5  # time after the hostile clients until their last isolate has ended and its memory is released
 
 # A function that fills the kernel's memory for sockets, which is not part of a process's size.
 SOCKETS = """
@@ -73,7 +73,7 @@ def hostile_names() -> dict[str, str]:
 
 
 def beside_hostile_ones(port: int, good: str, seconds: float, rounds: int) -> dict[str, Any]:
-    """Measure with `seconds` per period at most."""
+    """Measure the neighbour in quiet and hostile periods in turn, each of at most `seconds`."""
     names = hostile_names()
     stretch_s = min(seconds, (MOST_S - AWAKE_S) / (rounds * len(names)) / 2 - (BUSY_S + OVER_S) / 2)
     with _first_in_line():
@@ -96,7 +96,7 @@ def beside_hostile_ones(port: int, good: str, seconds: float, rounds: int) -> di
 
 
 def summary(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The medians over the rounds, and the rounds themselves."""
+    """Return the medians over the rounds, and the rounds themselves."""
     return {
         "beside": name,
         **{f"{which}_p99_ms": median_of(rounds, which, "p99") for which in ("quiet", "beside")},

@@ -134,7 +134,7 @@ def _by_peer(program: Path, file: Path, options: argparse.Namespace) -> Body:
 
 
 def _outcomes(ask: Ask, prompts: int) -> Body:
-    """Return the number of valid answers for each constraint, and the errors of the others."""
+    """Count for each constraint the valid answers, and the others by their errors."""
     found: dict[str, Counter[str]] = {}
     for case in cases(prompts):
         status, answer = ask(case.body)

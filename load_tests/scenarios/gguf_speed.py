@@ -2,9 +2,9 @@
 
     python -m load_tests.scenarios.gguf_speed FILE.gguf ... --peers .peers        five minutes a file (make peers)
 
-Both read the same file with as many threads, and take turns in every round, so that noise on the machine affects both; the figure is the median of
-the rounds' ratios, ours over llama.cpp's. llama.cpp times itself (llama-batched-bench) with its own defaults: blocks repacked for the machine's
-matrix units if it supports them. Peak memory is each process's own.
+Both read the same file with equal numbers of threads, and take turns in every round, so that noise on the machine affects both; the figure is the
+median of the rounds' ratios, ours over llama.cpp's. llama.cpp times itself (llama-batched-bench) with its own defaults: blocks repacked for the
+machine's matrix units if it supports them. Peak memory is each process's own.
 """
 
 import argparse

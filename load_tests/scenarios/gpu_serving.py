@@ -1,11 +1,11 @@
 """A model on a GPU: cold starts, a long prefix from host memory, many requests at once.
 
-The five cold-start clocks; the requests also run with transformers' continuous batching:
+Measures the five cold-start clocks. The many requests also run with transformers' continuous batching:
 
     python -m load_tests.scenarios.gpu_serving --shape 8b
     python -m load_tests.scenarios.gpu_serving --rehearse    on a CPU, a small shape, and a record only under $OUT
 
-Each row is written as soon as it is measured. Imports nothing that a bare GPU machine lacks; if transformers is missing, its row contains that.
+Each row is written as soon as it is measured. Imports nothing that a bare GPU machine lacks; without transformers its row has the error.
 """
 
 import argparse

@@ -41,7 +41,7 @@ DATABASE_AWAY_S = 1.0  # the longest time for which the database is down
 MAX_TOKENS = 32
 FUNCTION = "asks"
 NUM_FUNCTION_CLIENTS = 2
-ASKED_WITHIN_S = 4.0  # time for each site to get its first request, from which on it records functions' usage
+ASKED_WITHIN_S = 4.0  # time for each site to get a first request; after that it records functions' usage
 COLLECTED_S = 30.0  # limit until the sites' records are in the ledger
 SOURCE = """
 import json
@@ -303,7 +303,7 @@ def pid_of(network: LocalNetwork, target: str, rng: random.Random) -> int:
 
 
 def wait_until_well(network: LocalNetwork, killed: int) -> None:
-    """Wait until new processes of the router and all its sites answer, not the killed one."""
+    """Wait until the router and all its sites are ready, and none of their processes is the killed one."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with suppress(OSError, KeyError, TypeError, urllib.error.URLError):

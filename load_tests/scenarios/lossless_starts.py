@@ -1,6 +1,6 @@
 """The effect of lossless compression of weights on fetched bytes, the first load, and every wake.
 
-Compared with plain ones, in turns:
+It is compared with plain weights, in turns:
 
     python -m load_tests.scenarios.lossless_starts                 50 million random weights
     python -m load_tests.scenarios.lossless_starts --shape 3b      six gigabytes of them

@@ -26,7 +26,7 @@ from pilotlight.wire.http.listen import raise_file_limit
 
 TARGET_MS = 1.5
 NAMES = ("1 stream", "64 streams", "256 streams", "requests, 1 connection", "requests, 64 connections")
-# Times that a client notices: that of an answer that is not streamed; those of a stream's first token and of each token.
+# Times that a client notices: of a whole answer that is not streamed, of a stream's first token, and of each token.
 TIMES = {"requests": ("whole",), "stream": ("first", "token")}
 
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def added(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what each router adds at the median, by task and time."""
+    """Return the time that each router adds at the median, by task and kind of time."""
     found: dict[str, dict[str, float]] = {}
     for line in rows:
         for kind in next(kinds for word, kinds in TIMES.items() if word in line["task"]):

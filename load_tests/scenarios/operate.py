@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def packed(folder: Path) -> tuple[Path, str]:
-    """Pack the embedded model for a web server. Return the folder and the digest."""
+    """Pack the embedded model for a web server. Return the folder, and the digest as a URL's fragment."""
     out = folder / "web" / "second.packed"
     out.parent.mkdir()
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "pack", "embedded:ember", "--out", str(out)]

@@ -78,7 +78,7 @@ def sizes() -> dict[str, int]:
 
 
 def first_paints(browser: Browser, url: str) -> dict[str, float]:
-    """Measure a browser with an empty cache."""
+    """Measure the first paint in browsers with an empty cache."""
     times = []
     for _ in range(PAINTS):
         context = browser.new_context()

@@ -5,8 +5,8 @@ python -m load_tests.scenarios.router_overhead
 Requests go to a site that computes nothing, directly and through each router in turn, for several rounds. Figures are medians over rounds of the
 difference to direct requests. Each stream carries 50 tokens a second, and a token's delay counts from the time at which the site wrote it. Client,
 site and router share the machine's cores: at high rates each waits for the others, so rates are given per second of the router's processor time as
-well as per second of the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a stream's first token no more
-than by vllm-router, ten times LiteLLM's rate, and 400 prompts of 220 KB per second and core.
+well as per second of the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a stream's first token by no
+more than vllm-router delays it; the rate is ten times LiteLLM's, and 400 prompts of 220 KB per second and core.
 """
 
 import argparse

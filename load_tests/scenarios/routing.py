@@ -81,7 +81,7 @@ def main() -> None:
 def _tune(policies: Iterable[str]) -> None:
     """Try every grid on the tuning seed.
 
-    The score, where less is better, is the mean logarithm of p95 and p99 over the traces.
+    The score, where less is better, is the mean of log p95 + log p99 over the traces.
     """
     for name in policies:
         contender, tried = CONTENDERS[name], []

@@ -3,7 +3,7 @@
 python -m load_tests.scenarios.shared_quotas
 
 Three routers share a PostgreSQL, in front of a site that computes nothing; clients send requests to all of them as fast as they are admitted, and
-retry at once when refused. The admitted requests per minute, open requests and tokens per day must not exceed the limit. They may stay below it by
+retry 10 ms after a refusal. The admitted requests per minute, open requests and tokens per day must not exceed the limit. They may stay below it by
 the unused lease of each router, not more. Then the database is killed: each router continues with the account's full limit. When the database is
 back, usage during the outage counts.
 """
@@ -43,7 +43,7 @@ PAUSE_S = 0.01  # pause after a refusal
 SETTLED_S = 10.0
 ENOUGH = (
     2 * NUM_ROUTERS * CLIENTS
-)  # after so many refusals clients have requested more than the limit; on a busy machine that takes longer
+)  # by this number of refusals, clients have requested more than the limit; on a busy machine that takes longer
 LONGEST_S = 60.0
 
 
@@ -144,9 +144,9 @@ def faults(results: dict[str, Any]) -> list[str]:
 
 
 def _unused(limit: int) -> float:
-    """Return the largest unused part of the limit.
+    """Return the largest part of the limit that may stay unused.
 
-    It is the leases at which a router requests no more, and the remainder that is too small for a request.
+    For each router it is one lease, and a remainder that is too small for a request.
     """
     return NUM_ROUTERS * (max(1.0, limit * LEASE_SHARE) + 1)
 
@@ -154,7 +154,10 @@ def _unused(limit: int) -> float:
 async def _all(
     session: aiohttp.ClientSession, routers: Sequence[Running], name: str, given: Given, seconds: float, enough: int = 0
 ) -> float:
-    """Send requests for `seconds`, and until so many were refused. Return how long that took, in seconds."""
+    """Send requests for `seconds`, and until `enough` are refused; return the seconds that it took.
+
+    Stops LONGEST_S after `seconds` at the latest.
+    """
     began = time.monotonic()
     until = began + seconds
     asking = [
@@ -191,7 +194,7 @@ async def _ask(
 
 
 async def _until_known(database: Postgres, given: int) -> float | None:
-    """Return the seconds until the store had the usage of its outage; None if it never had."""
+    """Return the seconds until the database has the usage of its outage; None after SETTLED_S without it."""
     began = time.monotonic()
     while (waited_s := time.monotonic() - began) < SETTLED_S:
         used = await asyncio.to_thread(_used, database)

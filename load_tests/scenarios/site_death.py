@@ -167,7 +167,7 @@ def take(heard: Heard, fields: dict[str, Any]) -> None:
 
 
 class Injection:
-    """Injects a fault into the busiest site, once all streams have started and a share of events came."""
+    """Injects a fault into the busiest site, after each stream's first and in all `after_events` events."""
 
     def __init__(self, network: LocalNetwork, fault: Fault, after_events: int) -> None:
         self.network = network

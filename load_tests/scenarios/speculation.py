@@ -242,7 +242,7 @@ class Ember:
 
 
 def _schema_of(asked: Conversation) -> Constraint | None:
-    """Return the schema at the end of a question's system message, without additional properties."""
+    """Return a constraint to the schema at the end of a system message; None if it has no schema."""
     text = str(asked.messages[0]["content"])
     try:
         schema = json.loads(text[text.index("{") :])
@@ -306,7 +306,7 @@ class Wrong:
 
 
 class Replay:
-    """A drafter that proposes the known answers, with each token wrong with a given probability."""
+    """A drafter that proposes the known answers, with each token correct with the probability `chance`."""
 
     name = "replay"
 
@@ -330,7 +330,7 @@ class Replay:
 def replay(shape: str) -> dict[str, Any]:
     config, on_gpu = SHAPES[shape], torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    # On a CPU in fp32: in bf16, random weights have so many near ties that steps of more rows choose other tokens than the replayed answers.
+    # A CPU computes in fp32: in bf16, random weights have so many near ties that steps of more rows choose other tokens than the replayed answers.
     dtype = torch.bfloat16 if on_gpu else torch.float32
     runner = make_runner(config, device, dtype, 8 * 512)
     info = ModelInfo(

@@ -103,7 +103,7 @@ def _measure(model: Decoder, plan: PlannedModel, layout: CacheLayout, name: str,
 
 
 def _parts(model: Decoder, hidden: torch.Tensor, rows: torch.Tensor, context: Context) -> dict[tuple[str, int], Work]:
-    """Return the timed parts by kind of weight bytes: parts of dense and expert layers, and the head."""
+    """Return the timed parts by the kind of their weights: attention, feed-forward, experts and head."""
     dense, sparse = model.layers[4], model.layers[-4]
     assert isinstance(dense, DecoderLayer)
     assert isinstance(sparse, DecoderLayer)
@@ -128,9 +128,9 @@ def _of_cut(stage_ms: list[float], layers: list[int], layer_ms: float) -> dict[s
 
 
 def _by_turns(works: dict[tuple[str, int], Work], rounds: int) -> dict[tuple[str, int], float]:
-    """Return the median processor time of each in milliseconds.
+    """Run all works in turns; return the median processor time of each in milliseconds.
 
-    It is the computing thread's, because other processes may interrupt it.
+    Processor time is that of this thread, because other processes may interrupt it.
     """
     times: dict[tuple[str, int], list[float]] = {name: [] for name in works}
     for number in range(2 + rounds):

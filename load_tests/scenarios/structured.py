@@ -153,7 +153,7 @@ def answers(engine: Engine, submits: list[Submit]) -> dict[str, tuple[list[int],
 
 
 def invalid(text: str, schema: str) -> str | None:
-    """Return why an answer does not validate."""
+    """Return why an answer does not validate; None if it does."""
     try:
         document, form = (json.loads(each, parse_float=Decimal) for each in (text, schema))
         JUDGE(form).validate(document)
@@ -163,7 +163,7 @@ def invalid(text: str, schema: str) -> str | None:
 
 
 def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    r"""Tell whether a pattern matches, with JavaScript's character classes.
+    r"""Yield an error if a string does not match the pattern, with JavaScript's character classes.
 
     \d and \w match ASCII only, as in Python with re.ASCII; \s matches all white space, as in Python without it.
     """
@@ -173,7 +173,10 @@ def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) ->
 
 
 def is_multiple(validator: Any, of: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Tell whether a number is a multiple, in decimal: with floats, 4766315.4553 is not one of 0.0001."""
+    """Yield an error if a number is not a multiple of `of`, computed in decimal.
+
+    In floats, 4766315.4553 is not a multiple of 0.0001.
+    """
     if isinstance(instance, int | Decimal) and not isinstance(instance, bool):
         with localcontext(prec=700):  # more digits than a document has
             remainder = Decimal(instance) % Decimal(of)

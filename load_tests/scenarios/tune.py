@@ -1,7 +1,7 @@
-"""The fastest kernel for products of a few rows, for each matrix of a model's shape, and cuBLAS.
+"""The fastest kernel, or cuBLAS, for products of a few rows with each matrix of a model's shape.
 
-`make gpu-bench` runs it first, because the other benchmarks use the table. It is written to the user's cache, and beside the record as a file for
-kernels/tuned/.
+`make gpu-bench` runs it first, because the other benchmarks use its table. The table is written to the user's cache, and beside the record as a file
+for kernels/tuned/.
 
     python -m load_tests.scenarios.tune --shape 8b
     python -m load_tests.scenarios.tune --rehearse    under Triton's interpreter, one small matrix; a record only under $OUT, nothing in the cache

@@ -14,7 +14,7 @@ GUESSED_TOKENS_PER_S = 2000.0
 
 class DecliningPolicy:
     def __init__(self, policy: Policy, slack_ms: float) -> None:
-        """Wrap `policy`. `slack_ms`: how much longer the queue may be than the router knows."""
+        """Wrap `policy`. A site declines if its queue exceeds the router's estimate by `slack_ms`."""
         self._policy = policy
         self._slack_ms = slack_ms
 

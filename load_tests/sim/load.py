@@ -1,4 +1,4 @@
-"""The request rate of a load level: a share of the highest sustainable rate, in closed form.
+"""The request rate of a load level: a share of the highest sustainable rate, without a simulation.
 
 The highest rate is that of an ideal network, with one infinite shared cache, perfectly spread work and no distances. So no policy can reach a share
 of one, and shares of different traces are comparable. Both levels were chosen before any measurement.

@@ -43,7 +43,7 @@ class Outcome:
     reasons: dict[str, int]
     bias_ms: dict[str, float]  # mean of actual minus predicted time: total, queue, prefill
     error_ms: dict[str, float]  # mean absolute difference, with the same keys
-    dearest: dict[str, int]  # of the slowest 5 %, counts by the largest predicted and actual term
+    dearest: dict[str, int]  # counts of the slowest 5 % of requests by their largest predicted and actual term
 
     @property
     def of_bound(self) -> float:

@@ -101,7 +101,7 @@ class SimRouter:
         return request, preferences
 
     def hint(self, preferences: list[Preference], now: float) -> int | None:
-        """Return the site whose sleeping model a real router would wake with a hint."""
+        """Return the site whose sleeping model a router would wake with a hint now; None for no hint."""
         winner = sleeping_winner(MODEL, preferences)
         if winner is None or now - self._hinted_at[self.index[winner[0]]] < EVERY_S:
             return None

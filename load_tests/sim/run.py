@@ -186,7 +186,7 @@ class Simulation:
 
     def _site_event(self, whose: tuple[int, float]) -> None:
         number, due = whose
-        if due == self._due[number]:  # else an earlier event has rescheduled it
+        if due == self._due[number]:  # otherwise an earlier event has rescheduled the look
             self._advance(number)
             self._await(number)
 

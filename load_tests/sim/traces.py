@@ -43,7 +43,7 @@ class Trace:
     slo_ttft_s: float = 2.0  # a later first token misses the objective
     bursts: tuple[
         tuple[float, float, int, float], ...
-    ] = ()  # (from, to: shares of the run, city rank, times its load); the network's load is given without them
+    ] = ()  # (start and end as shares of the run, rank of the city, factor of its load); the network's load excludes bursts
 
     def dice(self, seed: int, number: int) -> random.Random:
         """Return the random generator of a session."""
@@ -77,7 +77,7 @@ def _conversation(
     number: int, rng: random.Random, *, tenants: int, system: int, turns: float, user: float, answer: float, think_s: float,
     branches: float, limit: int, spread: float = 0.9,
 ) -> Iterator[Turn]:  # fmt: skip
-    """Return a conversation.
+    """Yield the turns of a conversation.
 
     `turns`, `user`, `answer`, `think_s`: means; `turns` is geometric, the others are log-normal, like text lengths.
     """
@@ -165,7 +165,7 @@ def sessions(
 ) -> list[Session]:
     """Return all sessions of a run, `rate` per second, by starting time.
 
-    A Poisson process per city, thinned by the hour of its day of `day_s`.
+    Arrivals are a Poisson process per city, thinned by its local hour in a day that takes `day_s` seconds, and the trace's bursts.
     """
     rng = random.Random(f"{seed} arrivals {trace.name}")
     weights = [city.weight for city in cities]

@@ -66,6 +66,6 @@ TROUBLES = {
         Trouble("round trips are off by up to 3 times", rtt_error=3.0),
         Trouble(
             "caches are an eighth as large", cache_share=1 / 8
-        ),  # so small that their content is replaced several times
+        ),  # caches so small that their content is replaced several times
     )
 }

@@ -15,7 +15,7 @@ CLOCKS = {
 
 
 def clocks(results: Record) -> Iterable[list[str]]:
-    """Show a line per clock and a column per size; then the peers and a memory copy to compare (c) with."""
+    """Show a line per clock and a column per size; then lines of the peers and of a memory copy."""
     sizes = results["sizes"]
     yield ["ms to the first token", *(f"{name}, {size['weights_bytes'] / 1e6:,.0f} MB" for name, size in sizes.items())]
     for clock, words in CLOCKS.items():

@@ -9,7 +9,7 @@ from load_tests.records import Record
 
 
 def in_memory(results: Record) -> Iterable[list[str]]:
-    """Show one line per step, and one per set of matrices below."""
+    """Show one line per step and engine, then one per set of matrices."""
     yield [f"{results['shape']}, {results['threads']} threads", "plain", "12 bits", "ratio"]
     for name, step in results["steps"].items():
         plain, coded, ratio = (
@@ -38,7 +38,7 @@ def on_disk(results: Record) -> Iterable[list[str]]:
 
 
 def starts(results: Record) -> Iterable[list[str]]:
-    """Show one line per clock."""
+    """Show one line each for the fetched bytes, the times of a start, and the weights in memory."""
     yield [f"{results['shape']}, {results['threads']} threads", "plain", "lossless", "ratio"]
     plain, lossless = (results["modes"][mode] for mode in ("plain", "lossless"))
     for key, words, unit in (

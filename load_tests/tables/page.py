@@ -1,4 +1,4 @@
-"""The records of the page."""
+"""The records of the web page: a newcomer's first minute, an operator's steps, and the page's cost."""
 
 from collections.abc import Iterable
 

@@ -18,7 +18,7 @@ LLAMA_8B: dict[str, Any] = {
 
 class Published(NamedTuple):
     engine: str
-    sequences: int  # concurrent sequences, the default of these engines
+    sequences: int  # concurrent sequences: the engine's default
     tokens_per_s: float
     source: str
 
@@ -30,7 +30,7 @@ PUBLISHED = tuple(
 
 
 def predictions(results: Record) -> Iterable[list[str]]:
-    """Show one line per figure of the record of an H100, and of other projects'."""
+    """Show one line per batch of the record of an H100, then one per published figure of another project."""
     yield [
         "8B, bf16, one H100: output tokens/s",
         "sequences",

@@ -1,4 +1,4 @@
-"""The record of a traced request: files and functions by package, before and after."""
+"""The record of a traced request: files and functions by package, for each traced commit."""
 
 from collections.abc import Iterable
 

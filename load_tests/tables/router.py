@@ -6,7 +6,7 @@ from load_tests.records import Record
 
 
 def overhead(results: Record) -> Iterable[list[str]]:
-    """Show one line per task, one column per router: what each adds, and at what rate."""
+    """Show lines for each task and a column per router: the added latency, and the rate."""
     rows = results["rows"]
     names = [name for name in dict.fromkeys(row["router"] for row in rows) if name != "no router"]
     by_name = {(row["task"], row["router"]): row for row in rows}

@@ -75,7 +75,7 @@ def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
 def worst_rows(results: Record) -> Iterable[list[str]]:
     """Compare each policy that had all seeds with the best one except the oracle.
 
-    The columns are the ratio in the median and the worst cell, and the number of cells within 5 %.
+    The columns are the ratio in the median and the worst cell, and the numbers of cells in which the policy is the best and within 5 %.
     """
     cells: dict[tuple[str, str], dict[str, Record]] = {}
     for cell in results["cells"]:

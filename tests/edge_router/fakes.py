@@ -302,7 +302,7 @@ Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
 
 
 def continued_stream(count: int, *, until: int | None = None, ending: Ending | None = None) -> Behaviour:
-    """Answer as a real site answers a router.
+    """Return a behaviour that answers as a real site answers a router.
 
     Event i brings token 100 + i, after the delivered ones, with two drafts, one of them accepted, and 1 ms of device time. Before event `until` the
     stream ends with `ending`.

@@ -224,7 +224,7 @@ async def test_a_stream_whose_silence_is_explained_or_that_has_nowhere_to_go_sta
 
 
 async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
-    """Its engine restarts, and the site itself continues the streams."""
+    """The site's engine restarts, and the site itself continues the streams."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         site = fakes[0]
 

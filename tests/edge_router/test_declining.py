@@ -1,6 +1,6 @@
 """A site may decline a new request that another site can take.
 
-That costs a round trip and no trust, and happens a few times at most.
+A decline costs a round trip but is no failure, and a request is declined a few times at most.
 """
 
 from collections.abc import Sequence

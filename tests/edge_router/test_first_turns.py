@@ -91,7 +91,7 @@ def answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("known", [0, 1, 3])
 def test_the_second_turn_of_the_first_conversation_after_a_start_is_cached(known: int) -> None:
-    """Test it if `known` sites had published a status before the first turn."""
+    """`known` sites have published a status before the first turn."""
     for seed in range(50):
         net = Network(seed)
         if known:

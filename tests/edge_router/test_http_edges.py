@@ -118,7 +118,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> N
 
 
 async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
-    """A few hundred connections; the soak and overhead scenarios have thousands.
+    """The test has a few hundred connections; the soak and overhead scenarios have thousands.
 
     No time limit ends a stuck connection, however slow the machine is.
     """

@@ -333,7 +333,7 @@ def test_a_long_prompt_leaves_a_busy_site_to_later_requests() -> None:
 
 @pytest.mark.parametrize(("queued", "chosen"), [(8000, "iad1"), (0, "ams1")])
 def test_a_client_with_an_unusual_wait_owes_less_to_later_requests(queued: int, chosen: str) -> None:
-    """It would wait 2.5 s at the busy site and 3.5 s at the quiet one. The third site determines the usual wait."""
+    """The client would wait 2.5 s at the busy site and 3.5 s at the quiet one. The third site determines the usual wait."""
     rate = {"prefill_tokens_per_s": 2000.0}
     quiet = view("iad1", rtt_ms=1000.0, model={"queued_tokens": 1000, **rate})
     some, many = ({"arriving_per_s": each, "arriving_tokens_per_s": 500.0, **rate} for each in (4.0, 40.0))
@@ -396,7 +396,7 @@ def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(promp
 
 
 def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> None:
-    """A fully used slow site and an idle one that is 100 times as fast are an idle network."""
+    """A fully used slow site and an idle one that is 100 times as fast count as an idle network."""
     slow = view("ams1", model={"prefill_tokens_per_s": 100.0, "arriving_tokens_per_s": 100.0})
     fast = view("iad1", rtt_ms=30.0, model={"prefill_tokens_per_s": 10_000.0})
     home = replace(ASK, home=Home("ams1", 990, by_name=False))

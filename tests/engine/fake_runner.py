@@ -52,7 +52,7 @@ class FakeArena:
 
     num_slabs: int
     slab_bytes: int
-    copies: int = 1  # ranks, whose bytes follow one another
+    copies: int = 1  # number of ranks; the bytes of each follow those of the previous rank
     writers: list[tuple[str, int] | None] = field(init=False)
 
     def __post_init__(self) -> None:

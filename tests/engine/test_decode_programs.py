@@ -1,5 +1,5 @@
 """Decode steps recorded as programs of the CPU's C library. They compute the same bits as single operations, whatever happens to sequences in
-between. Models that cannot be recorded run without, which is logged once.
+between. Models that cannot be recorded run without programs, which is logged once.
 """
 
 import gc

@@ -106,8 +106,8 @@ def test_a_draft_model_may_have_other_windows_and_heads_than_the_model(tmp_path:
 
 
 def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
-    """Guesses are compared with a reference in plain torch over whole sequences. The first follows the model's hidden states, further ones those of
-    the head."""
+    """Guesses are compared with a reference in plain torch over whole sequences. The first guess follows the model's hidden states, later guesses
+    those of the head."""
     prompt, num_guesses = random_prompt(21, seed=2, vocab=2000), 4
     engine = load_engine(HERE, dtype="float32", kv_tokens=512, speculate=f"eagle3:{EAGLE3}")
     asked: list[list[int]] = []
@@ -151,12 +151,12 @@ def reference_guesses(token_ids: list[int], num: int) -> list[int]:
             x = layer(x, network.cos[: x.shape[1]], network.sin[: x.shape[1]])
             if i in entered:
                 taps.append(x)
-        features = linear(torch.cat(taps, -1)[0], "fc")  # of all tokens except the newest
+        features = linear(torch.cat(taps, -1)[0], "fc")  # the features of all tokens except the newest
         tokens = list(token_ids)
         for _ in range(num):
             before = torch.cat(
                 (torch.zeros(1, features.shape[1]), features)
-            )  # for each token those of the previous one
+            )  # for each token the features of the previous token
             embedded, length = network.embed_tokens(torch.tensor(tokens)), len(tokens)
             x = torch.cat(
                 (norm(embedded, "midlayer.input_layernorm.weight"), norm(before, "midlayer.hidden_norm.weight")), -1

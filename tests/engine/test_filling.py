@@ -40,7 +40,7 @@ def transposed(into: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 class LateDevice:
-    """A fake device that copies late, with the content that the buffer has by then."""
+    """A fake device that copies late: a copy has the content of the buffer at the time of the copy, not of the call."""
 
     num_buffers = 2
 

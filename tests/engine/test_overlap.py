@@ -66,7 +66,9 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
         runner.now += 100.0  # the device is idle
     at_work_us = len(runner.batch_tokens) * QueuedLaunch.TAKES_S * 1e6
     assert at_work_us == (runner.now - 200.0) * 1e6
-    unclaimed = depth * 2 * QueuedLaunch.TAKES_S * 1e6  # at the end of a turn, steps that compute only ended sequences
+    unclaimed = (
+        depth * 2 * QueuedLaunch.TAKES_S * 1e6
+    )  # by the last steps of a turn, which compute only ended sequences
     assert at_work_us - unclaimed - len(told) <= sum(told.values()) <= at_work_us
     if depth == 1:
         assert sum(told.values()) >= at_work_us - len(told), "only rounding below a microsecond may be lost"
@@ -219,7 +221,7 @@ def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None
     engine.step()
     (sequence,) = engine.scheduler.running
     assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    engine.step()  # starts again, and gets the late result of its earlier chunk
+    engine.step()  # the sequence starts again, and gets the late result of its earlier chunk
     assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.prompt_logprobs) == (8, 0, [])
     heard = drain(engine, [])["a"]
     assert heard.token_ids == expected_tokens(prompt, 3)

@@ -180,7 +180,7 @@ def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     skip_if_a_gpu_unpacks(name)
     model = INTEGERS[name](tmp_path)
     keep_packed(monkeypatch, True)
-    if "left alone" in name:  # only the other kinds of matrices are packed
+    if "left alone" in name:  # the checkpoint has kinds of matrices that are not quantized, so they are not packed
         assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
         return
     prompt = random_prompt(37, seed=3)

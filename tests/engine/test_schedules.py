@@ -69,7 +69,7 @@ arrivals = st.lists(
     min_size=1,
     max_size=10,
 )
-# The windows of each group of layers, None for full attention; among them a window of one token, and only windows.
+# The windows of each group of layers, None for full attention. One draw has a window of one token; two have no full attention.
 windows = st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (7,), (None, None, 30), (3, 12)])
 shapes = st.builds(
     Shape,
@@ -119,7 +119,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
     assert pool.num_held == 0
     assert pool.num_available == shape.copies * shape.num_blocks * (len(shape.windows) + shape.has_states)
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
-    if currently_in_test_context():  # counts for Hypothesis; a plan that runs alone has none
+    if currently_in_test_context():  # events for Hypothesis's statistics, if it runs the test
         event("preempted" if engine.scheduler.counts.preemptions else "not preempted")
         event("prefix hit" if engine.scheduler.counts.prefix_hits else "no prefix hit")
         event("drafts" if runner.num_drafts else "no drafts")
@@ -150,7 +150,9 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
                     engine.submit(as_submit(name, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.sequences.abort(str(i))  # the first of its sequences; the others continue
+                engine.sequences.abort(
+                    str(i)
+                )  # aborts the first sequence of this arrival; its other sequences continue
                 assert engine.scheduler.pool.num_held <= held
         if engine.has_work:
             engine.step()

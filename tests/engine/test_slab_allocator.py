@@ -301,7 +301,7 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
 
 
 def test_the_hosts_oldest_sequence_is_preempted_for_no_other() -> None:
-    """Its preemption would leave only blocks of a younger sequence, which a tier is still filling."""
+    """Preempting the oldest sequence would leave only blocks of a younger one, which a tier is still filling."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):

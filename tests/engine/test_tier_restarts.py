@@ -71,7 +71,7 @@ def test_a_model_that_goes_to_sleep_keeps_what_it_has_just_computed(tmp_path: Pa
                 time.sleep(0.001)  # blocks are being loaded from a tier
             cached += [output.num_cached_tokens for output in engine.sequences.take_outputs()]
         assert cached == [expected]
-        engine.close()  # before further work would have started the stores
+        engine.close()  # closed before a further step could have started the stores
     tiers.close()
 
 

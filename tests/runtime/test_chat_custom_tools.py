@@ -22,7 +22,7 @@ def calling(arguments: Any) -> str:
 
 
 async def answered(site: Site, text: str, finish: str = "stop") -> tuple[str, str]:
-    """Return the input of an answer's call, after checking that the whole and the streamed answer agree."""
+    """Return the input of an answer's call, as a whole answer and as a stream have it. Check the form of both."""
     site.engine.script = says(text, finish=finish)
     (whole,) = (await call(site.app, CHAT, ASKED)).json["choices"][0]["message"]["tool_calls"]
     site.engine.script = says(text, finish=finish)

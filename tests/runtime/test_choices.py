@@ -32,7 +32,7 @@ async def test_each_choice_is_a_sequence_that_waits_for_the_first(site: Site) ->
 
 
 async def test_what_a_choice_takes_is_learnt_of_one_choice(site: Site) -> None:
-    """The next request reserves that much for each of its choices."""
+    """The next request reserves the expected tokens of one choice for each of its choices."""
     site.engine.answer = lambda submit: says("Hello")  # six tokens
     for _ in range(200):
         await call(site.app, CHAT, {**HELLO, "n": 3})

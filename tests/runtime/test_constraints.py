@@ -79,7 +79,7 @@ async def test_calls_that_must_or_may_be_made_are_a_grammar(
 
 @pytest.mark.parametrize("is_wrapped", [True, False])
 async def test_of_tools_that_the_prompt_lists_only_the_allowed_ones_can_be_called(site: Site, is_wrapped: bool) -> None:
-    """Each of OpenAI's two dialects has its own parameter for this."""
+    """Each of OpenAI's two dialects has a separate parameter for the allowed tools."""
     functions = [{"name": name, "parameters": SCHEMA} for name in "fgh"]
 
     def wrapped(function: dict[str, Any]) -> dict[str, Any]:

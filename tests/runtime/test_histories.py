@@ -112,7 +112,7 @@ def as_client_reads(partial: str) -> Any:
     try:
         return json.loads(partial or "{}")
     except ValueError:
-        return {}  # a client cannot read more of it
+        return {}  # a client cannot read arguments that are cut off
 
 
 async def ollama(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:

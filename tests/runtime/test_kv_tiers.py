@@ -165,7 +165,7 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
         lose_lock(place)
     TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
-    lose_lock(alive)  # it was killed just now, so it may restart as well
+    lose_lock(alive)  # this site was killed only now, so it may still restart
     until(lambda: not lost.directory.exists())
     assert killed.directory.exists()
     assert alive.directory.exists()
@@ -176,7 +176,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
 ) -> None:
     place = TierDirectory("ams1", tmp_path)
     place.directory.mkdir()
-    (place.directory / "owner.lock").mkdir()  # it cannot be opened while the other lock is held
+    (place.directory / "owner.lock").mkdir()  # opening this lock fails while the check holds the directory's other lock
     assert not is_dead(place.directory)
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
     assert place.claim() == place.directory

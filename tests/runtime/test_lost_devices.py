@@ -16,7 +16,7 @@ __all__ = ["entries", "even", "fast", "make_pair"]
 
 
 class Twins:
-    """Two hosts that answer with the same text. Those of the given devices die once, after this many tokens of a sequence."""
+    """Launchers for two devices, whose hosts answer with the same text. A device's first host dies after `first` or `second` tokens, if set."""
 
     def __init__(self, first: int | None = None, second: int | None = None) -> None:
         self.mortals = [Mortal(first), Mortal(second)]
@@ -80,7 +80,7 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
 
 
 async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:
-    """The model starts to wake there. It has no requests, and wakes on the other device instead."""
+    """The model, which has no requests yet, starts to wake on the broken device, and then wakes on the other one."""
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:

@@ -239,7 +239,9 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
 @pytest.mark.process
 async def test_a_call_that_is_held_back_for_long_is_no_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.runtime.generation.generator.HELD_BACK_S", 0.0)
-    paced = [each for step in says(CALL_TEXT) for each in (0.0, step)]  # each is taken before the next one arrives
+    paced = [
+        each for step in says(CALL_TEXT) for each in (0.0, step)
+    ]  # each output is taken before the next one arrives
     for is_stream in (True, False):
         site.engine.script = paced
         answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": is_stream})

@@ -85,7 +85,7 @@ async def test_both_kinds_at_once_are_each_as_long_as_asked(site: Site) -> None:
 
 async def test_an_echo_streams_each_choice_after_the_prompt(site: Site) -> None:
     late = [0.03, *with_prompt(says("one", logprobs=True), TOKENS)]
-    site.engine.scripts = [late, says("two", logprobs=True)]  # the second one comes before the prompt's logprobs
+    site.engine.scripts = [late, says("two", logprobs=True)]  # the second choice comes before the prompt's logprobs
     answer = await call(site.app, COMPLETIONS, {**TEXT, "echo": True, "logprobs": 0, "n": 2, "stream": True})
     for index, text in enumerate(["h\u00e9yone", "h\u00e9ytwo"]):
         chosen = [e["choices"][0] for e in answer.events[:-1] if e["choices"][0]["index"] == index]

@@ -38,7 +38,7 @@ def test_hosts_that_are_killed_at_work_do_not_count_as_hosts_that_do_not_start()
         assert not history.is_hopeless
         history.note_exit(has_crashed=False, has_computed=True)
         assert history.pause_s == 0.0
-    for has_crashed in (True, False):  # by itself at work, or before it worked
+    for has_crashed in (True, False):  # each host crashes while it computes, or ends before it computes
         history = RestartHistory()
         for _ in range(HOPELESS_AFTER):
             history.note_death("it has ended")

@@ -62,7 +62,7 @@ def test_a_copy_goes_when_the_others_have_long_done_without_it() -> None:
 
 @pytest.mark.parametrize("tokens", [100, 400, 900, 1100])
 def test_what_one_less_would_make_hot_is_never_cool(tokens: int) -> None:
-    """Otherwise it would oscillate."""
+    """Otherwise the number of replicas would oscillate."""
     load = ModelLoad(waiting_tokens=tokens, prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)
     left = wait_with_one_less_s([load, load], SEATS)
     assert left == pytest.approx(2 * tokens / 1000)

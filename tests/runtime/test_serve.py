@@ -119,7 +119,7 @@ async def test_closing_in_mid_stream_aborts(server: Site) -> None:
 
 
 async def test_closing_only_the_sending_half_counts_as_leaving(server: Site) -> None:
-    """The HTTP server reports it like this. The test checks that the request holds nothing afterwards."""
+    """The HTTP server reports it as a disconnect. The test checks that the request holds nothing afterwards."""
     server.engine.script = [*says("Hello", finish=None), 30]
     reader, writer = await connect(server)
     writer.write(request_bytes({**HELLO, "stream": True}))

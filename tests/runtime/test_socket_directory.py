@@ -1,4 +1,4 @@
-"""Directories of engine hosts' sockets: removed with their site, or if it was killed at the next site's start. Nothing else is removed."""
+"""Directories of engine hosts' sockets: removed with their site or, if it was killed, at the next site's start. Nothing else is removed."""
 
 import os
 import signal

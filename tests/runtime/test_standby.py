@@ -99,7 +99,7 @@ async def test_a_stream_continues_with_the_standby(make_site: SiteMaker) -> None
 
 async def test_a_standby_that_is_not_ready_is_not_taken(make_site: SiteMaker) -> None:
     gate = asyncio.Event()
-    gates = [None, gate]  # one entry each for the serving host, the standby, and no further host
+    gates = [None, gate]  # for the serving host and the standby; further hosts have none
 
     def prepare(client: FakeEngineClient) -> None:
         client.hello_gate = gates.pop(0) if gates else None
@@ -216,7 +216,7 @@ def standby_of(process: Process) -> psutil.Process:
         found[:] = [psutil.Process(pid) for pid in pids(process, "standby")]
         return bool(found) and not is_gone(found[0])
 
-    deadline = time.monotonic() + 100  # it is prepared at low priority, and the machine may be busy
+    deadline = time.monotonic() + 100  # a standby is prepared at low priority, and the machine may be busy
     while not is_there():
         assert time.monotonic() < deadline
         time.sleep(0.05)

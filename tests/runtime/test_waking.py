@@ -107,7 +107,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: small.app.site.models.states["c"].detail == "waiting for room on the device")
-    await asyncio.sleep(0.15)  # longer than its longest wait
+    await asyncio.sleep(0.15)  # longer than YIELD_AFTER_S, after which the other models must yield
     assert sorted(small.engine.loaded) == ["a", "b"], "no model was put to sleep"
     gate.set()
     assert (await third.done()).status == 200
@@ -235,7 +235,7 @@ async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: Sit
 
 
 async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(small: Site) -> None:
-    """It does not wait for the end of another request, nor for its own next check, which may be late."""
+    """The waiting request wakes neither at the end of another request nor at its own next check, which may be late."""
     gate, load_model = asyncio.Event(), small.engine.load_model
 
     async def damaged(spec: ModelSpec, on_progress: Any = None) -> Any:
@@ -250,7 +250,7 @@ async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(
         models.hint(model)
     await eventually(lambda: sum(replica.holds_memory for replica in replicas(small)) == 2)
     third = start(small.app, CHAT, ask("c"))
-    # it only waits for notifications now
+    # the request for c only waits for notifications now
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
     await asyncio.sleep(0)
     gate.set()

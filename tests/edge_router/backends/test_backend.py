@@ -34,7 +34,7 @@ HEALTH = HealthConfig(interval_s=1.0, timeout_s=0.05, unhealthy_after=3, stale_a
 
 
 class Probes:
-    """A fake /status of a site: bytes, an exception, or None for silence."""
+    """A backend whose probes get the reply that a test sets: bytes, an exception, or None for silence."""
 
     def __init__(self) -> None:
         self.clock = Clock()

@@ -74,7 +74,7 @@ def test_a_site_that_publishes_no_queue_is_left_when_its_answers_come_late() -> 
     assert chosen(liar, honest) == "ams1"
     for sequence in range(2, 5):
         liar.first_token(500.0, 3000.0)
-        liar.answered(site_status("ams1", sequence), clock())  # it still publishes an empty queue
+        liar.answered(site_status("ams1", sequence), clock())  # the site still publishes an empty queue
     assert chosen(liar, honest) == "iad1"
     clock.advance(10 * HALF_LIFE_S)
     for backend in (liar, honest):
@@ -148,7 +148,7 @@ async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -
             sequence = backend.view().status.sequence  # type: ignore[union-attr]
             await running.until(lambda: backend.view().lateness_ms > 100)
             assert backend.view().status.sequence > sequence  # type: ignore[union-attr]
-            assert backend.view().unanswered_tokens > 0  # its newer status says that no request waits
+            assert backend.view().unanswered_tokens > 0  # although the site's newer status counts no waiting request
             site.go_on.set()
         await running.until(lambda: backend.view().unanswered_tokens == 0)
         assert backend.view().lateness_ms > 0

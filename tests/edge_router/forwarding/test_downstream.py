@@ -73,7 +73,7 @@ async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look
 
 
 def at(seconds: float, awake_since: float | None = None) -> Look:
-    """Return a look after some seconds. `awake_since` is in seconds after the start, too."""
+    """Return a look at the client at a time after the start. Both arguments are in seconds after the start."""
     return lambda client, began: client.look(began + seconds, NEVER if awake_since is None else began + awake_since)
 
 

@@ -300,7 +300,7 @@ async def test_a_time_limit_ends_the_wait_for_a_connection() -> None:
     attempt.attempt.look(now + 59.0, NEVER)
     await attempt.settle()
     assert not attempt.task.done()
-    for late_s in (60.5, 61.0):  # at the second look it has ended already
+    for late_s in (60.5, 61.0):  # at the second look the attempt has already ended
         attempt.attempt.look(now + late_s, NEVER)
     failed = await attempt.failure()
     assert (failed.kind, "it sent nothing for" in failed.detail) == ("silent", True)

@@ -108,7 +108,7 @@ TEXT = "word " * 200
     ],
 )
 def test_whatever_a_request_asks_its_prompt_has_tokens(path: str, fields: dict[str, object]) -> None:
-    """Its tokens count against an account's limit per minute."""
+    """The tokens of a prompt count against an account's limit per minute."""
     assert look(orjson.dumps({"model": "m", **fields}), head(path)).conversation.tokens == pytest.approx(250, rel=0.2)
 
 

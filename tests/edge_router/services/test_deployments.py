@@ -174,7 +174,7 @@ def router_app(
     allowed: frozenset[str] | None = None,
     **tables: Any,
 ) -> Starlette:
-    """Return a router.
+    """Return an application with a router's routes of deployments only.
 
     `allowed` are the sites for accounts' data; `tables` are additional tables of the router's file.
     """
@@ -275,7 +275,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
     assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
-    fake.state = "unhealthy"  # it reads the deployments when it returns
+    fake.state = "unhealthy"  # this site reads the deployments when it returns
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
@@ -332,7 +332,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
     fake: FakeSite, tmp_path: Path
 ) -> None:
     async with site_of("iad1") as second, site_of("sin1") as plain:
-        plain.status.functions = FunctionsStatus(2)  # it reads no router's deployments
+        plain.status.functions = FunctionsStatus(2)  # this site reads no router's deployments
         app = router_app(fake, tmp_path, further=(second, plain))
         await put(app, data := bundle(tmp_path))
 

@@ -124,7 +124,7 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                     assert (path, response.status) == (path, status)
                     assert ("retry-after" in response.headers) is (status in (429, 503))
             serve(fakes[1], "coal", "ember")
-            fakes[1].behave = lister("coal")  # its search does not find a model that it has
+            fakes[1].behave = lister("coal")  # the site's search does not find a model that the site has
             await running.until(lambda: running.proxy.selector.backends["iad1"].view().model("ember") is not None)
             async with running.http.get(f"{running.url}{SEARCH}?search=none") as response:
                 assert (response.status, (await response.json())["result"]) == (200, [])

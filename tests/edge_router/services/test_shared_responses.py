@@ -1,4 +1,4 @@
-"""Routers that share stored responses in a real PostgreSQL: each reads the others' and fails those of a dead router."""
+"""Routers that share stored responses in a real PostgreSQL: each reads those of the others, and marks those of a dead router as failed."""
 
 import asyncio
 import json
@@ -223,7 +223,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "the row can be read again"
 
-        a._confirming = None  # it reports again, first the end of one of its responses
+        a._confirming = None  # router a reports again from here on, beginning with the end of one of its responses
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
@@ -375,7 +375,7 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 
 
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
-    """The database may have stored it although its answer was lost."""
+    """The database may have stored a response although its confirmation was lost."""
     async with opened(server) as a:
         refused, made = response("refused", status="queued"), await started(a, "made")
         assert await a.keep(refused)

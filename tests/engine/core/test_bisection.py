@@ -163,7 +163,7 @@ def test_whatever_fails_and_whenever_the_others_have_the_tokens_that_they_have_a
         one = heard[name]
         if tokens and one.error is None:
             assert one.token_ids == tokens
-        else:  # it caused the failures, or was in two failed steps by chance
+        else:  # this sequence caused the failures, or was in two failed steps by chance
             assert "it fails with this request alone" in (one.error or "")
     assert sum(one.error is not None for one in heard.values()) <= 2 + sum(not tokens for tokens in expected.values())
     engine.scheduler.pool.assert_consistent()

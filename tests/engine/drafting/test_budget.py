@@ -69,7 +69,7 @@ def test_a_sequence_that_loses_its_next_turn_needs_more_than_a_likely_draft() ->
 
 
 def test_turns_that_are_lost_are_taken_off_what_drafts_bring() -> None:
-    likely = [[0.7, 0.7]] * 8  # each sequence expects 1.19 tokens, but loses a turn of one
+    likely = [[0.7, 0.7]] * 8  # each sequence gains 1.19 expected tokens, but loses its next turn, worth one token
     assert sum(allot(likely, READS, 8, 8)) > 0
     assert allot(likely, READS, 8, 8, turn_lost=1.0) == [0] * 8
 

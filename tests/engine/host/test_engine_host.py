@@ -313,7 +313,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
         raise RuntimeError(error)
 
     def touch(*_: object) -> None:
-        if touched > 2 * failures:  # from then on every operation of the device fails
+        if touched > 2 * failures:  # after these failures every operation of the device fails
             raise RuntimeError(error)
 
     monkeypatch.setattr(Engine, "on_idle", touch)

@@ -370,7 +370,7 @@ async def test_a_host_process_on_the_network_serves_clients_with_the_keys_and_is
         "--keys",
         str(tmp_path / "host"),
     ]
-    # Its parent process ends at once, like a shell on another machine: only the lease of its client keeps the host alive.
+    # The host's parent process ends at once, like a shell on another machine: only the client's lease keeps the host alive.
     script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, *{command!r}], stdout=subprocess.DEVNULL).pid)"
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True

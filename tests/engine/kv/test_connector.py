@@ -64,7 +64,7 @@ def test_a_transfer_that_does_not_come_by_its_deadline_is_computed(on_disk: int)
     clock.now += TRANSFER_TIMEOUT_S - 0.01
     assert not engine.step()
     clock.now += 0.01
-    if on_disk:  # then the blocks in the host tier are tried
+    if on_disk:  # the prefix without the blocks on disk is tried next, and is late as well
         assert not engine.step()
         clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "a")["a"]

@@ -116,7 +116,7 @@ def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     made = Made()
     sequence = made.sequence(
         30
-    )  # eight with full attention; with the window four: one before a chunk, its two, one more
+    )  # full attention needs eight blocks; the window four: one before a chunk, two for the chunk, one more
     assert made.manager.num_needed(sequence, made.lookup.find_cached(sequence)) == 8 + 4
     made.computed(sequence, 8, 16)
     assert sequence.num_blocks == 4 + 2
@@ -158,7 +158,7 @@ def fetched(
     assert sequence.num_registered_blocks == 0
     assert [sequence.tables[group].blocks[place] for place, group in prefix.missing] == fresh
     if is_spoilt:
-        made.pool.generations[fresh[1]] += 1  # as if it had been handed out again
+        made.pool.generations[fresh[1]] += 1  # as if the block had been handed out again
     made.manager.end_fetch(sequence, prefix, num_arrived)
     return made, sequence, prefix
 
@@ -203,7 +203,7 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
     assert names == [*made.names(4)[:3], made.names(4)[3], made.names(4, 1)[3]]
     assert blocks == [*sequence.tables[0].blocks[:4], sequence.tables[1].blocks[3]]
     assert num_tokens == 16
-    made.pool.generations[blocks[1]] += 1  # as if it had been handed out again
+    made.pool.generations[blocks[1]] += 1  # as if the block had been handed out again
     made.manager.swap_out(sequence)
     assert names[1] not in made.tiers.swapped[0]
     assert len(made.tiers.swapped[0]) == 4

@@ -225,7 +225,7 @@ def test_a_block_comes_back_from_the_host_tier_to_any_rank(tmp_path: Path, copie
         first.close()
         again = load_model(spec, host, memory, tiers=tiers)
         again.engine.tiers.note_prefill_rate(1.0)  # so slow that fetching is worth it
-        for i in (1, 0):  # in reverse, so that each gets the other rank
+        for i in (1, 0):  # in reverse order, so that each prompt goes to the other rank
             found = one(again.engine, submit(f"again {i}", prompts[i]))
             assert found.token_ids == expected[i]
             assert found.num_cached_tokens == 80, "five blocks of sixteen: the last token is computed"

@@ -1,4 +1,4 @@
-"""The order of preemption: the youngest sequence first, none for a younger one, and the sequences whose blocks must be freed."""
+"""Preemption: of the youngest sequence first, of none for a younger one, and of all holders of blocks that must be freed."""
 
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S

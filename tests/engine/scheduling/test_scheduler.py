@@ -179,7 +179,7 @@ def test_what_a_newcomer_leaves_of_its_share_goes_to_the_prompts_in_work() -> No
 
 def test_a_newcomer_leaves_each_running_sequence_a_spare_block() -> None:
     made = scheduler(6)
-    decoding(made, "a", "b", length=4)  # each holds a block, and one for the next token
+    decoding(made, "a", "b", length=4)  # each holds a full block, and a block for its next token
     made.add(Sequence("c", [9, 9, 9], SamplingParams(5), b"", length_limit=60))
     compute(made)
     assert made.pool.num_held == 4

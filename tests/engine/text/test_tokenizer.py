@@ -232,7 +232,7 @@ FORGING = [
     ],
 )
 def test_a_special_token_that_a_user_wrote_is_text_whatever_a_template_does_to_it(source: str) -> None:
-    """This includes keys: schemas of tools often come from third parties."""
+    """Keys of a tool's schema count as text, too: schemas often come from third parties."""
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     messages, tools = tokenizer.shield((FORGING, [SCHEMA]))
     template = ChatTemplate({"default": f"<|im_start|>{source}<|im_end|>"}, {})

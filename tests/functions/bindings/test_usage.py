@@ -75,7 +75,7 @@ def test_what_one_ledger_was_handed_no_other_gets_but_when_it_is_gone(tmp_path: 
     (record,) = told(kept, "one")
     assert told(kept, "two") == []
     kept.close()
-    again = usage(tmp_path, clock)  # not after a restart, either
+    again = usage(tmp_path, clock)  # a restarted process keeps the records for ledger "one"
     assert told(again, "two") == []
     clock.now += GONE_S - 1
     assert told(again, "two") == []

@@ -122,7 +122,7 @@ async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_o
         async with pair(Other()) as (isolate, _):
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
             await asyncio.sleep(0.01)
-            asked.cancel()  # the task is cancelled in the next iteration of the loop; these frames arrive in this one
+            asked.cancel()  # the task is cancelled in the loop's next iteration; the frames below arrive in the current one
             for frame in (Reply(1, None, streamed), StreamChunk(1, b"piece"), frames.StreamEnd(1))[
                 : 3 if streamed else 1
             ]:

@@ -49,8 +49,7 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 
 async def started(site: Site) -> None:
-    """Enter the functions' context.
-    These tests call the site without a socket, so no server does so."""
+    """Wait until the site follows its router's deployments."""
     served = site.app.functions.served
     await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
@@ -265,7 +264,7 @@ async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_
     served = network.site.app.functions.served
     network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
     with monkeypatch.context() as late:
-        late.setattr(served, "claim", lambda pool: None)  # both are accepted before the claim of either
+        late.setattr(served, "claim", lambda pool: None)  # both versions are accepted without a claim of the store
         await network.deploy()
         network.write("one")
         await network.deploy()

@@ -58,7 +58,7 @@ class Pool:
         ([], True, "new"),
         ([isolate(3)], False, 0),
         ([isolate(3), isolate(1)], False, 1),
-        ([isolate(4)], False, "new"),  # it has as many requests as allowed
+        ([isolate(4)], False, "new"),  # the isolate has as many requests as allowed
         ([isolate(1, lags=True)], False, "new"),
         ([isolate(1, lags=True), isolate(3)], False, 1),
         ([isolate(4), isolate(4), isolate(3, lags=True)], False, 2),  # no more isolates may be started

@@ -206,7 +206,7 @@ def test_what_a_dead_isolate_has_left_behind_is_killed() -> None:
 
 def test_what_is_forked_by_a_site_that_was_started_in_a_terminal_cannot_speak_to_that_terminal() -> None:
     pid, terminal = pty.fork()
-    if pid == 0:  # it leads a session and has a terminal
+    if pid == 0:  # the child leads a session and has a terminal
         forked = os.fork()
         if forked == 0:
             os.close(os.open("/dev/tty", os.O_RDONLY))  # works as long as the terminal is not given up

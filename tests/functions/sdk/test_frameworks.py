@@ -186,7 +186,7 @@ async def test_starlettes_generator_ends_when_its_reader_leaves(served: Served) 
 
 async def test_what_starlette_raises_reaches_the_author_with_its_line(served: Served) -> None:
     add(served, STARLETTE)
-    assert (await served.ask("/boom")).status == 500  # its own response; the function's log has the exception
+    assert (await served.ask("/boom")).status == 500  # Starlette's own response; the function's log has the exception
     printed = served.functions.pools["f"].isolates.living[0].process.log.lines
     await eventually(lambda: any("inside starlette" in line for line in printed))
     assert any("in boom" in line for line in printed)

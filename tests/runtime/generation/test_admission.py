@@ -26,7 +26,7 @@ def test_one_more_than_max_inflight_is_refused() -> None:
 def test_reserved_tokens_have_a_limit_and_come_back() -> None:
     admission = Admission(max_inflight=100)
     with admission.permit() as first:
-        # no other request: the engine decides whether it fits
+        # there is no other request, so the engine decides whether this one fits
         first.reserve("m", prompt_tokens=100_000, max_tokens=10, kv_tokens=1000)
         with pytest.raises(ApiError, match=f"{QUEUED_CACHES} times its KV cache"), admission.permit() as second:
             second.reserve("m", prompt_tokens=10, max_tokens=10, kv_tokens=1000)

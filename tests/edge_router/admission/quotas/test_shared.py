@@ -333,7 +333,7 @@ CONFIRMED = 3.0  # more than the time between two confirmations
 async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configured(serves_without: bool) -> None:
     async with Network(2, serves_without=serves_without) as network:
         one = network.routers[0]
-        assert await take(one, 160) is None  # it also leases 10 more
+        assert await take(one, 160) is None  # the router also leases 10 more
         network.store.fault = "it is away"
         if serves_without:
             assert [await take(one, 160) for _ in range(100)] == [None] * 100

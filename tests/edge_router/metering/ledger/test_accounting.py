@@ -28,7 +28,7 @@ def record(account: str, use: ResourceUse, *, started_s: float = NOW_S, model: s
 
 
 class Books:
-    """A ledger that records its calls. It may have no free meter."""
+    """A ledger that records its calls. If `is_full`, it has no free meter."""
 
     def __init__(self) -> None:
         self.used: list[dict[str, Any]] = []

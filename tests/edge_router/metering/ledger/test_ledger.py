@@ -117,7 +117,7 @@ class Failing(NamedTuple):
 
 
 def full_disk(directory: Path) -> Iterator[Failing]:
-    """Yield a store on a full disk. If none can be mounted, limit the size of files instead."""
+    """Yield a store on a disk that can be filled. If none can be mounted, the size of files can be limited instead."""
     directory.mkdir()
     size = "size=2m"
     is_mounted = (
@@ -187,7 +187,7 @@ async def test_a_store_that_fails_under_load_loses_nothing(
     before = taken
     await until(lambda: refused > 20 or taken > before + 20)
     assert (refused > 0, taken > before) == ((True, False) if policy == "refuse" else (False, True))
-    under_way.count(TOKENS)  # open requests are counted further
+    under_way.count(TOKENS)  # open requests continue to be counted
     under_way.answered_by("ams1")
     kept.end(under_way, "complete", 0.5)
     failing.mend()

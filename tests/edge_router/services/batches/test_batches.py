@@ -1,4 +1,4 @@
-"""Batches: idle sites answer and bill each request once, also if the router restarts. With OpenAI's client and Workers AI's form."""
+"""Batches: idle sites answer and bill each request once, also if the router restarts. Clients are OpenAI's, or use Workers AI's form."""
 
 import asyncio
 import json

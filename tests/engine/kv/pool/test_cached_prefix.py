@@ -20,7 +20,7 @@ WINDOWS = st.lists(st.sampled_from([None, 1, 3, 4, 5, 9, 30]), min_size=1, max_s
 
 
 class Places(Tiers):
-    """Tiers that have blocks in the given places. Fetching is worth it only from the tiers in `worth`."""
+    """Fake tiers: `place` has the tier of each block. Fetching is worth it only from the tiers in `worth`."""
 
     def __init__(self, place: dict[bytes, Tier], worth: frozenset[str]) -> None:
         self._place = place
@@ -36,7 +36,7 @@ class Places(Tiers):
 
 
 class World:
-    """A sequence, and a drawn place for each of its blocks."""
+    """A sequence, whose blocks are on the device or in drawn tiers."""
 
     def __init__(
         self, windows: Windows, draw: st.DataObject, share: int = 1, worth: frozenset[str] = frozenset()

@@ -114,7 +114,7 @@ def test_a_block_that_is_not_what_its_name_says_is_removed_and_its_chain_ends_th
     assert name(1) not in cluster.reader
     assert read(cluster.here, 1) is None
     assert ("does not match its name" in caplog.text) == (wrong != "gone")
-    cluster.writer.offer(name(1))  # another host has computed it again
+    cluster.writer.offer(name(1))  # another host has computed the block again
     assert cluster.writer.wait_until_idle(10)
     assert cluster.take(cluster.read(0, 1, 2)) == 3
 
@@ -175,7 +175,7 @@ def test_a_master_that_is_gone_is_left_alone_for_a_while_and_asked_again(
     cluster.writer.offer(name(0))  # this write is lost
     assert cluster.writer.wait_until_idle(10)
     assert caplog.text.count("no longer read") == 1
-    cluster.package.is_gone = False  # it comes back, empty
+    cluster.package.is_gone = False  # the store comes back, empty
     cluster.clock.now += 10.1
     cluster.write(1)
     assert cluster.look_up(0, 1) == [1]

@@ -158,7 +158,7 @@ async def test_a_burst_of_which_a_part_fails_for_want_of_room_is_undone_whole(bi
     with pytest.raises(BindingError, match="full"):
         await fill()
     with pytest.raises(BindingError, match="was replaced, or its storage failed"):
-        await storage("commit")  # SQLite has rolled back all of it, so this must not report success
+        await storage("commit")  # SQLite has rolled back the transaction, so the commit must fail
     assert await (await Storage(binding).start())("get", keys=["first", "k0"]) == {}
 
 
@@ -260,7 +260,7 @@ async def test_work_continues_when_the_caller_has_left(tmp_path: Path) -> None:
     leaving = asyncio.ensure_future(store.run(KEY, slow, number))
     await asyncio.sleep(0.02)
     leaving.cancel()
-    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # runs after the move, not during it
+    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # runs after `slow`, not beside it
     with pytest.raises(Stale):
         await store.run(KEY, lambda file: file.get(["x"]), number + 1)
     await store.close()

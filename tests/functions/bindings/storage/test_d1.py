@@ -276,7 +276,7 @@ async def test_leaving_a_statement_stops_it(db: Face) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await db.prepare("SELECT count(*) AS n FROM t").first("n") == 0
-    assert time.monotonic() - started_s < 20  # its limit would have been 30 s
+    assert time.monotonic() - started_s < 20  # the statement itself may run for 30 s
 
 
 async def test_many_writers_lose_no_update(wire: Wire) -> None:

@@ -30,7 +30,7 @@ async def bucket(wire: Wire, request: pytest.FixtureRequest) -> R2Bucket:
 
 
 def holds(root: Path, count: int) -> bool:
-    """Tell whether there are `count` files; true if the bucket stores none here."""
+    """Tell whether there are `count` files; True for a bucket at an S3 server, which has no files here."""
     return not (root / "bindings" / "r2").exists() or len(files(root)) == count
 
 

@@ -220,7 +220,9 @@ async def test_a_shared_pace_is_kept_by_all_together_after_a_short_burst() -> No
             await pace.take(10)
 
     await asyncio.gather(send(), send())
-    assert loop.time() - began >= 200 / 1000 - 0.005 - 0.01  # less the burst and a tolerance
+    assert (
+        loop.time() - began >= 200 / 1000 - 0.005 - 0.01
+    )  # 200 bytes at 1,000 per second, less the burst of 4 ms and a tolerance
 
 
 def _nice(pid: int) -> int | None:
