@@ -1,7 +1,7 @@
 """EngineClient: the front end's interface to an engine host.
 
-socket_client.py implements it for a host in another process. Knows how to match outputs to submitted sequences, and how to abort a sequence when its
-reader leaves; does not know HTTP, text and torch.
+socket_client.py implements it for a host in another process. This module matches outputs to submitted sequences, and aborts a sequence when its
+reader leaves. It is independent of HTTP, text and torch.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class EngineClient(ABC):
             self._progress.pop(spec.name, None)
 
     def prewarm_model(self, spec: ModelSpec) -> None:
-        """Ask a ready host to prepare for a model that it may have to load; skip hosts that are too old."""
+        """Ask a ready host to prepare for a model; do nothing if its protocol is older than 3.5."""
         if self.death is None and self._host_version >= _PREWARMS_FROM:
             self._send(PrewarmModel(spec))
 
@@ -194,7 +194,7 @@ class EngineClient(ABC):
                 self.loads = event.loads
                 for output in event.outputs:
                     stream = self._streams.get(output.sequence_id)
-                    if stream is not None:  # otherwise the reader has left, and the host gets an Abort
+                    if stream is not None:  # otherwise the reader has left, and an Abort was sent
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)
@@ -220,7 +220,7 @@ class EngineClient(ABC):
 
 
 class _PendingCalls(Generic[T]):
-    """Pending calls of one kind, by the name of the model or host that they concern; for one event loop."""
+    """Pending calls of one kind in one event loop, by the name of the model or host that a call concerns."""
 
     def __init__(self) -> None:
         self._futures: dict[str, asyncio.Future[T]] = {}

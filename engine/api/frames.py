@@ -1,6 +1,6 @@
 """Encoding of the engine protocol: one ZeroMQ frame contains one message.
 
-A message is a msgpack map with its name under "type". Does not know sockets, which engine_host.py and socket_client.py own.
+A message is a msgpack map with its name under "type". The sockets are in socket_transport.py (host) and socket_client.py (front end).
 """
 
 from typing import TypeVar
@@ -27,7 +27,7 @@ def encode(message: Command | Event) -> bytes:
 def decode_command(frame: bytes) -> Command:
     """Decode a command from one frame.
 
-    Raises VersionError for a greeting with an incompatible version, and msgspec.DecodeError for anything else.
+    Raises VersionError for a greeting with an incompatible version, and msgspec.DecodeError for any other invalid frame.
     """
     return _decode(frame, _commands, "front end", "host")
 
@@ -35,7 +35,7 @@ def decode_command(frame: bytes) -> Command:
 def decode_event(frame: bytes) -> Event:
     """Decode an event from one frame.
 
-    Raises VersionError for a greeting with an incompatible version, and msgspec.DecodeError for anything else.
+    Raises VersionError for a greeting with an incompatible version, and msgspec.DecodeError for any other invalid frame.
     """
     return _decode(frame, _events, "host", "front end")
 

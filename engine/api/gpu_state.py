@@ -1,7 +1,7 @@
 """The state of a machine's GPUs as reported by their driver, through NVML, without CUDA and torch.
 
 The state contains clocks, power, temperature, reasons for reduced clocks, memory errors and used memory. Values that a driver or device does not
-report are omitted. Does not know how the figures are used.
+report are omitted. This module only reads these values.
 """
 
 from collections.abc import Callable

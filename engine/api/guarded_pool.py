@@ -1,8 +1,8 @@
 """Child processes that run jobs on untrusted bytes, with limits.
 
 If such bytes make native code crash, hang or use too much memory, only a child process ends. A job is a call of a function of the project, with
-arguments and result in JSON. A child runs one job at a time, within limits of CPU time and memory, and is replaced when it ends. Knows processes,
-limits and sockets; does not know what a job computes, or how long a caller waits.
+arguments and result in JSON. A child runs one job at a time, within limits of CPU time and memory, and is replaced when it ends. This module is
+independent of what a job computes and how long a caller waits.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ EndReason = Literal[
     "deadline",  # the job got too little CPU time before its deadline
     "lost",  # the child ended before the job started, or was killed from outside
 ]
-# Stack of the thread that runs jobs: half of a main thread's usual stack, so that data nested as deeply as a child survives is safe in other
+# Stack of the thread that runs jobs, half of a main thread's usual stack: nested data that does not overflow a child's stack is then safe in other
 # processes.
 STACK_BYTES = 4 << 20
 PREPARE_S = 60.0  # most wall time for the start and preparation of a child; a large model's vocabulary takes a second
@@ -39,7 +39,7 @@ SLACK = 4.0  # a job's deadline as a multiple of its CPU limit; a machine on whi
 MAX_CALLS = 1000  # calls per child, which is then replaced, because libraries leak memory
 MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated before the child is replaced
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # signals from outside; limits and crashes cause other signals
-# A library's threads would each add a stack and an arena to the memory that is limited. Rust's backtraces do not belong in a site's log.
+# Each thread of a library would add a stack and an arena to the memory that is limited. Rust's backtraces do not belong in a site's log.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 _LENGTH = struct.Struct("<I")
 
@@ -57,7 +57,7 @@ class JobCall(NamedTuple):
 class GuardedJob(NamedTuple):
     call: JobCall
     cpu_s: float
-    memory_bytes: int  # limit of the memory that the call adds to the child's
+    memory_bytes: int  # limit of the memory that the call may allocate in the child
     # A call that runs first, without the limits, for example to read and cache a trusted file.
     prepare: JobCall | None = None
 
@@ -101,7 +101,7 @@ class GuardedPool:
         self._idle = deque(self._children)  # free children; the last one is taken next
 
     def submit(self, job: GuardedJob) -> "Future[Any]":
-        """Queue a job, and return a future of its result; it may raise JobError or JobEndedError."""
+        """Queue a job, and return a future of its result, which may raise JobError or JobEndedError."""
         return self._threads.submit(self._run, job)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class GuardedPool:
         try:
             result = child.run(job)
             is_alive = True
-        finally:  # take a child that must be restarted last, because the others are prepared and answer sooner
+        finally:  # a child that must be restarted is the last to be taken, because other children answer sooner
             (self._idle.append if is_alive else self._idle.appendleft)(child)
         return result
 
@@ -199,7 +199,7 @@ class _Child:
             return status
 
     def _ended(self, job: GuardedJob, *, has_started: bool, is_late: bool) -> JobEndedError:
-        """End the process, and return the reason why its job ended."""
+        """End the process, and return an error with the reason why its job ended."""
         status = self.end(is_ending=not is_late)
         if is_late and has_started:
             message = f"it got too little CPU time in {job.deadline_s:g} s: the machine is overloaded"

@@ -57,7 +57,7 @@ def write_keys(host: Path, front_end: Path) -> None:
 
 
 def write_network_keys(path: Path, secret: str) -> None:
-    """Write the keys for hosts that share a secret, which are the same for all of them. Raises OSError."""
+    """Write the key file derived from `secret`, the same for all hosts that share it. Raises OSError."""
     seed = hashlib.blake2b(b"pilotlight engine hosts", key=hashlib.sha256(secret.encode()).digest(), digest_size=32)
     key = z85.encode(seed.digest())
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

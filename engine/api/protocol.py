@@ -2,8 +2,8 @@
 
 Messages are frozen structs. Those that are sent alone have a tag; frames.py encodes them. Any release may add a field, with a default that means the
 earlier behaviour, and increments VERSION's second number: an older receiver ignores the field, and an older sender leaves it at its default, which
-therefore never changes. A change that must not be ignored increments the first number, and peers whose first numbers differ refuse each other. Does
-not know sockets, processes, text and torch.
+therefore never changes. A change that must not be ignored increments the first number, and peers whose first numbers differ refuse each other. This
+module is independent of sockets, processes, text and torch.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ from pilotlight.engine.api.struct import Struct, replace
 
 VERSION = (3, 8)  # version of the protocol
 PRIORITIES = range(-8, 9)
-# Most tokens in the last chunk of a prompt that is handed over, because the transfer of its blocks does not overlap with computation.
+# Most tokens in the last chunk of a prompt that is handed over. It is short, because the transfer of its blocks does not overlap with computation.
 LAST_CHUNK_TOKENS = 512
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -54,7 +54,7 @@ class SamplingParams(_Value, frozen=True):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    repetition_penalty: float = 1.0  # of tokens in prompt or output (kernels/sampling/penalties.py); 1 for no penalty
+    repetition_penalty: float = 1.0  # penalty of tokens in prompt or output (kernels/sampling/penalties.py); 1 for none
     presence_penalty: float = 0.0  # penalty of tokens in the output
     frequency_penalty: float = 0.0  # penalty of tokens in the output per occurrence
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit); each token at most once
@@ -62,11 +62,11 @@ class SamplingParams(_Value, frozen=True):
     ignore_eos: bool = False
     # Number of alternatives reported in addition to each chosen token's logprob; None for no logprobs.
     num_logprobs: int | None = None
-    # Report the logprob of every prompt token except the first; cached prompt tokens are then computed again.
+    # Report the logprob of every prompt token except the first, even if it is cached: such tokens are computed again.
     prompt_logprobs: bool = False
     min_tokens: int = 0  # no end-of-sequence or stop token is chosen before this many tokens, including delivered ones
-    num_prompt_logprobs: int | None = None  # number of alternatives for each prompt token; None for num_logprobs
-    # The first prompt token whose logprob is reported. If earlier ones are not needed, the prefix before it may come from the cache.
+    num_prompt_logprobs: int | None = None  # alternatives for each prompt token; None for as many as num_logprobs
+    # Index of the first prompt token whose logprob is reported. The prefix before it may come from the cache.
     prompt_logprobs_from: int = 1
 
     @property
@@ -85,7 +85,7 @@ class Constraint(_Value, frozen=True):
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str
-    is_optional: bool = False  # True if the answer continues without a constraint that cannot be enforced
+    is_optional: bool = False  # True if the answer is generated without the constraint if that cannot be enforced
 
 
 class ModelSpec(_Value, frozen=True):
@@ -135,14 +135,14 @@ class HostConfig(_Value, frozen=True):
     kv_store: str | None = None  # HOST:PORT of the master of the cluster's Mooncake Store; None for no store
     # Address (ipc://PATH, tcp://HOST:PORT) at which this host serves blocks of its host tier to other hosts. None if it neither serves nor fetches.
     peer_address: str | None = None
-    # The same (tcp://HOST:PORT) for hosts of other sites, over the socket only. Requires peer_keys; None if other sites are not served.
+    # Address (tcp://HOST:PORT) at which this host serves blocks to hosts of other sites, over the socket only. Requires peer_keys. None to disable.
     lend_address: str | None = None
     # How blocks are transferred: by "shared_memory" on one machine and the socket of peer_address between machines, or by "mooncake".
     peer_transport: PeerTransport = "shared_memory"
     peer_keys: str | None = (
-        None  # a file of pilotlight.engine.api.keys, the same for all hosts; None if they share a machine
+        None  # key file (pilotlight.engine.api.keys) that all hosts share; None if the hosts share a machine
     )
-    # Devices of all ranks that share each model: this process has the first, its children the others. Sizes are per rank. Empty if there is one rank.
+    # Devices of all ranks that share each model: this process has the first, its children or Ray the others. Sizes are per rank. Empty for one rank.
     group: tuple[str, ...] = ()
     # Address of the Ray cluster that runs the ranks "ray:cpu" and "ray:cuda" of a group.
     ray_address: str = "auto"
@@ -378,20 +378,20 @@ class ModelLoad(_Value, frozen=True):
     tier_losses: int = 0  # chains of which a needed block was lost or damaged in a tier (counter)
     prompt_tokens: int = 0  # computed prompt tokens (counter)
     output_tokens: int = 0  # generated tokens (counter)
-    prefill_tokens_per_s: float = 0.0  # moving average of measured steps; 0 if not measured yet
-    decode_tokens_per_s: float = 0.0  # the same, per sequence
+    prefill_tokens_per_s: float = 0.0  # a moving average; 0 if not measured yet
+    decode_tokens_per_s: float = 0.0  # decoding speed of one sequence, a moving average; 0 if not measured yet
     handed_over_tokens_per_s: float = (
-        0.0  # rate at which other hosts fetch blocks; a moving average, 0 if not measured yet
+        0.0  # rate at which other hosts fetch tokens' blocks, a moving average; 0 if not measured yet
     )
     pinned_blocks: int = 0  # blocks of the host tier, of all models, that are in use or reserved for waiting sequences
-    store: str = ""  # random name of the connected KV store; "" if none is connected
-    store_tokens_per_s: float = 0.0  # rate of blocks read from the store; 0 if not measured yet
+    store: str = ""  # random name of the connected KV store; "" if no store is connected
+    store_tokens_per_s: float = 0.0  # rate at which tokens' blocks are read from the store; 0 if not measured yet
     drafts: DraftCounts = NO_DRAFTS
     adapter_loads: int = 0  # adapters put into slots (counter)
     image_encodes: int = 0  # images that were encoded (counter)
     image_hits: int = 0  # needed images whose embeddings were cached (counter)
-    num_graphs: int = 0  # captured CUDA graphs, each for one size of steps
-    # Failed captures; steps of such a size are launched operation by operation (counter).
+    num_graphs: int = 0  # recordings of steps, each for one size: CUDA graphs, or programs on a CPU
+    # Failed recordings; steps of such a size are launched operation by operation (counter).
     graph_failures: int = 0
     corrupt_blocks: CorruptBlocks = NONE_CORRUPT
 
@@ -420,11 +420,11 @@ class ModelInfo(_Value, frozen=True):
     kv_windows: tuple[int | None, ...] = ()
     text_prompt: str = ""  # default prefix of texts for an embedding model
     stored_dtypes: tuple[str, ...] = ()  # types of the checkpoint's tensors, by safetensors' names; empty if unknown
-    prompts: tuple[tuple[str, str], ...] = ()  # (name, prefix) that a request may choose instead of text_prompt
+    prompts: tuple[tuple[str, str], ...] = ()  # (name, prefix) of prefixes that a request may choose
     labels: tuple[str, ...] = ()  # labels of the classes whose logits are a text's vector; empty for an embedding
-    activation: Activation = "none"  # function from these logits to scores
+    activation: Activation = "none"  # function that converts the logits of `labels` to scores
     answers_by_token: bool = (
-        False  # True if its single class is the answer yes to a question that its chat template asks
+        False  # True if the model's only class is the answer yes to a question that its chat template asks
     )
 
 

@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import VERSION, Command, Hello, KeepAlive, S
 
 LEASE_S = 10.0  # how long a host on another machine keeps the sequences of a silent front end
 _RENEWALS = 4  # number of KeepAlive messages per lease
-_LAST_WORD_S = 1.0  # how long `close` waits until the last messages are sent
+_LAST_WORD_S = 1.0  # time limit of `close` for sending the last messages
 _LOOK_MS = 2  # interval of attempts to connect to a host that does not listen yet, which may delay its first answer
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -59,7 +59,7 @@ class SocketEngineClient(EngineClient):
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self._socket.set_hwm(0)  # commands are few and must not be dropped
-        # Set this from the start: a disconnection uses the value that is set when it happens, and an infinite one blocks `term` forever.
+        # Set LINGER before connecting: a disconnection applies the value set at that moment, and the default, infinite, would block `term` forever.
         self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))
         self._socket.setsockopt(zmq.RECONNECT_IVL, _LOOK_MS)
         if self._keys is not None:

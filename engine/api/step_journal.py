@@ -1,7 +1,7 @@
 """A journal of the sequences that an engine host is computing, in a file that outlives the host.
 
-It shows which sequences a host was computing when it died: the host writes the file, and the site reads it. Knows names of sequences; does not know
-how a host dies.
+It shows which sequences a host was computing when it died: the host writes the file, and the site reads it. This module is independent of why a host
+dies.
 """
 
 import json

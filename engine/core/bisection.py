@@ -2,7 +2,7 @@
 
 Each half of the failed step's sequences is computed in separate steps. A half that succeeds is cleared, one that fails is halved again, and a
 sequence that fails alone is to blame. A sequence that was being computed when its host died runs alone from its first step. Steps of suspects
-alternate with steps of all other sequences. Knows sequences and lengths; does not know why a step fails.
+alternate with steps of all other sequences. This module is independent of why a step fails.
 """
 
 from collections import deque
@@ -42,9 +42,9 @@ class Suspects:
         return any(sequence in group for group in self._groups)
 
     def turns(self) -> Iterator[Turn]:
-        """Yield turns until the caller takes one that has something to compute.
+        """Yield the turns to try for the next step, in order: a turn may have nothing to compute.
 
-        The turn that was yielded last counts as the next step's turn.
+        The turn that was yielded last counts as the step's turn.
         """
         groups = [Turn(self, group) for group in self._groups]
         others = Turn(self)

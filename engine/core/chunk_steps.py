@@ -96,7 +96,7 @@ def scratch_step(
     pooling: Pooling | None = None,
     copies: int = 1,
 ) -> tuple[StepInput, list[ChoiceRow]]:
-    """Return a step that computes the tokens from `start` on, and the rows of its choice.
+    """Return a step that computes the tokens from `start` on, and its greedy rows (none if pooled).
 
     It overwrites the cache's first blocks. `copies`: number of ranks that compute the tokens, each in its own blocks.
     """
@@ -149,7 +149,7 @@ def _rows(tables: "SequenceOf[array[int]]", width: int) -> BlockTables:
     blocks = array("q")
     for table in tables:
         blocks += table
-        # padded with the sequence's own first block: its content is finite, and attention masks it
+        # pad with the table's own first block: its content is finite, and attention masks it
         if len(table) < width:
             blocks += table[:1] * (width - len(table))
     return BlockTables(blocks, width)

@@ -4,8 +4,8 @@ A step is two launches: the forward pass, and the choice of tokens. On a GPU, st
 choice of the previous one. During that forward pass the host publishes the previous step's tokens and prepares the next choice's penalties. A
 sequence that ended in the previous step is then computed once too often, but no token is chosen for it.
 
-Knows the order of a step, and which sequences continue after one fails; does not know sockets, processes and tensors. publishing.py handles a step's
-results, requirements.py what a sequence needs before it is computed.
+This module decides the order of a step's parts, and which sequences continue after a step fails. It is independent of sockets, processes and tensors.
+publishing.py handles a step's results, requirements.py what a sequence needs before it is computed.
 """
 
 import time
@@ -60,7 +60,7 @@ class Engine:
         self.sequences = OpenSequences(self._take_back)
         self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
-        # the context length if no other model reserves more of the arena than at the start
+        # the context length as long as other models reserve no more of the arena than at the start
         self._longest_context = info.context_length
         self.speculation = speculation
         self.stats = EngineStats()
@@ -113,7 +113,7 @@ class Engine:
     def step(self, note_held: Callable[[HeldSequences], None] = lambda held: None) -> bool:
         """Compute the next tokens of as many sequences as the limits allow.
 
-        Returns False if nothing was done because all sequences wait for blocks, from another model or from a tier. `note_held` receives the
+        Returns False if nothing was done because all sequences wait, for instance for blocks from another model or a tier. `note_held` receives the
         sequences that the step holds, before it is launched.
         """
         started = self._clock()

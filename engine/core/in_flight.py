@@ -1,6 +1,6 @@
 """The steps of a model that are launched on its runner and not collected yet.
 
-Converts chunks to a runner's input, and its output to results of chunks. Knows rows and their order; does not know how tokens are used.
+Converts chunks to a runner's input, and its output to results of chunks. This module is independent of how tokens are used.
 """
 
 from array import array
@@ -120,9 +120,9 @@ class InFlightSteps:
     def choose(
         self, step: ForwardedStep, masks: Mapping[Sequence, SequenceOf["array[int]"]] = MappingProxyType({})
     ) -> None:
-        """Start the choice of tokens for each chunk that is current; other chunks need none any more.
+        """Start the choice of tokens for each chunk that is still current.
 
-        The host knows all earlier tokens by now. `masks`: for each sequence that is restricted to some tokens, one bit mask per row.
+        The host must know all tokens of the previous step. `masks`: for each sequence that is restricted to some tokens, one bit mask per row.
         """
         rows: list[ChoiceRow] = []
         num_rows: list[int] = []
@@ -168,14 +168,14 @@ class _Step(NamedTuple):
     launched: Launched
 
     def row_of(self) -> dict[Sequence, int]:
-        """Return the row that chooses each sequence's next token."""
+        """Map each sequence to the row that chooses its next token."""
         ends = accumulate(self.num_rows)
         chosen = zip(self.forwarded.chunks, self.num_rows, ends, strict=True)
         return {chunk.sequence: end - count for chunk, count, end in chosen if count}
 
 
 def _rows(chunk: Chunk, first: int, masks: SequenceOf["array[int]"] | None) -> list[ChoiceRow]:
-    """Return a chunk's rows: each chooses as if the drafts before it had been chosen."""
+    """Return a chunk's rows. Each chooses as if the drafts before it had been chosen."""
     sequence, drafts, end = chunk.sequence, chunk.drafts, chunk.end
     counts = sequence.counts
     if counts is not None:

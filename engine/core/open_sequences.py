@@ -1,6 +1,6 @@
 """The sequences that a model has accepted and that have not ended, and their unsent outputs.
 
-Each sequence ends with exactly one output that has a finish reason, even if its step fails. Does not know steps or who receives the outputs.
+Each sequence ends with exactly one output that has a finish reason, even if its step fails. This module is independent of steps.
 """
 
 from collections.abc import Callable, Iterator

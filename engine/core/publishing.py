@@ -1,6 +1,6 @@
 """Publication of a collected step's results: tokens up to the first wrong draft, embeddings.
 
-A sequence whose logits are not finite fails alone. Knows sequences and their ends; does not know when steps are collected.
+A sequence whose logits are not finite fails alone. engine.py decides when steps are collected.
 """
 
 import logging
@@ -134,7 +134,7 @@ class Publisher:
             matcher = sequence.matcher
             if matcher is not None and reason != "stop":
                 matcher.accept(token.token_id)
-                reason = "stop" if matcher.is_complete else reason  # the grammar allows no further token
+                reason = "stop" if matcher.is_complete else reason  # complete: the grammar allows no further token
             if reason or i == len(drafts) or token.token_id != drafts[i]:
                 break
         return chosen if i + 1 == len(chosen) else chosen[: i + 1], reason

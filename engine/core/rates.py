@@ -1,15 +1,15 @@
 """The speeds of a model and of its tiers, as moving averages of measurements.
 
-Time and amounts are averaged separately and divided last, so that a step counts by its size: a thousand prompts of ten tokens say little about one of
-ten thousand.
+Time and amounts are averaged separately and divided last, so that a step counts by its size: a thousand short prompts say little about the speed of
+one long prompt.
 """
 
 import math
 
 _DECAY = 0.95  # a step's weight halves after 13 further steps of its kind
-# Added to transfers of any size: a thread has to wake up, and the end is noticed at the next step or after a millisecond.
+# Added to transfers of any size: a thread has to wake up, and the engine notices the end at its next step or after a millisecond.
 _TRANSFER_OVERHEAD_S = 0.002
-_TRY_EVERY = 16  # of so many slow transfers one is tried anyway: the tier may have become fast
+_TRY_EVERY = 16  # one of this many slow transfers is tried anyway: the tier may have become fast
 
 
 class Rates:
@@ -35,7 +35,7 @@ class Rates:
     def count(self, prompt_tokens: int, num_decodes: int, output_tokens: int, step_s: float) -> None:
         """Count a step. `output_tokens`: total of its decodes, each of which may yield several."""
         if prompt_tokens:
-            # not corrected for decodes in the same step: they will slow down the next prefill, too
+            # includes the time of decodes in the same step, which will slow down the next prefill, too
             self._prefill.add(prompt_tokens, step_s)
             decodes_s = 1 / self._decode_steps.value if num_decodes and self._decode_steps.value else 0.0
             # `decodes_s` is an average of other steps: it may take at most three quarters of this step's time.

@@ -1,6 +1,6 @@
 """The requirements of a sequence before each chunk: valid blocks, grammar, adapter's slot, images.
 
-Knows when each is requested, and ends a sequence that cannot get what it needs; does not know steps and tokens.
+This module requests them in time, and ends a sequence that cannot get what it needs. It is independent of steps and tokens.
 """
 
 import logging
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Python compares so many blocks in the time of one call of torch, whose code a step has evicted from the CPU's caches
+# Up to this number of blocks Python compares as fast as torch, whose code is no longer in the CPU's caches after a step.
 _FEW = 1024
 
 
@@ -89,7 +89,7 @@ class Requirements:
         return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
 
     def encode_images(self, most_s: float) -> bool:
-        """Encode awaited images for at most `most_s` seconds; return whether any was encoded."""
+        """Encode at least one awaited piece, and more within `most_s`; return whether any was encoded."""
         return self.images is not None and self.images.encode(self._clock, most_s, self._sequences)
 
     def release(self, sequence: Sequence) -> None:

@@ -1,6 +1,6 @@
 """One generation inside the engine: its tokens, how many of them are computed, and its blocks.
 
-Knows its own lengths; does not know its scheduler. `num_computed_tokens` counts tokens whose keys and values are in the cache:
+A sequence is independent of its scheduler. `num_computed_tokens` counts tokens whose keys and values are in the cache:
 
 0 <= num_completed_tokens <= num_computed_tokens <= len(token_ids) = prompt + output; the last token is computed
 by the step that samples the next one
@@ -40,41 +40,41 @@ class Sequence:
     priority: int = 0
     pooling: Pooling | None = None
     constraint: Constraint | None = None
-    matcher: Matcher | None = None  # state in its grammar; None without a grammar, or while it is being compiled
+    matcher: Matcher | None = None  # state in the grammar; None without a grammar, or while it is being compiled
     why_unconstrained: tuple[ErrorCode, str] | None = None  # why its grammar cannot be enforced
     adapter: AdapterSource | None = None
-    adapter_slot: int = -1  # slot that it holds; -1 without an adapter, or while the adapter is in no slot
+    adapter_slot: int = -1  # slot that the sequence holds; -1 without an adapter, or while the adapter is in no slot
     why_unadapted: str = ""  # why its adapter is not available
     images: tuple[SequenceImage, ...] = ()  # images in its prompt, in order
     second_from: int = 0  # index of the first token of a pair's second text; 0 without one
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None if penalties and biases are off
     may_be_masked: bool = field(init=False)  # some tokens may be forbidden
-    length_limit: int = 0  # it ends at this number of tokens, including the prompt
+    length_limit: int = 0  # number of tokens, including the prompt, at which the sequence ends
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
-    # number of times that it lost its blocks (also at its end) or was rewound; results of chunks of an earlier epoch are dropped
+    # number of times that the sequence lost its blocks (also at its end) or was rewound; results of chunks of an earlier epoch are dropped
     epoch: int = 0
-    # its next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
+    # the next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
     awaits_tokens: bool = False
-    share: int = 0  # the share of the block pool that has its blocks: that of a rank, if ranks have separate sequences
-    tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty before it has blocks
+    share: int = 0  # the part of the block pool that has its blocks: that of a rank, if ranks have separate sequences
+    tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty without blocks
     block_hashes: list[bytes] = field(default_factory=list)
-    num_registered_blocks: int = 0  # in each table
-    num_disk_blocks: int | None = None  # read for it from the disk tier; None if not requested
-    num_store_blocks: int | None = None  # read for it from the store; None if not requested
-    source: BlockSource | None = None  # the host to ask once for its blocks
+    num_registered_blocks: int = 0  # complete blocks of each table, registered by name
+    num_disk_blocks: int | None = None  # blocks that were read for it from the disk tier; None if not requested
+    num_store_blocks: int | None = None  # blocks that were read for it from the store; None if not requested
+    source: BlockSource | None = None  # the host from which to request its blocks, once
     hands_over: bool = False  # another host fetches its blocks
-    num_peer_blocks: int = 0  # blocks that its source has sent, of all groups
+    num_peer_blocks: int = 0  # blocks that `source` has sent, of all groups
     num_cached_tokens: int | None = None  # prompt tokens that were cached when it was first scheduled
-    num_fetched_tokens: int = 0  # of these, tokens that its source has computed
-    fetched_bytes_per_s: float = 0.0  # the rate at which they were received
+    num_fetched_tokens: int = 0  # cached tokens that `source` has computed
+    fetched_bytes_per_s: float = 0.0  # the rate at which the source's blocks were received
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     added_at: float = 0.0  # by the scheduler's clock
     queue_us: int = 0  # from `added_at` until its first admission
-    device_us: float = 0.0  # its share of the device time of steps, not yet reported by an output
+    device_us: float = 0.0  # the sequence's share of the device time of steps that no output has reported yet
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
@@ -140,19 +140,19 @@ class Sequence:
     def needs_every_token(self) -> bool:
         """True if every token must be computed.
 
-        That is so if log probabilities of the prompt, or all hidden states, are needed: they are not in the cache.
+        That is the case if log probabilities of the prompt, or all hidden states, are needed, because the cache does not contain them.
         """
         return self.first_needed_token == 0
 
     @property
     def first_needed_token(self) -> int | None:
-        """Return the first token that must be computed even if it is cached; None if only the last must be."""
+        """Return the index of the first token to compute even if it is cached; None if it is the last token."""
         if self.pooling in ("mean", "cls"):
             return 0
         return self.sampling.prompt_logprobs_from - 1 if self.wants_prompt_logprobs else None
 
     def shares_prompt_with(self, other: "Sequence") -> bool:
-        """True if the prompts are equal, so that blocks computed by the other sequence are valid for this one."""
+        """True if the prompts are equal and this sequence can use blocks that the other one has computed."""
         return (
             other is not self
             and other.chain_root == self.chain_root
@@ -175,7 +175,7 @@ class Sequence:
         self._drop_pending()
         kept = self.num_completed_tokens // unit * unit
         if self.pooling is not None and kept < self.num_completed_tokens:
-            kept = 0  # tokens in between are already pooled, which cannot be undone
+            kept = 0  # the tokens after `kept` are already pooled, which cannot be undone
         first_reported = max(1, self.sampling.prompt_logprobs_from)
         del self.prompt_logprobs[max(0, kept + 1 - first_reported) :]
         self.num_computed_tokens = self.num_completed_tokens = kept

@@ -29,7 +29,7 @@ class EngineStats:
         self.output_tokens = 0
         self.rates = Rates()
         self.last_step = StepTimes()
-        self.counts = SchedulerCounts()  # sums over all its schedulers
+        self.counts = SchedulerCounts()  # sums over all schedulers that the engine has had
 
     def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
         """Count a step. `published`: the step whose results were published, if any."""
@@ -45,14 +45,14 @@ class EngineStats:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """Counts of schedulers, with the names of ModelLoad."""
+    """Counts of schedulers; the fields have the same names as in ModelLoad."""
 
     prefix_queries: int = 0  # prompt tokens that were looked up
     prefix_hits: int = 0  # prompt tokens that were found, on the device or in a tier
-    prefix_host_hits: int = 0  # of these hits, in the host tier
-    prefix_disk_hits: int = 0  # of these hits, in the disk tier
-    prefix_store_hits: int = 0  # of these hits, in the cluster's store
-    prefix_peer_hits: int = 0  # of these hits, fetched from another host
+    prefix_host_hits: int = 0  # tokens of prefix_hits that were found in the host tier
+    prefix_disk_hits: int = 0  # tokens of prefix_hits that were found in the disk tier
+    prefix_store_hits: int = 0  # tokens of prefix_hits that were found in the cluster's store
+    prefix_peer_hits: int = 0  # tokens of prefix_hits that were fetched from another host
     preemptions: int = 0
     swaps: int = 0  # preemptions whose blocks were kept in the host tier
 

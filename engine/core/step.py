@@ -2,7 +2,7 @@
 
 The input is everything that a runner, on this rank or another, needs to compute it. Arrays with an entry per token begin with the tokens of decodes
 (one token after a cached prefix, and drafts after it); those of prompt chunks follow. ChoiceRows need the tokens of the previous step, so they are
-sent later. Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py makes it.
+sent later. chunk_steps.py makes the input from sequences; this module is independent of sequences, tensors and devices.
 """
 
 from array import array
@@ -80,7 +80,7 @@ class StepInput(NamedTuple):
     feeds: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
-    started_texts: frozenset[int] = frozenset()  # texts of which a part has been computed, and the rest is still needed
+    started_texts: frozenset[int] = frozenset()  # texts of which only a part has been computed so far
     adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
     token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs
@@ -127,7 +127,7 @@ class ChoiceRow(Struct, frozen=True, gc=False):
     row: int
     position: int  # position of the chosen token
     sampling: SamplingParams
-    counts: CountEntries | None = None  # the counts for its penalties and biases
+    counts: CountEntries | None = None  # the counts for the row's penalties and biases
     # bit mask over the vocabulary as 32-bit words: a bit is set if the token is allowed; None if all are
     mask: "array[int] | None" = None
 
@@ -142,7 +142,7 @@ def greedy_rows(step: StepInput) -> list[ChoiceRow]:
 
 class SampledToken(Struct, frozen=True, gc=False):
     token_id: int
-    is_finite: bool  # the logits it was chosen from were finite
+    is_finite: bool  # whether the logits from which it was chosen were finite
     logprobs: TokenLogprobs | None = None
 
 

@@ -2,7 +2,7 @@
 
 Each rank computes its share, and the needed rows are then joined in their original order. A chunk's blocks determine its rank: block b belongs to
 rank b % num_ranks, where it is block b // num_ranks (engine/kv/lending/slabs.py). Every rank divides the same step itself, and so knows how many rows
-the others have. Knows steps; does not know tensors and messages.
+the others have. This module is independent of tensors and messages.
 """
 
 from array import array
@@ -48,9 +48,9 @@ class StepShares:
         return [place[token] for token in self._wanted[rank]]
 
     def of(self, rank: int) -> StepInput | None:
-        """Return a rank's share of the step, with its own block numbers; None if it has none.
+        """Return a rank's share of the step, with the rank's own block numbers; None if it has no chunk.
 
-        The share omits what is computed from hidden states (log probabilities, pooling): the first rank does that.
+        The share has no requests for log probabilities or pooling: the first rank computes these from the hidden states.
         """
         step, own = self.step, [i for i, of in enumerate(self._ranks) if of == rank]
         if not own:

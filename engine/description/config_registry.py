@@ -148,7 +148,7 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
     if not isinstance(names, list):
         raise CheckpointError(f"config.json has architectures = {names!r}; it must be a list")
     for name in names:
-        # The config of a decoder that was saved without its head, or with a classification head, names another class of the family.
+        # If a decoder was saved without its head, or with a classification head, its config names another class of the family.
         family = str(name).removesuffix("Model").removesuffix("ForSequenceClassification")
         for one in (str(name), f"{family}ForCausalLM"):
             if one in known:

@@ -1,6 +1,6 @@
 """The part of config.json that decoders share: sizes, layers and rotary rules.
 
-Knows the keys that families share, and refuses unsupported values by name. Keys of one family are read in its file of families/.
+This module reads the keys that families share, and refuses unsupported values by name. The files of families/ read the keys of one family.
 """
 
 from collections.abc import Collection, Mapping
@@ -177,7 +177,7 @@ class DecoderConfig:
         default_tied: bool = False,
         **own: Any,
     ) -> Self:
-        """Parse a config.json. `own`: fields of the family. Without `layers` all layers have full attention."""
+        """Parse a config.json. `own`: the family's fields. Without `layers` all layers have full attention."""
         refuse_unless(config, activation_key, allowed_activation)
         method = quantization_method(config)
         if quantizations is None:

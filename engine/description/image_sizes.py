@@ -1,7 +1,7 @@
 """The size to which an image is resized, and its number of embeddings, from its width and height.
 
-The rules are those of the checkpoints' own processors, with the settings in preprocessor_config.json. Knows only numbers, so that prompts can be laid
-out without decoding an image (engine/text/image_prompt.py). Images are prepared by the same rules (engine/vision).
+The rules are those of the checkpoints' own processors, with the settings in preprocessor_config.json. This module uses only widths and heights, so
+that prompts can be laid out without decoding an image (engine/text/image_prompt.py). engine/vision prepares images by the same rules.
 """
 
 import math
@@ -52,7 +52,7 @@ class TiledImages(NamedTuple):
 
     tile_size: int
     max_tiles: int
-    fills_canvas: bool  # small images are enlarged, too, to the largest canvas
+    fills_canvas: bool  # small images are enlarged to the largest canvas, too
     tile_tokens: int  # number of embeddings per tile
     patch_size: int
     placeholder: int  # id of the token that embeddings replace
@@ -103,7 +103,7 @@ class PatchGrid(NamedTuple):
 
 
 class PatchedImages(NamedTuple):
-    """Kimi's rule: shrink an image to at most `max_patches` patches, at most `max_side` of them per side.
+    """Kimi's rule: shrink an image to at most `max_patches` patches, and `max_side` patches per side.
 
     An embedding covers `merge` squared patches.
     """
@@ -252,7 +252,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]
 
 
 def read_image_sizes(folder: Path) -> ImageSizes | None:
-    """Return a checkpoint's rule for images, or None if it does not support any. Raises CheckpointError."""
+    """Return a checkpoint's rule for images, or None if images are not supported. Raises CheckpointError."""
     config = read_json(folder, "config.json")
     with refusing_types(f"config.json or preprocessor_config.json in {folder}"):
         read = next((_READERS[name] for name in config.get("architectures") or () if name in _READERS), None)
@@ -277,8 +277,8 @@ def _processor(folder: Path) -> dict[str, Any]:
 def _best_canvas(width: int, height: int, side: int, max_tiles: int, fills_canvas: bool) -> tuple[int, int]:
     """Return the rows and columns of the best canvas.
 
-    If the image fits on a canvas without being shrunk, that is the one on which it grows least, or most with `fills_canvas`; otherwise the one on
-    which it is shrunk least. Of equals the smallest is taken.
+    That is the canvas on which the image grows least (with `fills_canvas` most), or, if it fits on none without being shrunk, is shrunk least. Of
+    equal canvases the smallest is taken.
     """
     canvases = [(rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1)]
     scales = {(rows, columns): min(rows * side / height, columns * side / width) for rows, columns in canvases}

@@ -1,6 +1,6 @@
 """The scaling rules of rotary embeddings in a config.json.
 
-Knows the rules `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other rule is refused by name. `dynamic` cannot be
+The supported rules are `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other rule is refused by name. `dynamic` cannot be
 supported, because it rotates keys depending on the final length of the text, which is unknown when a key is cached. The published `longrope` depends
 on the length as well, by its two lists of factors. Here, as in vLLM, a model whose context is longer than the trained one uses the long list at every
 length, and any other model the short list.
@@ -23,7 +23,7 @@ class RotaryRule(NamedTuple):
     rope_type: str
     theta: float
     values: Mapping[str, float] = MappingProxyType({})
-    share: float = 1.0  # rotated share of each head's numbers, counted from the first; the rest is not rotated
+    share: float = 1.0  # share of each head's numbers, counted from the first, that is rotated
     factors: tuple[float, ...] = ()  # divisors of the pairs' frequencies, for longrope
     # For images that are rotated by row and column: number of pairs that are rotated by the position, by the row and by the column.
     sections: tuple[int, ...] | None = None

@@ -103,8 +103,8 @@ class SparseShape(NamedTuple):
 
 class NormKind(NamedTuple):
     eps: float
-    offset: float = 0.0  # added to the stored weight: Gemma stores the difference to one
-    is_added: bool = False  # the file already contains the sum
+    offset: float = 0.0  # added to the stored weight: Gemma stores the weight minus one
+    is_added: bool = False  # the checkpoint already contains the sum
 
 
 class ImageBytes(NamedTuple):

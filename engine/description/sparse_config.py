@@ -20,7 +20,7 @@ class SparseConfig(DenseConfig):
     sparse: SparseShape
     sparse_layers: frozenset[int]
     num_mtp_layers: int = 0  # number of additional layers, after the others, that predict further tokens
-    drafts_by_mtp: bool = False  # whether the first of them is used to draft tokens
+    drafts_by_mtp: bool = False  # whether the first of these layers is used to draft tokens
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
@@ -73,7 +73,7 @@ def read_grouped_experts(
 ) -> dict[str, Any]:
     """Return the fields that SparseConfig adds, for a model like DeepSeek-V3.
 
-    The first few layers are dense. In the others, sigmoids with a balancing bias choose experts in groups, and there are shared experts. `groups`,
+    The first few layers are dense. In the others, sigmoids with a balancing bias choose experts in groups, and there may be shared experts. `groups`,
     `top_groups`, `scale`: defaults for a config.json without these keys.
     """
     refuse_unless(config, "scoring_func", "sigmoid", None)
@@ -126,7 +126,7 @@ def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str
 
 
 def _sparse_layers(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
-    """Return the layers with experts: those listed in config.json, or all after the first dense ones."""
+    """Return the layers with experts: those in config.json, or every n-th after the first, dense ones."""
     kinds = config.get("mlp_layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:

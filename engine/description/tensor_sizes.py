@@ -1,6 +1,6 @@
 """The tensors of a model, derived from its config.json: sizes, division among ranks, use in a step.
 
-They are the tensors that the model's loader requests, but computed without torch and without a checkpoint. Does not know bytes (engine/planning).
+They are the tensors that the model's loader requests, but computed without torch and without a checkpoint. Bytes are in engine/planning.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class WeightShape(NamedTuple):
     rows: int
     columns: int = 0  # 0 for a vector, which no format packs
     split: Split | None = None  # how ranks divide it; None if each rank has all of it
-    unit: int = 1  # number of rows or columns that stay on one rank
+    unit: int = 1  # number of rows or columns that are never divided between ranks
     may_repeat: bool = False  # several ranks have the same rows if there are fewer units than ranks
     experts: int = 0  # number of experts; 0 if the tensor belongs to no expert
     active: int = 1  # number of experts that compute each token
@@ -40,7 +40,7 @@ class WeightShape(NamedTuple):
 
     @property
     def takes_adapters(self) -> bool:
-        """True if adapters may change it: a matrix of a layer that is no expert's."""
+        """True if adapters may change the tensor: a matrix that belongs to no expert."""
         return self.columns > 0 and not (self.experts or self.is_wide or self.is_unpacked)
 
 
@@ -56,7 +56,7 @@ def projections(
 ) -> list[WeightShape]:
     """Return stacked projections whose rows are divided among ranks.
 
-    A projection with fewer units than ranks is held by several ranks if it is stacked with others or `repeats`.
+    If a projection has fewer units than ranks, and is stacked with another one or `repeats` is set, several ranks have the same rows.
     """
     repeats = repeats or len(names) > 1
     found = [WeightShape(part, name, n, columns, "rows", unit, repeats) for name, n in zip(names, rows, strict=True)]

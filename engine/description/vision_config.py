@@ -143,8 +143,8 @@ class GridVision(NamedTuple):
     moments: int  # number of video frames that are encoded together; an image is repeated this often
     merge: int  # `merge` x `merge` patches become one embedding
     is_gated: bool  # Qwen 2.5-VL's tower, with RMS norms, gated feed-forwards, windows and no learned positions
-    window: int = 0  # side of a window in embeddings; in most layers, patches see only others in their window
-    full_layers: tuple[int, ...] = ()  # layers in which patches see all others
+    window: int = 0  # side of a window in embeddings; in most layers, patches see only patches of their window
+    full_layers: tuple[int, ...] = ()  # layers in which patches see all patches
     num_positions: int = 0  # learned positions, in a square; 0 for none
     deep_layers: tuple[
         int, ...
@@ -274,7 +274,7 @@ class GlmVision(NamedTuple):
     moments: int  # number of video frames that are encoded together; an image is repeated this often
     merge: int  # `merge` x `merge` patches become one embedding
     output_size: int  # size of embeddings, and inner size of the layers' feed-forwards
-    num_positions: int  # learned positions, in a square; 0 for none
+    num_positions: int  # learned positions, in a square
     has_bias: bool  # whether queries, keys and values have biases
     eps: float
     theta: float

@@ -1,6 +1,6 @@
 """One step's input as tensors, whose token dimension has first decodes, then prompt chunks.
 
-A step's numbers are packed consecutively and copied to the device in one transfer; a model reads views of them. Knows tensors, does not know models.
+A step's numbers are packed consecutively and copied to the device in one transfer; a model reads views of them. This module is independent of models.
 """
 
 from array import array
@@ -24,7 +24,7 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """The places of a step's tokens, and of all earlier ones, in the cache of one group of layers."""
+    """The places of a step's tokens, and of all tokens before them, in the cache of one group of layers."""
 
     slot_mapping: torch.Tensor  # [tokens] int64
     decode: DecodeBatch | None = None
@@ -46,7 +46,7 @@ class Batch:
 class PackedStep(NamedTuple):
     """A step's numbers in one array, with the slice of each part.
 
-    Feeds and rows of logits come last: their number differs among the steps for one recording.
+    Feeds and rows of logits come last, because their number differs among the steps that share a recording.
     """
 
     step: StepInput
@@ -81,7 +81,7 @@ class PackedStep(NamedTuple):
         return cls(step, numbers, decode_lens, tables, varlens, feeds, logit_rows)
 
     def feed(self, there: torch.Tensor, chosen: torch.Tensor | None) -> None:
-        """Copy tokens that the previous step has `chosen` to their places in `there`, on the device."""
+        """Write the ids that the previous step chose (`chosen`) to `there`, the step's numbers on the device."""
         if self.step.feeds:
             assert chosen is not None, "a token is pending and no step has chosen it"
             places, rows = there[self.feeds].view(2, -1).unbind()
@@ -153,7 +153,7 @@ def _append(numbers: "array[int]", more: "array[int]") -> slice:
 def _append_varlen(numbers: "array[int]", step: StepInput, chunks: slice) -> tuple[slice, slice]:
     """Append the starts of chunks and their context lengths; return the slices.
 
-    Starts are token indices relative to the first of these chunks, followed by the end of the last one.
+    Starts are token indices, counted from the first chunk's first token, followed by the end of the last chunk.
     """
     lengths = step.lengths[chunks]
     if not lengths:

@@ -1,6 +1,6 @@
 """The context of one forward pass: a value passed to every part of a model, instead of globals.
 
-Knows the batch and its places in the layers' caches; does not know which parts a model has.
+It contains the batch and its places in the layers' caches, and does not depend on the parts of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ class ImageRows(NamedTuple):
     """The tokens of a step that represent images."""
 
     rows: torch.Tensor  # [tokens] int64, indices among the step's tokens
-    # [tokens, hidden], or several times as wide: further columns are added after the first layers; None on a later pipeline stage
+    # [tokens, hidden], or several times as wide: the additional columns are added after the first layers; None on a later pipeline stage
     embeddings: torch.Tensor | None
-    # [2, tokens] int64, the row and column of each token in its image, if it is rotated by them
+    # [2, tokens] int64, the row and column of each token in its image; None if images are not rotated by row and column
     places: torch.Tensor | None = None
 
 

@@ -4,7 +4,7 @@ One launch replaces hundreds. Sequences take one token each, or a few to be veri
 tokens than the device to compute them, short prompts may be included (step_padding.py). A graph has fixed shapes, so batches are padded to the next
 of a few sizes. A size is recorded after it was needed a few times, so serving has already started and the most common sizes come first; the least
 recently used one is evicted. If a size cannot be recorded, because memory is short or torch computes part of it, its steps run without a graph, and
-it is tried again when it has been needed eight times as often. Knows batches and how to pad them; does not know models and devices.
+it is tried again when it has been needed eight times as often. This module is independent of models.
 """
 
 import logging
@@ -24,7 +24,7 @@ from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, pa
 log = logging.getLogger(__name__)
 
 WANTED_TIMES = 4  # uses of a size until it is recorded: recording costs about as much as ten steps
-AGAIN = 8  # after a failure, the next attempt is made at so many times the uses, so that attempts take little time
+AGAIN = 8  # a failed recording is tried again after this many times the uses, so that attempts take little time
 # Limit of context tokens that a step may read twice because drafts differ in number: for an 8B model 16 GiB, about 5 ms of an H100. Without a
 # recording a step takes 12 ms more (estimated, not measured).
 _MOST_READ_AGAIN = 128 * 1024
@@ -37,7 +37,7 @@ Forward = Callable[[Batch], Outputs]
 
 class Recorder(Protocol):
     def takes(self, rows: int) -> bool:
-        """True if steps of so many rows can be recorded now."""
+        """True if steps of this number of rows can be recorded now."""
 
     def record(self, forward: Callable[[], Outputs]) -> "StepRecording":
         """Record the computation of `forward`. Raises RuntimeError if it cannot be recorded."""
@@ -54,7 +54,7 @@ class StepRecording(Protocol):
 class GraphShape(NamedTuple):
     sequences: int
     rows: int  # tokens
-    longest: int  # tokens of the sequence with most of them
+    longest: int  # most tokens of one sequence
     blocks: int  # blocks per table of a decode
     prompts: PromptShape | None = None
     has_adapters: bool = False
@@ -63,7 +63,8 @@ class GraphShape(NamedTuple):
     def of(cls, step: StepInput, pads: bool) -> "GraphShape | None":
         """Return the shape in which a step is computed, or None if it is not recorded.
 
-        Steps with many prompt tokens are not recorded, nor those whose drafts differ in number if padding would read too much context twice.
+        Steps with prompts are recorded only if `pads` is set and their prompts are short. Decodes with different numbers of drafts are not recorded
+        if padding would read too much context twice.
         """
         sequences, rows, has_adapters = len(step.lengths), len(step.token_ids), step.adapter_slots is not None
         if step.num_decodes < sequences:
@@ -125,7 +126,7 @@ class DecodeGraphs:
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()  # uses of shapes without a graph
-        self._record_at: dict[GraphShape, int] = {}  # number of uses at which to record a shape; at first WANTED_TIMES
+        self._record_at: dict[GraphShape, int] = {}  # uses at which to record a shape, if not WANTED_TIMES
         self.num_failures = 0
 
     @property
@@ -133,7 +134,7 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def ready(self, step: StepInput, chosen: torch.Tensor | None = None) -> ReadyStep | None:
-        """Copy a step's input to its recording; return None if it has no recording.
+        """Copy a step's input to its recording, made now if the shape is common; None without a recording.
 
         `chosen`: the tokens that the previous step chose.
         """
@@ -183,7 +184,7 @@ class _Graph(NamedTuple):
         tokens, size = len(example.step.token_ids), example.feeds.start
         inputs = torch.zeros(size + 2 * (tokens + 1) + tokens, dtype=torch.int64, device=device)
         copy_to_device(torch.frombuffer(example.numbers[:size], dtype=torch.int64), inputs[:size])
-        inputs[:tokens].clamp_(min=0)  # PENDING tokens
+        inputs[:tokens].clamp_(min=0)  # replaces PENDING, which is no token id
         batch = replace(example.batch(inputs, longest), logit_rows=None)
         return cls(inputs, recorder.record(lambda: forward(batch)))
 
@@ -217,7 +218,7 @@ class CudaRecorder:
     def record(self, forward: Callable[[], Outputs]) -> "_CudaRecording":
         """Record without torch.cuda.graph, which waits for the device and frees cached and pinned memory.
 
-        Other threads load models and copy blocks meanwhile: their calls must neither fail nor end the recording.
+        Other threads load models and copy blocks during a recording: their calls must neither fail nor end it.
         """
         serving, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         self._stream.wait_stream(serving)

@@ -1,7 +1,7 @@
 """Pooling of texts' hidden states, chunk by chunk: mean of all tokens, the first (cls) or the last.
 
-Vectors of earlier chunks are kept here, in fp32, as long as steps have the text in `started_texts`. Does not know models: a given function converts
-pooled vectors to results.
+Vectors of earlier chunks are kept here, in fp32, as long as steps have the text in `started_texts`. The function `finish` of the model's head
+converts pooled vectors to results.
 """
 
 from collections.abc import Callable

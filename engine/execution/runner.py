@@ -1,6 +1,6 @@
 """The runner of a model over its KV cache: a step's input in, tokens out.
 
-Knows tensors; does not know sequences, where the tokens go, and what a block of the cache contains (../kv/pool/layout.py).
+This module is independent of sequences, of the receiver of tokens, and of what a block of the cache contains (../kv/pool/layout.py).
 """
 
 import math
@@ -33,7 +33,7 @@ from pilotlight.kernels.matrices.blocks import BlockWeight
 if TYPE_CHECKING:
     from pilotlight.engine.models.draft_layers import DraftLayers
 
-_MOST_PROGRAMS = 256  # limit of recordings of a model on a CPU, about 60 KB each
+_MOST_PROGRAMS = 256  # most recordings of a model on a CPU, about 60 KB each
 _MOST_RECORDED_LOGITS = (
     32  # limit of rows for logits in a recording: each CUDA graph keeps its own, 16 MiB with a vocabulary of 128k
 )
@@ -73,7 +73,7 @@ class ModelRunner:
         self._layers = layout.views(kv_cache)
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
-        self._earlier_failures = 0  # failures to record graphs that were replaced since
+        self._earlier_failures = 0  # failed recordings of graphs that have been replaced
         self._texts = TextPooling(self._vectors)
         self.images = ImageMemory()
         self._chosen: torch.Tensor | None = None  # token ids of the last step that chose any
@@ -205,7 +205,7 @@ class ModelRunner:
         assert self.adapters is not None
         if not self.adapters.fits(content):
             self.adapters.grow(content.rank)
-            self._renew_graphs()  # recordings use the old addresses of the slots
+            self._renew_graphs()  # existing recordings use the old addresses of the slots
         self.adapters.place(slot, content)
 
     def replace_model(self, model: Model) -> None:
@@ -226,7 +226,7 @@ class ModelRunner:
         """Compute a short prompt and one more token, in blocks that no sequence holds yet.
 
         So the first request does not wait for lazy initialisation, and a model whose results are not finite does not become ready. `with_decode`:
-        False skips the further token, which suffices if only memory can be cold.
+        False computes only the prompt, which suffices if only memory can be cold.
         """
         tokens = list(prompt)
         for start in (0, len(tokens)) if with_decode and self.pooling is None else (0,):

@@ -46,7 +46,7 @@ class Choices:
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[ChoiceRow]) -> Choices:
-    """Choose a token for each row of logits [rows, vocab] fp32, which are changed temporarily.
+    """Choose a token for each row of logits [rows, vocab] fp32, which may be changed.
 
     Does not wait for the device.
     """
@@ -107,7 +107,7 @@ def prompt_logprobs(
 ) -> PromptLogprobs:
     """Return the logprob and rank of each of `token_ids`. Does not wait for the device.
 
-    `hidden` [tokens, hidden]: for each of them, the hidden state of the token before it.
+    `hidden` [tokens, hidden]: for each of these tokens, the hidden state of the token before it.
     """
     targets = to_device(torch.frombuffer(token_ids, dtype=torch.int64), hidden.device)
     parts, size = [], _PROMPT_LOGPROB_ROWS
@@ -119,7 +119,7 @@ def prompt_logprobs(
 
 
 def _entries(adjusted: SequenceOf[tuple[int, SamplingParams, CountEntries]], device: torch.device) -> LogitEntries:
-    """Return the changes of logits for all adjusted rows, concatenated."""
+    """Return the penalties and biases of all adjusted rows, concatenated."""
     params, counted = [p for _, p, _ in adjusted], [counts for _, _, counts in adjusted]
     by_row = torch.tensor(
         [

@@ -1,8 +1,8 @@
 """The blocks from which a step reads the recurrent states of its sequences, and which it writes.
 
 The state after a token is in the token's own block (engine/kv/pool/layout.py). So for each sequence a step reads the block of the token before its
-first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. Knows block tables and lengths; does not
-know what a state contains.
+first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. This module is independent of what a
+state contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +45,7 @@ def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
 
 
 def _ends(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[tuple[int, ...]]:
-    """Yield for each prompt the ends of its runs, as token indices in the step.
+    """Yield the ends of the runs of each prompt, as token indices in the step.
 
     The first prompt starts at token `first`.
     """

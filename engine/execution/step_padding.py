@@ -1,8 +1,8 @@
 """Padding of steps to common shapes by computing some tokens twice, so that few recordings suffice.
 
 Whole decodes are repeated; drafts that differ in number become decodes of one token each. For prompts, the last tokens of the longest chunk are
-computed once more, as separate sequences: each attends to the same tokens as its original, and writes the same values to the same place. Knows steps;
-does not know what is recorded, or where.
+computed once more, as separate sequences: each attends to the same tokens as its original, and writes the same values to the same place.
+decode_graphs.py makes the recordings.
 """
 
 from array import array
@@ -27,14 +27,14 @@ class PromptShape(NamedTuple):
 
     @classmethod
     def of(cls, step: StepInput) -> "PromptShape | None":
-        """Return the shape of a step with prompts; None if it is too large, or needs more than logits."""
+        """Return the shape; None if the step is too large, checks drafts, or needs more than logits."""
         lengths = step.lengths[step.num_decodes :]
         num_tokens = sum(lengths)
         if step.checks_drafts or step.prompt_logprobs or step.pooling or len(lengths) > _MOST_PROMPTS:
             return None
         is_whole = _padded_tokens(num_tokens) == num_tokens and power_of_two(len(lengths)) == len(lengths)
         chunks = len(lengths) if is_whole else power_of_two(2 * len(lengths) + 1)
-        again = chunks - len(lengths)  # added chunks, of at least one token each
+        again = chunks - len(lengths)  # number of added chunks, each of at least one token
         tokens = _padded_tokens(num_tokens + again)
         if tokens > MOST_TOKENS or tokens - num_tokens > again * max(lengths):
             return None

@@ -1,8 +1,7 @@
 """The counts of one sequence's prompt and output tokens, and its biases: the input of its penalties.
 
-Updated as the sequence grows, one entry per distinct token, in flat arrays that become tensors without a loop over tokens. Knows counts; does not
-know tensors and arithmetic. In a continuation, delivered tokens count as output although they arrive in the prompt, as if it had not been
-interrupted.
+Updated as the sequence grows, one entry per distinct token, in flat arrays that become tensors without a loop over tokens. This module is independent
+of tensors and of the arithmetic of penalties. In a continuation, delivered tokens count as output although they arrive in the prompt.
 """
 
 from array import array
@@ -35,7 +34,7 @@ class TokenCounts:
             self.entries.bias[self._place(token_id)] = bias
 
     def catch_up(self, token_ids: SequenceOf[int], num_known: int) -> None:
-        """Count the tokens from the end of the last call to index `num_known`."""
+        """Count the tokens from where the last call stopped to index `num_known`."""
         if self._num_counted == 0 and self._counts_prompt:
             for token_id in dict.fromkeys(token_ids[: self._num_prompt_tokens]):
                 self.entries.seen[self._place(token_id)] = 1.0
@@ -44,7 +43,7 @@ class TokenCounts:
         self._num_counted = num_known
 
     def followed_by(self, drafts: SequenceOf[int]) -> CountEntries:
-        """Return the entries as they would be after `drafts`."""
+        """Return the entries as they would be if `drafts` followed."""
         if not drafts or not self._counts_output:
             return self.entries
         ahead = copy(self)

@@ -1,7 +1,7 @@
 """The engine host: one process (or thread), several models, one stream of frames.
 
-Knows the order of work in its loop: commands, finished loads, one step per model, one frame. Does not know tensors and HTTP. Does not import torch:
-the loader's thread does that while the host is already reachable.
+The loop does its work in this order: commands, finished loads, one step per model, one frame. This module is independent of tensors and HTTP. It does
+not import torch: the loader's thread does that while the host is already reachable.
 
 python -m pilotlight.engine.host.engine_host --address ipc:///run/pilotlight/ams1.sock --config '{"device": "cpu"}'
 """
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often to look for a finished load: the loader's thread cannot interrupt the wait for commands. A wake from host memory takes 20 ms.
+# Interval of checks for a finished load: the loader's thread cannot interrupt the wait for commands. A wake from host memory takes 20 ms.
 _LOADING_POLL_S = 0.001
-# How often to look for blocks from a tier, while no sequence has anything else to do.
+# Interval of checks for blocks from a tier while all sequences wait.
 _TIER_POLL_S = 0.001
 # Consecutive failed steps, of any models, after which the device counts as broken. At most four fail in a row if two sequences of one batch cannot be
 # computed: the whole, each half, and a quarter.
@@ -78,10 +78,10 @@ class EngineHost:
         self._is_stopping = False
         self._num_heard = 0  # number of messages from other hosts
         self._failed_steps = (
-            0  # since results were last collected: if steps overlap, a successful launch proves nothing
+            0  # failures since results were last collected: if steps overlap, a successful launch proves nothing
         )
         self._broken: str | None = None  # why nothing may use the device any more
-        self._failed_under: tuple[str, ...] = ()  # the sequences whose step broke it
+        self._failed_under: tuple[str, ...] = ()  # the sequences whose step broke the device
 
     def stop(self) -> None:
         """Stop after the step in progress. May be called from a signal handler."""
@@ -146,7 +146,7 @@ class EngineHost:
 
     def _submit(self, submit: Submit) -> None:
         if any(submit.sequence_id in model.engine.sequences for model in self._models.served.values()):
-            # The front end has refused the second sequence itself. An error output with this id would end the first one.
+            # The client refuses to send a second sequence with an open id. An error output with this id would end the first sequence.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
         model = self._models.served.get(submit.model)
@@ -262,7 +262,7 @@ def main(words: Sequence[str]) -> None:
     if problem := peer_address_problem(config):
         sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
     if config.threads is not None:
-        # torch reads it when it is imported
+        # torch reads this variable when it is imported
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     # With keys, the front end is on another machine, and its lease shows whether it is alive.
     parent = arguments.parent if arguments.parent is not None or keys is not None else os.getppid()
@@ -301,7 +301,7 @@ def _keys(path: Path | None) -> "Keys | None":
 
 
 def address_problem(address: str, has_keys: bool = False) -> str | None:
-    """Return why a host must not listen at an address: without keys, any peer that reaches it commands it."""
+    """Return why a host must not listen at an address (any peer could command it), or None."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if has_keys or not address.startswith("tcp://") or host in ("127.0.0.1", "::1"):
         return None
@@ -320,15 +320,15 @@ def peer_address_problem(config: HostConfig) -> str | None:
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
     """Ask Linux for a signal when the parent dies.
 
-    It is also sent when only the thread that started this process ends, so the handler checks the parent's id. On other systems, and in case the
-    signal is lost, the host's loop checks it as well.
+    The signal also comes if only the thread that started this process ends, so the handler checks the parent's id. The host's loop checks it, too,
+    because other systems have no such signal, and a signal may be lost.
     """
     if not sys.platform.startswith("linux"):
         return
     signal.signal(signal.SIGUSR1, lambda *_: stop() if os.getppid() != parent else None)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1.value)
-    if os.getppid() != parent:  # it died before the request
+    if os.getppid() != parent:  # the parent died before the call of prctl
         stop()
 
 

@@ -1,6 +1,6 @@
 """The models of an engine host, both loaded and loading.
 
-Knows which results of the loader are still needed; does not know sequences and steps.
+This module decides which results of the loader are still needed. It is independent of sequences and steps.
 """
 
 from typing import TYPE_CHECKING

@@ -76,7 +76,7 @@ class ModelLoader:
         return results
 
     def close(self) -> None:
-        """Wait for a running load to end, at most _LAST_LOAD_S."""
+        """End the other ranks, wait at most _LAST_LOAD_S for a running load, and close the tiers."""
         if self._memory is not None:
             self._memory.close()
         self._specs.put(None)
@@ -99,9 +99,9 @@ class ModelLoader:
             self._results.put((spec, self._try_to_load(spec)))
 
     def _next(self) -> ModelSpec | None:
-        """Wait for a model to load; meanwhile prewarm expected ones and unmap removed files.
+        """Wait for a model to load; meanwhile prewarm expected models and unmap removed files.
 
-        These files are weights of sleeping models that the site has removed.
+        The removed files contained weights of sleeping models; the site removes them.
         """
         while True:
             try:
@@ -120,7 +120,7 @@ class ModelLoader:
         self._has_prewarmed = True
         try:
             at_low_priority(lambda: prewarm(spec, self._config))
-        except Exception as error:  # any error only makes the load slower, or recurs there
+        except Exception as error:  # after any error the load itself is only slower, or reports the error
             log.info("%s is not prewarmed: %s: %s", spec.name, type(error).__name__, error)
 
     def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":

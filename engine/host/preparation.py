@@ -1,7 +1,7 @@
 """A host's preparation before it knows a model: imports, the kernels' library, the device's context.
 
 A standby also runs each kind of work once, because the first run in a process is slow. It does all of this in a thread of lower priority, to leave
-the cores to processes that serve. Does not know checkpoints and sockets; imports no torch until it is called.
+the cores to processes that serve. This module is independent of checkpoints and sockets, and imports torch only when it is called.
 """
 
 import gc
@@ -78,7 +78,7 @@ def _warm_up(device: "torch.device") -> None:
 
     with torch.inference_mode():
         ids = torch.arange(8, device=device)
-        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # like a rotary table and the choice from logits
+        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # as in a rotary table and a choice from logits
         for dtype in (torch.float32, torch.bfloat16):
             rows = torch.nn.functional.embedding(ids, torch.ones(8, 64, dtype=dtype, device=device))
             product = torch.nn.functional.linear(rows, torch.ones(64, 64, dtype=dtype, device=device)).float()

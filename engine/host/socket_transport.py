@@ -1,7 +1,7 @@
 """A host's end of the ZeroMQ socket: commands in, events out, one frame each.
 
-Knows frames, keys and peers; does not know what a command does. A host serves one front end at a time: the one that greeted it last, or the holder of
-a lease until that expires.
+This module is independent of what a command does. A host serves one front end at a time: the one that greeted it last, or the holder of a lease until
+that expires.
 """
 
 import logging
@@ -121,7 +121,7 @@ class _FrontEnd:
 def guard_socket(
     context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", keys: "Keys"
 ) -> "ThreadAuthenticator":
-    """Accept only the front end with matching keys in the handshake."""
+    """Accept only peers with matching keys in the handshake."""
     from zmq.auth.thread import (
         ThreadAuthenticator,  # imports asyncio, which hosts without keys do not need
     )

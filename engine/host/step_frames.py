@@ -1,6 +1,6 @@
 """The frame that a host sends after each step: new tokens, every model's load, the step's times.
 
-It sends a heartbeat while nothing is computed. Does not know commands and loads.
+It sends a heartbeat while nothing is computed. This module is independent of commands and loads.
 """
 
 import time
@@ -19,7 +19,7 @@ HEARTBEAT_S = 0.5
 class StepFrames:
     def __init__(self, transport: HostTransport) -> None:
         self._transport = transport
-        # outputs for sequences that never reached an engine, or whose engine is gone
+        # outputs of sequences that never reached an engine, or whose model was unloaded
         self._outputs: list[TokenOutput] = []
         self._num_steps = 0
         self._last_frame_at = time.monotonic()

@@ -1,6 +1,6 @@
 """The transport of commands and events between front end and host.
 
-socket_transport.py implements it between processes. Does not know what a command does, and needs only the standard library.
+socket_transport.py implements it between processes. This module is independent of what a command does.
 """
 
 from typing import NamedTuple, Protocol

@@ -1,7 +1,7 @@
 """One allocation for the KV caches of all models of a host, cut into equal slabs.
 
-Knows bytes; does not know blocks, models and owners of slabs (lease.py). A slab is zeroed when it changes owners: attention masks the positions after
-a context, but a NaN left there by the previous owner would survive the mask (0 * NaN).
+lease.py decides who owns a slab; this module is independent of blocks and models. A slab is zeroed when it changes owners: attention masks the
+positions after a context, but a NaN left there by the previous owner would survive the mask (0 * NaN).
 """
 
 import mmap

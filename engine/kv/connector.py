@@ -1,8 +1,8 @@
 """Transfers of sequences' blocks between the device and the tiers, while other sequences run.
 
 A fetch from the host tier fills device blocks that its sequence already holds. A read from the disk or the store fills the host tier: its sequence
-holds no blocks and waits for admission, as does a sequence whose blocks are in transfer for another one. Knows which chains are in transfer; does not
-know the bytes of blocks, or which sequences run.
+holds no blocks and waits for admission, as does a sequence whose blocks are in transfer for another one. This module is independent of the bytes of
+blocks and of running sequences.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ class KVConnector:
         self.counts = counts
         self._clock = clock
         self._loads: list[_Load] = []  # transfers; some may have ended
-        # Waiting sequences: those that compute their missing blocks because a transfer failed or timed out, and those that have queried the store.
+        # Waiting sequences: `_gave_up` have waited for another sequence's transfer, which timed out; `_looked_up` have queried the store.
         self._gave_up: set[Sequence] = set()
         self._looked_up: set[Sequence] = set()
 
     def may_wait(self, sequence: Sequence) -> bool:
-        """True if no transfer has failed for the sequence before."""
+        """False if the sequence has waited for another sequence's transfer, which timed out."""
         return sequence not in self._gave_up
 
     def defer(self, sequence: Sequence, prefix: CachedPrefix) -> Awaited | None:
@@ -56,7 +56,7 @@ class KVConnector:
         return self._begin(_TierLoad(self, sequence, self.tiers.read(prefix.names), prefix, self._deadline()))
 
     def ask(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Request blocks, once, from the host that computes them for this sequence; return the wait, or None."""
+        """Request blocks from the host that computes them for this sequence; return the wait, or None."""
         source, sequence.source = sequence.source, None
         transfer = self.tiers.ask(source, names) if source is not None and names else None
         if source is None or transfer is None:
@@ -102,7 +102,7 @@ class KVConnector:
     def _store_cached(self, sequence: Sequence) -> None:
         """Copy blocks that the sequence found on the device to the host tier, for other hosts to read.
 
-        Skip a twin of a cached block, because the tiers would not be notified when it is overwritten.
+        Skip a block if its name finds another block with equal content: the tiers would not be notified when it is overwritten.
         """
         for i, group in self.groups.seen(sequence.num_registered_blocks):
             block, name = sequence.tables[group].blocks[i], block_name(sequence.block_hashes[i], group)
@@ -122,7 +122,7 @@ class KVConnector:
 
 
 class _Load:
-    """A transfer of blocks of a sequence's chain."""
+    """A wait of a sequence for a transfer of blocks of its chain."""
 
     is_admitted = False
 
@@ -134,7 +134,7 @@ class _Load:
         self.prefix = prefix
         self.num_tokens = len(sequence.token_ids) - prefix.num_blocks * connector.groups.block_size
         self.has_ended = False
-        self.is_late = False  # cancelled at its deadline
+        self.is_late = False  # whether the transfer was cancelled at its deadline
         self._connector = connector
         self._transfer = transfer
 
@@ -156,7 +156,7 @@ class _TierLoad(_Load):
     def take(self) -> None:
         super().take()
         num_read = self._connector.tiers.take_read(self.sequence, self._transfer)
-        if self.prefix.num_in_store:  # blocks of the same read that were on disk are few, and count as the store's
+        if self.prefix.num_in_store:  # few blocks of such a read come from the disk; they count as the store's
             self.sequence.num_store_blocks = num_read
         else:
             self.sequence.num_disk_blocks = num_read
@@ -187,7 +187,7 @@ class _HostLoad(_Load):
         connector, sequence = self._connector, self.sequence
         connector.blocks.end_fetch(sequence, self.prefix, self._transfer.num_blocks)
         num_fetched = max(0, sequence.num_registered_blocks - self.prefix.num_cached)
-        if sequence.num_cached_tokens is None:  # otherwise the hits were counted before a preemption
+        if sequence.num_cached_tokens is None:  # otherwise the hits were counted already, before a preemption
             asked = len(self.prefix.names)  # blocks of all groups
             num_from_peer = num_fetched * min(sequence.num_peer_blocks, asked) // asked
             rest = num_fetched - num_from_peer
@@ -206,7 +206,7 @@ class _Lookup(_Load):
 
 
 class _OthersLoad:
-    """A wait for a transfer of another sequence."""
+    """A wait of a sequence for a transfer that another sequence has started."""
 
     is_admitted = False
     num_tokens = 1  # after the transfer nearly all tokens are cached
@@ -225,5 +225,5 @@ class _OthersLoad:
         pass
 
     def take(self) -> None:
-        if self._load.is_late:  # else each waiting sequence would in turn repeat the read and wait for its deadline
+        if self._load.is_late:  # otherwise one waiting sequence after another would repeat the read until its deadline
             self._gave_up.add(self.sequence)

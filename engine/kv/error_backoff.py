@@ -1,6 +1,6 @@
 """Exponential backoff for a failing resource, which starts after a few consecutive errors.
 
-Logs when the resource is no longer used and when it works again. Does not know what the resource is.
+Logs when the resource is no longer used and when it works again. This module is independent of the kind of resource.
 """
 
 import logging
@@ -29,7 +29,7 @@ class ErrorBackoff:
 
     @property
     def is_trying(self) -> bool:
-        """True if so many errors preceded that the next use is only a try."""
+        """True after so many consecutive errors that the next use is only a try."""
         return self._failures >= _PATIENCE
 
     def succeed(self) -> None:

@@ -1,8 +1,8 @@
 """The blocks of sequences: allocated, registered by name, swapped out and released.
 
 A sequence has a block table per group of layers. A group with a window releases blocks before the window as soon as no step reads them any more;
-other sequences can find them by name until they are reused. Knows block tables, names and generations; does not know which sequence goes first, or
-why one must give up its blocks (scheduler.py).
+other sequences can find them by name until they are reused. scheduler.py decides which sequence gets blocks first, and which one must give up its
+blocks.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,11 +29,11 @@ class BlockManager:
         return max(0, self._groups.most_blocks(len(sequence.token_ids), uncomputed) - sequence.num_blocks)
 
     def num_spare(self, sequence: Sequence) -> int:
-        """Return how many blocks to keep free for a running sequence: its missing ones, or one per table."""
+        """Return how many blocks to keep free for a running sequence: those it misses, at least one per table."""
         return max(len(self._groups.windows), self.num_missing(sequence))
 
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many blocks the sequence's tables need in addition for `num_tokens` tokens."""
+        """Return how many blocks the sequence's tables lack for `num_tokens` tokens."""
         return sum(max(0, self._groups.num_blocks(num_tokens) - len(table)) for table in sequence.tables)
 
     def num_needed(self, sequence: Sequence, prefix: CachedPrefix) -> int:
@@ -43,7 +43,7 @@ class BlockManager:
         return self._groups.most_blocks(num_tokens, uncomputed) - len(prefix.cached)
 
     def take(self, sequence: Sequence, prefix: CachedPrefix) -> list[int]:
-        """Start the sequence's tables with its prefix; return new blocks into which to fetch the rest of it."""
+        """Start the sequence's tables with its prefix; return new blocks for the part that a tier has."""
         self._pool.hold(prefix.cached)
         fresh = []
         for place, group in prefix.missing:
@@ -69,7 +69,7 @@ class BlockManager:
             self._pool.register(sequence.tables[group].blocks[place], name)
         lost = prefix.missing[num_arrived:]
         sequence.num_registered_blocks = lost[0][0] if lost else prefix.num_blocks
-        # A shorter prefix would need blocks of the window that were never taken: start from nothing.
+        # A shorter prefix would need blocks of its window that were never taken, so compute everything.
         if lost and any(table.first for table in sequence.tables):
             held = [pair for table in sequence.tables for pair in table.pairs()]
             sequence.num_registered_blocks = 0
@@ -99,7 +99,7 @@ class BlockManager:
         complete = num_tokens // self._groups.block_size
         if complete == sequence.num_registered_blocks and not self._has_windows:
             return
-        if len(sequence.block_hashes) < complete:  # hash only tokens that are known already
+        if len(sequence.block_hashes) < complete:  # only tokens that are known already can be hashed
             known = sequence.token_ids[:num_tokens]
             size = self._groups.block_size
             extend_chain(sequence.block_hashes, sequence.chain_root, known, size, sequence.images)
@@ -114,9 +114,9 @@ class BlockManager:
         sequence.num_registered_blocks = complete
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Swap the visible complete blocks to the host tier; return False if recomputation is cheaper."""
+        """Start to copy the blocks that its next tokens see to the host tier; return False if it does not pay."""
         if sequence.wants_prompt_logprobs:
-            return False  # it computes the whole prompt again for its logprobs
+            return False  # the sequence computes the whole prompt again for its logprobs
         tables, generations = sequence.tables, self._pool.generations
         num_blocks = sequence.num_registered_blocks
         kept = [
@@ -125,7 +125,7 @@ class BlockManager:
             # A block that another sequence has taken must not be stored under this name.
             if i >= tables[group].first and generations[tables[group].blocks[i]] == tables[group].generations[i]
         ]
-        # Of two blocks with equal content use the published one: the tiers can copy it until they are notified of its reuse.
+        # Of two blocks with equal content use the one in the prefix cache: the tiers are notified before it is overwritten.
         found = [(self._pool.find(name, -1, sequence.share), name) for name in kept]
         blocks, names = [block for block, _ in found if block >= 0], [name for block, name in found if block >= 0]
         return self._tiers.swap_out(sequence, names, blocks, num_blocks * self._groups.block_size)
@@ -147,8 +147,8 @@ class BlockManager:
     def release(self, sequence: Sequence, holders: Callable[[], Iterable[Sequence]]) -> None:
         """Release the sequence's blocks.
 
-        A block with a newer generation belongs to another sequence, due to a bug: correct its reference count by counting it in the tables of
-        `holders`.
+        If a block has a newer generation, it belongs to another sequence, due to a bug: correct its reference count by counting the tables of
+        `holders` that have it.
         """
         places = sorted((i, g) for g, table in enumerate(sequence.tables) for i in range(table.first, len(table)))
         held = [(sequence.tables[g].blocks[i], sequence.tables[g].generations[i]) for i, g in places]

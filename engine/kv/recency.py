@@ -2,7 +2,7 @@
 
 Segmented LRU (Karedla, Love and Wherry, "Caching strategies to improve disk system performance", IEEE Computer 27(3), 1994): new keys are on
 probation, and a hit makes them protected. When protected keys weigh too much, the least recently used of them return to probation. The oldest key on
-probation is evicted first. Knows keys and weights; does not know what they represent.
+probation is evicted first. This module is independent of what the keys represent.
 """
 
 from collections import OrderedDict
@@ -75,7 +75,7 @@ class SegmentedOrder(Generic[K]):
         while self._protected_weight > self._protected_capacity:
             demoted, weight = self._protected.popitem(last=False)
             self._protected_weight -= weight
-            self._probation[demoted] = weight  # added as the newest, because it was used more often than the others
+            self._probation[demoted] = weight  # newest: it was used more often than other keys on probation
 
 
 class EvictionOrder(SegmentedOrder[int]):
@@ -107,7 +107,7 @@ class EvictionOrder(SegmentedOrder[int]):
         self._trim_ghosts()
 
     def recall(self, block_hash: bytes) -> bool:
-        """Forget a ghost; return True if there was one: a block that is cached again was needed twice."""
+        """Forget a ghost; return True if there was one, so that the block was needed twice."""
         return self._ghosts.pop(block_hash, _ABSENT) is not _ABSENT
 
     def _trim_ghosts(self) -> None:

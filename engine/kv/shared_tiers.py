@@ -1,7 +1,7 @@
 """The tiers of one engine host, shared by its models.
 
-Their content outlives the host. A tier that is not available is logged once and omitted, because it is only a cache. Knows the configuration; does
-not know blocks.
+Their content outlives the host. A tier that is not available is logged once and omitted, because it is only a cache. This module reads the
+configuration; it is independent of blocks.
 """
 
 import logging
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# After a site is killed, its old engine host lives until the next heartbeat: the host of a site that restarts at once waits for it.
+# After a site is killed, its old engine host lives until the next heartbeat. If the site restarts at once, its new host waits for the old one.
 _PATIENCE_S = 1.0
 
 
@@ -66,7 +66,7 @@ class SharedTiers:
         """Close the tiers. The models' views of them must be closed already."""
         if self.peers is not None:
             self.peers.close()
-        if self.store is not None:  # closed before the disk, because the store's thread reads from that, too
+        if self.store is not None:  # closed before the disk, because the store's thread also reads the disk
             self.store.close()
         if self.disk is not None:
             self.disk.close()

@@ -1,7 +1,7 @@
 """The interface of the tiers for the engine and its scheduler.
 
-Knows which blocks are copied where; does not know bytes, threads and files (tiered_cache.py). Blocks are named by the hashes of prefix_index.py;
-`owner` identifies the holder of a pin.
+The interface is independent of bytes, threads and files (tiered_cache.py). Blocks are named by the hashes of prefix_index.py; `owner` identifies the
+holder of a pin.
 """
 
 from collections.abc import Hashable, Sequence
@@ -43,11 +43,11 @@ class Transfer(Protocol):
 class PeerTransfer(Transfer, Protocol):
     @property
     def bytes_per_s(self) -> float:
-        """The rate of transfers from the other host, measured by that host over all of them; 0 if unknown."""
+        """The rate of all transfers from the other host, measured by that host; 0 if unknown."""
 
 
 class Tiers:
-    """The interface of one model's tiers; this class has none, and TieredCache overrides all of it."""
+    """The interface of one model's tiers. This class has no tiers; TieredCache overrides its methods."""
 
     has_store = False  # True if there is a store, which may have blocks that no other tier has
 
@@ -57,10 +57,10 @@ class Tiers:
         """Queue a block whose content is complete for a copy to the host tier."""
 
     def drop(self, block: int) -> None:
-        """Stop copies of a block that will be overwritten; waits for a running copy."""
+        """Drop a queued copy of a block that will be overwritten, or wait for its running copy."""
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Drop bad content from all tiers; `drop` has been called for its device blocks."""
+        """Drop bad blocks from all tiers, after `drop` was called for the blocks on the device."""
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Record that a chain was found, on the device or in a tier."""
@@ -85,7 +85,7 @@ class Tiers:
         raise NotImplementedError("nothing was offered")
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
-        """Start to fetch blocks that another host computes into the host tier; None without links to peers."""
+        """Start to fetch blocks from the host that computes them to the host tier; None without peers."""
         return None
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
@@ -115,7 +115,7 @@ class Tiers:
     # Operations on the whole model, for the engine
 
     def begin_stores(self, everything: bool) -> None:
-        """Start to copy queued blocks, after the results of a step were sent.
+        """Start to copy queued blocks. Called after the results of a step were sent.
 
         The amount is bounded, except if `everything` is set or another host waits for blocks.
         """
@@ -134,7 +134,7 @@ class Tiers:
 
     @property
     def num_heard(self) -> int:
-        """The number of messages from hosts that compute for this one: a sign of their progress."""
+        """The number of messages from hosts that compute for this one, which shows their progress."""
         return 0
 
     def load(self) -> TierLoad:

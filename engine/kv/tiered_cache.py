@@ -43,7 +43,7 @@ class TieredCache(Tiers):
         """
         self._behind: list[TierBehind] = [
             tier for tier in (disk, store) if tier is not None
-        ]  # beyond the host tier, nearest first
+        ]  # tiers beyond the host tier, nearest first
         self.mover = BlockMover(host, self._behind, copier, block_bytes)
         self._host = host
         self._disk = disk
@@ -53,8 +53,8 @@ class TieredCache(Tiers):
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
         self._pins: dict[Hashable, KeptSlots] = {}
-        self._awaited: dict[str, bool] = {}  # sequence for whose blocks another host waits -> whether it still computes
-        self._fresh: dict[int, bytes] = {}  # complete blocks that `begin_stores` has not queued for their copy yet
+        self._awaited: dict[str, bool] = {}  # hand-overs -> whether the sequence still computes
+        self._fresh: dict[int, bytes] = {}  # complete blocks that `begin_stores` has not queued for a copy yet
         self._reads: list[TierRead] = []  # reads; some may have ended
         self._num_lost_reads = 0
         self._thread = HostThread(self.mover)
@@ -101,7 +101,7 @@ class TieredCache(Tiers):
         self._thread.wait_for_batch()  # a running store may be about to commit one of these blocks
         for tier in self._behind:
             tier.forget(hashes)
-        self._host.forget(hashes)  # last, because reads from the other tiers may add these blocks until then
+        self._host.forget(hashes)  # the host tier last, because reads from other tiers may add these blocks until then
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
@@ -163,7 +163,7 @@ class TieredCache(Tiers):
             self._peers.server.begin(hand_over)
 
     def end_hand_over(self, hand_over: str) -> None:
-        self._awaited[hand_over] = False  # kept until the next `begin_stores`, which stores its last blocks
+        self._awaited[hand_over] = False  # removed by the next `begin_stores`, which stores the sequence's last blocks
         if self._peers is not None:
             self._peers.server.end(hand_over)
 
@@ -187,8 +187,8 @@ class TieredCache(Tiers):
         swap_s = rate.predict_s(len(missing) * self._block_bytes) + self._fetch_s(num_blocks)
         if not num_blocks or self._thread.is_broken or not rate.is_worth_it(swap_s, self._recompute_s(num_tokens)):
             return False
-        # These copies may be gigabytes, so the scheduler does not wait for them: a block that is reused before its copy is not stored. The chain is
-        # copied from its head, and its blocks are reused from its tail.
+        # These copies may be gigabytes, so the scheduler does not wait for them: a block that is reused before its copy is not stored. Blocks are
+        # copied from the chain's head on, but reused from its tail on.
         self._pin(owner, self._host.pin_prefix(hashes))
         mark, kept = self.mover.mark(), self._pins.setdefault(owner, KeptSlots(self._host))
         for block, _ in missing:
@@ -214,7 +214,7 @@ class TieredCache(Tiers):
     def close(self) -> None:
         """Store the remaining complete blocks, which a woken model then finds, and end.
 
-        Few blocks remain, since stores start whenever there is nothing else to do.
+        Few blocks remain, since stores start whenever the engine is idle.
         """
         if not self._thread.is_broken:
             self.begin_stores(everything=True)

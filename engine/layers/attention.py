@@ -35,7 +35,7 @@ class Attention:
         joint_norm: JointNorm | None = None,
         v_proj: Linear | None = None,
     ) -> None:
-        """`joint_norm`: norm of all queries of a token together, and of all its keys, before rotation.
+        """`joint_norm`: norm of a token's queries together, and of its keys together, before rotation.
 
         `v_proj`: projection to values, if `qkv_proj` has only queries and keys.
         """
@@ -73,7 +73,7 @@ class Attention:
     ) -> Self:
         """Load a layer's attention.
 
-        `input_size`: size of its input, if it differs from that of its output. `sinks`: name of their tensor, if the shape has sinks.
+        `input_size`: size of the layer's input, if it differs from that of its output. `sinks`: name of the tensor of sinks, if the shape has sinks.
         """
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)
@@ -142,7 +142,7 @@ class Attention:
     def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
         """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache.
 
-        Return rotated queries.
+        Return the queries, normalised and rotated as the layer requires.
         """
         rule = self.shape.rotary
         if not self._is_plain or rule is None or 2 * context.turns[rule][0].shape[1] < self.shape.head_dim:

@@ -11,7 +11,7 @@ from pilotlight.engine.layers.attention import Attention
 from pilotlight.kernels.elementwise.norm import head_rms_norm
 from pilotlight.kernels.elementwise.rotary import rotary
 
-_BLOCK = 512  # queries computed at once within a window: the mask grows with them, not with the text
+_BLOCK = 512  # queries computed at once within a window, so that the mask does not grow with the text
 
 
 class EncoderAttention(Attention):

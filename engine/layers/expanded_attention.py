@@ -1,7 +1,7 @@
 """Latent attention of prompts with keys and values, which are made from latent vectors for one layer.
 
 Each pair of a query and a key costs less than in absorbed form: products as wide as a head, not as a latent vector. In return every visible latent
-vector is multiplied to make keys and values. Knows which form takes fewer products; does not know where queries come from.
+vector is multiplied to make keys and values. `is_cheaper` decides which form takes fewer products.
 """
 
 import torch
@@ -15,7 +15,7 @@ from pilotlight.kernels.attention.varlen import VarlenBatch
 
 
 def is_cheaper(batch: VarlenBatch, cache: torch.Tensor, shape: LatentShape) -> bool:
-    """True if this takes fewer products than the absorbed form, and not too much memory.
+    """True if the expanded form takes fewer products than the absorbed form, and not too much memory.
 
     That is so for a prompt's first chunk, and after a prefix for chunks of some 200 tokens or more at DeepSeek-V3's sizes.
     """

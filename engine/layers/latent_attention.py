@@ -1,7 +1,7 @@
 """Latent attention over the paged cache (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
 One vector per token is cached, which all heads read. Decodes are computed in absorbed form: the projections from vectors to keys and to values are
-multiplied into queries and results, so that no key and no value is ever made. Prompts make them, if that takes fewer products
+multiplied into queries and results, so that no key and no value is ever made. For prompts they are made if that takes fewer products
 (expanded_attention.py).
 """
 

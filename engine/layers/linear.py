@@ -16,7 +16,7 @@ class Linear:
     def __init__(
         self, weight: Weight, bias: torch.Tensor | None = None, first: int = 0, ends: tuple[int, ...] = ()
     ) -> None:
-        """`first`: the index of its first projection in the model; `ends`: the end of each one's rows.
+        """`first`: index of the first projection in the model; `ends`: end of each projection's rows.
 
         Both are needed for adapters.
         """

@@ -35,5 +35,5 @@ class GatedMLP:
         return context.summed(self.part(x, context))
 
     def part(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """Return this rank's part of the sum."""
+        """Return this rank's part of the output, to be summed over ranks."""
         return self.down_proj(self.gate_up_proj.gated(x, self.activation, context), context)

@@ -1,6 +1,6 @@
 """The sparse feed-forward: a router, its experts, and optionally one that every token uses.
 
-Knows how checkpoints store experts, one tensor per expert or one for all; does not know the families that do so.
+Checkpoints store experts in one tensor per expert, or in one for all. This module is independent of families.
 """
 
 import re
@@ -44,9 +44,9 @@ class ExpertRoutes(NamedTuple):
         )
 
     def ranks_of(self, expert_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the rank that computes each pair, [tokens, top_k].
+        """Return the rank that computes each pair of a token and an expert, [tokens, top_k].
 
-        Among an expert's copies, the token's position decides, independently of other tokens of the step.
+        If an expert has several copies, the token's position alone decides which one computes it.
         """
         return self.ranks[expert_ids, positions.unsqueeze(1) % self.copies[expert_ids]]
 
@@ -103,7 +103,7 @@ class Experts:
             loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows"),
             loader.matrix(downs, [hidden] * len(experts), intermediate, experts=len(experts), split="columns"),
         )
-        if len(experts) == 1:  # the loader returned plain matrices
+        if len(experts) == 1:  # for one expert the loader returns plain matrices
             matrices = (matrices[0].by_expert(1), matrices[1].by_expert(1))
         return cls(*matrices, placement=placement, rank=0 if of is None else of.rank)
 
@@ -150,7 +150,7 @@ class Experts:
         )
 
     def _weighted(self, x: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return each pair's weighted summand, [pairs, hidden] fp32.
+        """Return the weighted summand of each pair of a token and an expert, [pairs, hidden] fp32.
 
         x [pairs, hidden]; weights [pairs, 1] fp32; slots [pairs, 1] of experts on this rank.
         """
@@ -167,7 +167,7 @@ class Experts:
     def own_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of this rank's experts for x, [tokens, hidden].
 
-        Expert -1 is not computed. On a GPU, the host waits to learn the number of pairs.
+        Expert -1 is not computed. On a GPU, the host waits for the number of pairs of a token and an expert.
         """
         slots = self.routes_on(x.device).slots[expert_ids].flatten()
         pairs = (slots >= 0).nonzero().flatten()
@@ -184,11 +184,11 @@ class Experts:
         self.seen = self.counted().index_add_(0, ids, torch.ones_like(ids))
 
     def ranks_of(self, expert_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the rank that computes each pair, [tokens, top_k]."""
+        """Return the rank that computes each pair of a token and an expert, [tokens, top_k]."""
         return self.routes_on(expert_ids.device).ranks_of(expert_ids, positions)
 
     def routes_on(self, device: torch.device) -> ExpertRoutes:
-        """Return the location of each expert."""
+        """Return the placement of the experts as tensors on `device`."""
         if self._routes is None:
             assert self.placement is not None
             self._routes = ExpertRoutes.of(self.placement, self.rank, device)
@@ -252,7 +252,7 @@ class SparseMLP:
         return part if self.shared_gate is None else part * self.shared_gate(x, context).sigmoid()
 
     def serve(self, none: torch.Tensor, ranks: "Communicator") -> None:
-        """Compute this rank's experts for other ranks' tokens, in a step in which it has none.
+        """Compute this rank's experts for tokens of other ranks, in a step in which this rank has no tokens.
 
         `none`: [0, hidden].
         """

@@ -65,13 +65,13 @@ class HeadNorm:
 
 
 class JointNorm:
-    """Joint normalisation of all queries of a token, and of all its keys.
+    """Joint normalisation of all queries of a token, and of all its keys, by one mean square each.
 
     weight [heads + kv_heads, head_dim], for one rank's heads.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
-        """`numbers`: how many numbers all queries of a token have on this rank, and all keys."""
+        """`numbers`: how many numbers a token's queries have on this rank, and its keys."""
         self.weight = weight
         self.eps = eps
         self.numbers = numbers
@@ -93,7 +93,7 @@ class JointNorm:
         tokens, head_dim = qk.shape[0], qk.shape[2]
         wide = qk.float()
         parts = torch.split(wide, [numbers // head_dim for numbers in self.numbers], dim=1)
-        # Keys that several ranks have count as often in the sum as in its divisor.
+        # Keys that several ranks have are counted several times, both in the sum and in its divisor.
         squares = torch.stack([part.square().sum((1, 2)) for part in parts], dim=1)
         ranks = 1 if context.ranks is None else context.ranks.shard.size
         sums = context.summed(squares).view(tokens, 1, 2)
@@ -111,7 +111,7 @@ def _load_weight(loader: WeightLoader, name: str, size: int, kind: NormKind) -> 
 
 
 def _loader_for(loader: WeightLoader, kind: NormKind) -> WeightLoader:
-    # 1 + weight in bf16 would round the weight to 8 bits below one: the sum stays in fp32, as the kernel's products do.
+    # In bf16 the sum 1 + weight would have only 8 bits: it stays in fp32, like the products of the kernel.
     return loader.with_dtype(torch.float32) if kind.offset else loader
 
 

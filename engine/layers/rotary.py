@@ -13,7 +13,7 @@ from pilotlight.kernels.elementwise.rows import rows_of
 
 
 class RotaryTable:
-    """A table of cos, sin [context_length, rotated pairs of a head] in fp32, computed at first use."""
+    """A table of cos, sin [context_length, rotated pairs of a head] in fp32, filled by `compute`."""
 
     def __init__(self, rule: RotaryRule, head_dim: int, context_length: int, device: torch.device) -> None:
         self._rule = rule
@@ -37,8 +37,8 @@ class RotaryTable:
     def at_places(self, positions: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos, sin [tokens, pairs] of an image's tokens.
 
-        `positions` [tokens]: for each token, the position of its image's first token; `places` [2, tokens]: its row and column. Each pair is rotated
-        by the position, the position plus the row, or the position plus the column.
+        `positions` [tokens]: for each token, the position of its image's first token; `places` [2, tokens]: the token's row and column. Each pair is
+        rotated by the position, the position plus the row, or the position plus the column.
         """
         if self._axes is None:
             self._axes = torch.tensor(_axes(self._rule, self._turning // 2), device=self.cos.device)
@@ -48,7 +48,7 @@ class RotaryTable:
 
 
 def _axes(rule: RotaryRule, pairs: int) -> list[int]:
-    """Return by which axis each pair of a head is rotated: 0 is the position, 1 the row, 2 the column."""
+    """Return the axis by which each pair of a head is rotated: 0 is the position, 1 the row, 2 the column."""
     assert rule.sections is not None, "its tokens are rotated by their positions alone"
     if not rule.is_interleaved:
         return [axis for axis, size in enumerate(rule.sections) for _ in range(size)]

@@ -1,6 +1,6 @@
 """Routing of tokens to experts with weights: a projection of the hidden state, and a rule.
 
-Knows the rules of families; does not know experts.
+This module is independent of the experts.
 """
 
 from dataclasses import dataclass

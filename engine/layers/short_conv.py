@@ -41,7 +41,7 @@ class CausalConv:
         return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activates)
 
     def __call__(self, x: torch.Tensor, kept: torch.Tensor, batch: StateBatch) -> torch.Tensor:
-        """Convolve the tokens of the step, and update the inputs in `kept`.
+        """Convolve the tokens of the step, and keep each sequence's last inputs in `kept`.
 
         x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels] -> [tokens, channels]
         """

@@ -9,7 +9,7 @@ import torch
 
 
 class Temperature(NamedTuple):
-    floor: float  # number of positions; the factor is 1 below it
+    floor: float  # positions per step of growth; the factor is 1 while position + shift is less
     scale: float
     shift: float  # added to a position before the division
 

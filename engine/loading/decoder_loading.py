@@ -95,7 +95,7 @@ class _PlacedDecoder(NamedTuple):
 
     @property
     def _num_blocks_seen(self) -> int:
-        """Return the range of block numbers that a runner may get: a lease's can be anywhere in the arena."""
+        """Return the end of the block numbers that a runner may get: with a lease, that of the arena."""
         return self.place.grid.capacity // self.group.copies if isinstance(self.place, Lease) else self._num_blocks
 
     @property
@@ -129,7 +129,7 @@ class _PlacedDecoder(NamedTuple):
         loading = self.loading
         if not loading.needs_warm_up(weights):
             return
-        # If no kernel is compiled and the weights are in memory, one token tests as much as a longer prompt, in two thirds of the time.
+        # On a CPU with weights in memory, one token tests as much as a longer prompt, in two thirds of the time.
         is_short = loading.arena.device.type == "cpu" and (weights.is_mapped or weights.pending is not None)
         prompt = loading.warm_up_prompt(1 if is_short else context_length - 1)
         self.group.warm_up(loading.spec.name, prompt, not is_short)

@@ -42,7 +42,7 @@ from pilotlight.engine.weights.source import WeightSource
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
-# Acceptance rates used until drafts were verified, as papers report them for chat.
+# Acceptance rates to assume until drafts have been verified: those that papers report for chat.
 _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
 
 
@@ -69,7 +69,7 @@ class LoadedDrafts(NamedTuple):
         return PartRunner(self.layers, layout, blocks, ranks)
 
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
-        """Return the drafter. `runner`: its runner, on this rank or on all ranks."""
+        """Return the drafter. `runner`: computes its layers, on this rank or on all ranks."""
         return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
 
 
@@ -84,7 +84,7 @@ class PlannedDrafts(Protocol):
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """Return the caches of its layers, which follow those of the model."""
+        """Return the caches of the drafter's layers, which follow the model's caches."""
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
         """Load the drafter. Raises CheckpointError."""
@@ -136,7 +136,7 @@ def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> Planned
 
 
 def identity_of(planned: PlannedDrafts | None) -> str:
-    """Return a text that identifies the drafter whose caches are in a block."""
+    """Return a string that identifies the drafter whose caches are in a block, "" without a drafter."""
     if planned is None:
         return ""
     return f":{planned.name}" + (f":{fingerprint(planned.directory).hex()}" if planned.directory is not None else "")
@@ -144,7 +144,7 @@ def identity_of(planned: PlannedDrafts | None) -> str:
 
 @contextmanager
 def named(directory: Path) -> Iterator[None]:
-    """Add the drafter's directory to CheckpointErrors of the context."""
+    """Open a context that adds the drafter's directory to the message of a CheckpointError."""
     try:
         yield
     except CheckpointError as error:

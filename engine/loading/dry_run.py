@@ -1,7 +1,7 @@
 """Finds the kernel launches of a model by a dry run on `meta`, before its weights are loaded.
 
 The run covers steps of all shapes that determine which variants of kernels are needed. A variant that the dry run does not launch is compiled at its
-first use. Knows batches; does not know kernels.
+first use. This module is independent of kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,11 @@ from pilotlight.kernels.warm_up import fake_tensor, trace_launches
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-# All numbers of rows and tokens for which some product uses another tile; few programs and many; a context that is split and one that is not. The
-# lengths themselves are not compiled in.
+# (rows, context) and prompt lengths. They cover all numbers of tokens for which a product uses another tile, few programs and many, and contexts that
+# are split or not. Kernels are not compiled for single lengths.
 DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
-BEHIND_PREFIX = (1, 2, 4, 8)  # sizes in tokens of chunks that follow a cached prefix
+BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of chunks that follow a cached prefix
 _PREFIX = 4000
 _DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # a sampled row; greedy rows use torch
 _NUM_BLOCKS = 64  # size of the cache, which takes no memory on `meta`
@@ -55,12 +55,12 @@ class DryRun(NamedTuple):
     pooling: Pooling | None = None
     format: WeightFormat | None = None
     stays_packed: bool = False  # whether its weights stay packed on the device
-    shard: Shard = WHOLE  # transfers between ranks use no compiled kernels
+    shard: Shard = WHOLE  # this rank's part; transfers between ranks use no compiled kernels
     scores_classes: bool = False  # the model's head scores classes after pooling
 
 
 def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
-    """Return every launch of the steps, with all variants of kernels."""
+    """Return the kernel launches of all steps of the dry run."""
     return trace_launches(lambda: _run(dry_run))
 
 
@@ -121,7 +121,7 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
         *PROMPTS,
         (block_size,),
         (64,),
-    ):  # the last two are short and of whole blocks: for these keys and values are expanded
+    ):  # the last two are short and of whole blocks, so that latent attention expands their keys and values
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
     for length in BEHIND_PREFIX if dry_run.layout.layers else ():
         yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))

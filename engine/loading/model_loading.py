@@ -78,14 +78,14 @@ def opened_source(
     recipe = read_recipe(directory, raw_config)
     if (
         recipe is not None and not recipe.keeps_head
-    ):  # tied, because its logits are never used and a head would only take memory
+    ):  # its logits are never used, and a separate head would only take memory
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     words = read_words(spec.speculate, config.cached_layers)
     drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
     if isinstance(drafts, PlannedMtp):
-        config = drafts.config  # also loads the layer that drafts
+        config = drafts.config  # a config with which the model's load includes the layer that drafts
     phases.end("config")
     # Several ranks do not map the file: each has only its part of the weights, in its own memory.
     weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
@@ -163,7 +163,7 @@ class ModelLoading(NamedTuple):
             cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
         drafted = (
             () if self.drafts is None else self.drafts.cached_layers
-        )  # a drafter's caches are small, so they keep the model's dtype
+        )  # a drafter's small caches keep the model's dtype
         layers = [layer.part_of(shard) for layer in cached + drafted]
         sizes = (self.host.block_size, self.dtype(), self.longest_context())
         num_stages = 1 if self.links is None else self.links.num_stages
@@ -300,7 +300,7 @@ class ModelLoading(NamedTuple):
         return not (loaded.is_proved or self.spec.is_awaited)
 
     def _computation(self, layout: CacheLayout) -> Hashable | None:
-        """Return an identifier of this load's kernels: later loads of the same weights have the same one."""
+        """Return an identifier of this load's kernels; None if the weights are not in shared memory."""
         if self.source.shared_path is None:
             return None
         spec = replace(self.spec, name="", is_awaited=False, kv_tokens=None)

@@ -1,6 +1,6 @@
 """Compilation of a model's kernels while its weights are read, once per process.
 
-A model whose dry run fails is still served: its kernels are compiled at their first use. Knows threads; does not know models and kernels.
+A model whose dry run fails is still served: its kernels are compiled at their first use. This module is independent of models and kernels.
 """
 
 import logging
@@ -40,7 +40,7 @@ class BackgroundWarmUp:
     def _run(self) -> None:
         try:
             warmed = compile_launches(dry_run_launches(self._make_dry_run()), self._device)
-        except Exception:  # any failure: it only costs the first requests some time
+        except Exception:  # any failure only makes the first requests slower
             log.warning(
                 "the dry run of %s failed; its kernels are compiled at their first use", self._name, exc_info=True
             )

@@ -1,6 +1,6 @@
 """The decoder that all families share, or a pipeline stage of it: embedding, layers, norm, head.
 
-Knows the order of the parts; does not know which family they belong to. A family provides its layers as a table and inherits the loop.
+This module computes the parts in order, whatever the family. A family provides its layers as a table and inherits the loop.
 """
 
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
 
-# Prefixes of the names of a decoder's tensors: saved without its head; with it; beside a vision tower.
+# Prefixes of the names of a decoder's tensors: saved without its head, with its head, and, in two forms, with a vision tower.
 _ROOTS = ("", "model.", "language_model.model.", "model.language_model.")
 
 
@@ -76,7 +76,7 @@ class DraftHead(Protocol):
     def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
         """Return hidden states [tokens, hidden] from which the next token is guessed.
 
-        For guessed tokens they also replace the features, which are not known yet. `before`: the features of the previous token.
+        For guessed tokens these hidden states also replace the features, which are not known yet. `before`: the features of the previous token.
         """
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
@@ -162,14 +162,14 @@ class Decoder:
         self.projections = projections
         self.logit_rule = logit_rule
         self.vision: VisionEncoder | None = None  # encodes images; None if the model takes none
-        self.mtp: DraftHead | None = None  # a further layer of the checkpoint, which drafts
+        self.mtp: DraftHead | None = None  # an additional layer of the checkpoint, which drafts
 
     def take_images(self, vision: VisionEncoder) -> None:
-        """Accept images, which `vision` encodes. Its weights come after the decoder's."""
+        """Accept images, which `vision` encodes. Its weights must be loaded after the decoder's."""
         self.vision = vision
 
     def draft_by(self, mtp: DraftHead) -> None:
-        """Draft with a further layer of the checkpoint. Its weights come after the decoder's."""
+        """Draft with an additional layer of the checkpoint. Its weights must be loaded after the decoder's."""
         self.mtp = mtp
 
     def score_by(self, head: ScoreHead) -> None:
@@ -224,9 +224,9 @@ class Decoder:
         return x.index_copy(0, context.images.rows, self._embeddings(context.images, 0))
 
     def _embeddings(self, images: ImageRows, number: int) -> torch.Tensor:
-        """Return the images' embeddings [tokens, hidden] for one place.
+        """Return one of the sets of embeddings of the images, [tokens, hidden].
 
-        Place 0 is the model's input; others are added to a layer's output.
+        Set 0 is the input of the model; set i is added to the output of layer i - 1.
         """
         assert self.vision is not None, "a model without a tower takes no images"
         assert images.embeddings is not None, "the first stage encodes images"
@@ -235,7 +235,7 @@ class Decoder:
     def run(
         self, layers: range, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute consecutive layers in a prepared context; arguments and results as for one Layer."""
+        """Compute consecutive layers in a prepared context. Arguments and results are those of a Layer."""
         num_deep = 0 if self.vision is None or context.images is None else self.vision.num_deep
         for i in layers:
             x, residual = self.layers[i](x, residual, context)
@@ -294,11 +294,11 @@ def load_decoder(
         head = TokenEmbedding.load(loader, f"{outer}lm_head", config.vocab_size, config.hidden_size)
     for i in set(range(config.num_layers)) - set(stage.layers):
         loader.skip(rf"{re.escape(root)}layers\.{i}\..*")
-    if stage.num_stages > 1:  # parts of other stages
+    if stage.num_stages > 1:  # other stages load these parts
         loader.skip(rf"({re.escape(root)}(embed_tokens|norm)|{re.escape(outer)}lm_head)\..*")
     # old checkpoints store values that follow from config.json
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-    # scales of a quantized KV cache, which this one is not; shapes of packed matrices, which follow from config.json
+    # scales of a quantized KV cache, which is not used here; shapes of packed matrices, which follow from config.json
     loader.skip(r".*\.([kv]_scale|weight_shape)")
     rotary = [
         RotaryTable(rule, dim, context_length, loader.device)

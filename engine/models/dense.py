@@ -1,6 +1,6 @@
 """A decoder loaded as its config describes it: attention, feed-forwards or experts, and norms.
 
-Nothing here is specific to a family: the fields of DenseConfig and SparseConfig describe each.
+Nothing here is specific to a family: the fields of DenseConfig and SparseConfig describe each family.
 """
 
 import re
@@ -23,7 +23,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-# Tensors of vision towers that are not loaded: on later stages, and those of Gemma 3 and 4, whose images are not supported.
+# Tensors of vision towers. Later stages do not load them, and those of Gemma 3 and 4 are never loaded, because their images are not supported.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]
@@ -71,8 +71,8 @@ def load_layers(
 ) -> Decoder:
     """Load a decoder and, if the config requests it, the layer that drafts.
 
-    The drafting layer is the first of those after the model's last, which predict further tokens; others are skipped. `load_attention(i, name)` makes
-    the token mixer of the layer whose tensor names start with `name`.
+    After the model's last layer a checkpoint may have layers that predict further tokens. The first of them drafts; others are skipped.
+    `load_attention(i, name)` makes the token mixer of the layer whose tensor names start with `name`.
     """
 
     def norm(name: str, part: str | None) -> RMSNorm | None:

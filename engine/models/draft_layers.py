@@ -1,8 +1,9 @@
 """Drafters whose state is in the model's blocks: a smaller model, or one layer (EAGLE-3, MTP).
 
-The layer reads the model's features of the previous token. In a step both are computed for the same tokens (`follow`), so blocks always include the
-drafter's state, even if they come from the prefix cache, a tier or another host. Between steps the drafter runs alone on guessed tokens (`forward`),
-after the sequence's own; the step that verifies them overwrites these values. Does not know sequences, or which guesses were right.
+The layer reads the model's features of the previous token. In a step the model and the drafter are computed for the same tokens (`follow`), so blocks
+always include the drafter's state, even if they come from the prefix cache, a tier or another host. Between steps the drafter runs alone on guessed
+tokens (`forward`), after the sequence's own; the step that verifies them overwrites these values. This module is independent of sequences and of the
+acceptance of guesses.
 """
 
 from dataclasses import replace
@@ -79,7 +80,7 @@ class FeatureDrafts:
         cache = context.caches[self._cache]
         (kept,) = cache.segments
         slots, block_size = slots_before(context.batch, cache), kept.shape[1]
-        # For a sequence's first token `slots` has its own slot, because there is no previous one.
+        # For a sequence's first token `slots` has the token's own slot, because there is no previous token.
         has_before = slots != context.batch.groups[cache.group].slot_mapping
         before = kept[slots // block_size, slots % block_size, 0] * has_before.unsqueeze(1)
         context = self._head.prepared(replace(context, adapters=None))
@@ -92,7 +93,7 @@ class FeatureDrafts:
 
 
 def slots_before(batch: Batch, cache: LayerCache) -> torch.Tensor:
-    """Return the slot of each token's previous one [tokens]; for a sequence's first token its own slot."""
+    """Return the slot of the token before each token, [tokens]; for a sequence's first token its own slot."""
     group, (kept,) = batch.groups[cache.group], cache.segments
     block_size, decoded = kept.shape[1], batch.num_decoded
     slots = []

@@ -35,7 +35,7 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
         )
 
     def attention(i: int, name: str) -> Attention:
-        """Load attention; layers with rotation normalise queries and keys after it, without weights."""
+        """Load attention; layers with rotation normalise rotated queries and keys, without weights."""
         made = Attention.load(
             loader, name, hidden, config.attention(i), qkv_bias=config.attention_bias, o_bias=config.attention_bias
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class Model(Protocol):
     def forward(self, context: Context) -> torch.Tensor:
-        """Return the normalised hidden states of every token, [tokens, hidden]."""
+        """Return the hidden states of every token, [tokens, hidden], normalised if no stage follows."""
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         """Return fp32 logits [rows, vocab] of [rows, hidden], joined if ranks have parts of the vocabulary."""

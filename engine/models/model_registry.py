@@ -1,4 +1,4 @@
-"""The table from `architectures` in config.json to the code that runs each."""
+"""The table from an architecture in config.json to the code that runs it."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

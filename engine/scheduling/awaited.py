@@ -1,7 +1,7 @@
 """Waits of single sequences, for blocks from a tier or for work in a thread, while others continue.
 
 Each wait has one deadline and one way to be cancelled. When it ends, the sequence continues with everything that has arrived, in its old place in the
-queue (waiting.py). Knows which sequence waits and until when; does not know the reason.
+queue (waiting.py). This module is independent of the reasons for waits.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -18,7 +18,7 @@ class Awaited(Protocol):
 
     @property
     def deadline(self) -> float:
-        """Return the time, by the scheduler's clock, at which the sequence continues without it."""
+        """Return the time, by the scheduler's clock, at which the sequence stops waiting."""
 
     @property
     def is_admitted(self) -> bool:
@@ -34,7 +34,7 @@ class Awaited(Protocol):
     def cancel(self) -> None:
         """Cancel the wait; afterwards nothing is written to the sequence's blocks.
 
-        The sequence has ended, lost its blocks, or waited too long.
+        Called if the sequence has ended, lost its blocks, or waited too long.
         """
 
     def take(self) -> None:
@@ -47,7 +47,7 @@ class Awaited(Protocol):
 class AwaitedTogether:
     """Several things for which one sequence waits before it is admitted.
 
-    It continues when all have arrived, or at the first deadline.
+    The sequence continues when all have arrived, or at the first deadline.
     """
 
     is_admitted = False

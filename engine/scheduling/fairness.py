@@ -13,8 +13,8 @@ a prompt was cached. Debts outlast an empty queue as long as others wait. So, wi
 **Within a tenant and a priority**: by arrival. A preempted sequence is older than those that have not started, so it goes first; it was paid for
 already.
 
-All of it costs O(1) amortised: a visit to a tenant that is not served hands out a quantum that pays for a later one. Knows lengths and arrivals; does
-not know blocks, steps and clocks.
+All of it costs O(1) amortised: a visit to a tenant that is not served hands out a quantum that pays for a later one. This module is independent of
+blocks, steps and clocks.
 """
 
 from collections import deque
@@ -64,11 +64,11 @@ class FairQueue:
         self._forget(sequence)
 
     def peek(self) -> Sequence:
-        """Return the next sequence to admit. It changes only if a more urgent one arrives."""
+        """Return the next sequence to admit. The result changes only if a more urgent sequence arrives."""
         return self._next_class().peek()
 
     def pop(self, num_uncached_tokens: int) -> Sequence:
-        """Admit the next sequence and charge its tenant, unless it was admitted, and paid for, before."""
+        """Admit the next sequence; charge its tenant unless the sequence was admitted, and paid for, earlier."""
         group = self._next_class()
         sequence = group.peek()
         is_new = sequence.num_cached_tokens is None
@@ -98,8 +98,8 @@ class FairQueue:
 @dataclass(eq=False, slots=True)
 class _TenantQueue:
     name: bytes
-    round: int  # the round in which it last got a quantum
-    deficit: int = 0  # tokens it may still have; negative for a debt
+    round: int  # the round in which the tenant last got a quantum
+    deficit: int = 0  # tokens that the tenant may still have; negative for a debt
     queue: deque[Sequence] = field(default_factory=deque)  # by arrival
 
 
@@ -107,9 +107,7 @@ class _PriorityClass:
     """The tenants of one priority, taking turns."""
 
     def __init__(self, quantum: int, last_admission: int) -> None:
-        self.last_admission = (
-            last_admission  # number of all admissions at its last one; at first, when it began to wait
-        )
+        self.last_admission = last_admission  # number of admissions of the queue at the class's last admission, or when the class was made
         self._quantum = quantum
         self._round = 0
         self._ring: deque[_TenantQueue] = deque()  # tenants with waiting sequences; the first one has the turn

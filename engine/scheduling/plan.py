@@ -1,6 +1,6 @@
 """A step being planned: which tokens of which sequences it computes, within which limits.
 
-Knows only lengths; does not know which sequences are chosen and which blocks they get (scheduler.py).
+scheduler.py chooses the sequences and their blocks; this module uses only lengths.
 """
 
 import math
@@ -55,17 +55,17 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """True if it is one token after a cached prefix: a new token, or one of a prompt.
+        """True if it is one token after computed tokens: a new token, or one of a prompt.
 
-        Both are computed in the same way. Only such a chunk has drafts.
+        Only such a chunk has drafts.
         """
         return self.end - self.start == 1 and self.start > 0
 
     @property
     def is_current(self) -> bool:
-        """True if its sequence has neither ended nor been preempted since.
+        """True if its sequence has not ended, been preempted or been rewound since the chunk was planned.
 
-        After a preemption it computes these tokens again.
+        After a preemption or rewind the sequence computes these tokens again.
         """
         return self.epoch == self.sequence.epoch
 
@@ -105,11 +105,11 @@ class Speculation(Protocol):
 
 
 def most_drafts(sequence: Sequence) -> int:
-    """Return how many drafts a decoding sequence may have; the token after them is at most its last."""
+    """Return how many drafts a decoding sequence may have within its length limit."""
     return sequence.length_limit - len(sequence.token_ids) - 1
 
 
-# Rows that products compute together: 66 tokens take as long as 80 (Zen 4, a 0.5 B model in bf16, one thread: 389 and 395 ms; 64: 315).
+# Rows that matrix products compute together: 66 tokens take as long as 80 (Zen 4, a 0.5 B model in bf16, one thread: 389 and 395 ms; 64: 315).
 ROW_TILE = 16
 
 
@@ -117,7 +117,7 @@ class StepPlan:
     """The chunks chosen so far, and the tokens that are left."""
 
     def __init__(self, budget: int, reserve: Callable[[Sequence, int], bool] = lambda sequence, end: True) -> None:
-        """`reserve`: gives a sequence blocks for so many tokens, if enough are free."""
+        """`reserve`: gives a sequence blocks for a number of tokens; returns False if too few are free."""
         self.budget = budget
         self.reserve = reserve
         self._lengths: dict[Sequence, int] = {}

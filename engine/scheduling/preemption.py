@@ -1,7 +1,7 @@
 """Chooses the sequence that gives up its blocks for an older one or for another model.
 
 No sequence is preempted for a younger one, whatever their priorities, so the oldest running one always advances, and an admission by ageing is not
-lost to the next more urgent arrival. Knows which sequences have blocks; does not know steps and tokens.
+lost to the next more urgent arrival. This module is independent of tokens.
 """
 
 from pilotlight.engine.core.sequence import Sequence
@@ -13,12 +13,12 @@ from pilotlight.engine.scheduling.waiting import WaitingSequences
 
 
 class Preemption:
-    """Preempts a model's sequences for each other or, as a SlabUser (lease.py), for other models."""
+    """Preempts sequences of a model: for an older one, or for other models (a SlabUser of lease.py)."""
 
     def __init__(
         self, running: list[Sequence], waiting: WaitingSequences, blocks: BlockManager, counts: SchedulerCounts
     ) -> None:
-        """Choose among `running`, ordered by arrival."""
+        """`running`: the sequences to choose from, ordered by arrival."""
         self._running = running
         self._waiting = waiting
         self._blocks = blocks
@@ -53,14 +53,14 @@ class Preemption:
         return True
 
     def preempt_holders(self, blocks: range) -> None:
-        """Preempt the sequences that hold one of these blocks, which leave the model."""
+        """Preempt all sequences that hold any of these blocks, because the blocks leave the model."""
         for sequence in [s for s in self.holders() if any(block in blocks for block in _blocks_of(s))]:
             self.preempt(sequence)
 
     def preempt_for(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Preempt the youngest unplanned running sequence of the same share.
 
-        Returns False if that is the sequence itself: all that could yield are older or already planned.
+        Returns False if only the sequence itself is left: all others are older or already planned.
         """
         of_share = (s for s in reversed(self._running) if s.share == sequence.share)
         victim = next((s for s in of_share if s not in plan), sequence)

@@ -3,7 +3,7 @@
 Weighted fair queueing (Demers, Keshav and Shenker, 1989), on two levels. Between priorities, all but the most urgent weigh 1 / AGEING_ADMISSIONS: the
 most urgent prompts get nearly all, and none starves. Between the tenants of a priority all weigh the same, and those without a prompt in progress
 count as one. Surpluses are remembered, so that shares are right over several steps even if one step has fewer tokens than there are tenants; absent
-tenants save up nothing. Knows tokens and owners; does not know sequences, blocks and admission.
+tenants save up nothing. This module is independent of sequences, blocks and admission.
 """
 
 from collections import Counter
@@ -23,13 +23,14 @@ class PromptShares:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._priorities: _FairShares[int] = _FairShares()
-        # by priority; the key None means all tenants without a prompt in progress
+        # by priority; the inner key None means all tenants without a prompt in progress
         self._tenants: dict[int, _FairShares[bytes | None]] = {}
 
     def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:
         """Return how many of the `budget` tokens each owner gets for its prompts.
 
-        `wanted`: tokens that each owner's prompts need, oldest first. `waiting`: priorities in which other tenants wait; their share is left over.
+        `wanted`: tokens that each owner's prompts need, the owner of the oldest prompt first. `waiting`: priorities in which tenants without a prompt
+        in progress wait; their share is left over.
         """
         wants: dict[int, dict[bytes | None, int]] = {priority: {None: budget} for priority in waiting}
         for (priority, name), tokens in wanted.items():

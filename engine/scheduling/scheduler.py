@@ -1,13 +1,12 @@
 """Chooses the sequences and tokens of the next step, and the blocks that they get for it.
 
-Knows lengths, blocks and order; does not know tensors, models and clients. Running decodes come first. Prompts share what is left (prompt_shares.py),
-so that a long one does not delay another tenant's short one; in a step with decodes they get only as many tokens as the allowed delay permits.
-fairness.py chooses the sequence that is admitted next. When blocks run out the youngest running sequence is preempted (preemption.py). A prompt's
-blocks that have left the device come back from the tiers (kv/connector.py) while others compute, and those of a preempted sequence may be kept there
-until it resumes.
+This module is independent of tensors, models and clients. Running decodes come first. Prompts share what is left (prompt_shares.py), so that a long
+one does not delay another tenant's short one; in a step with decodes they get only as many tokens as the allowed delay permits. fairness.py chooses
+the sequence that is admitted next. When blocks run out the youngest running sequence is preempted (preemption.py). A prompt's blocks that have left
+the device come back from the tiers (kv/connector.py) while others compute, and those of a preempted sequence may be kept there until it resumes.
 
 If several models share an arena, blocks come and go through a lease (../kv/lending/lease.py): each schedule first hands over blocks that are due to
-other models. If another model is about to return blocks, it waits a step for them instead of preempting a sequence.
+other models. If another model is about to return blocks, the scheduler waits a step for them instead of preempting a sequence.
 
 If ranks have separate sequences, a sequence belongs to one rank while it has blocks, which are all in that rank's share of the pool.
 """
@@ -84,7 +83,7 @@ class Scheduler:
 
     @property
     def waiting_tokens(self) -> int:
-        """Return the number of tokens to compute before every sequence decodes."""
+        """Return the number of tokens to compute until all present sequences decode."""
         prefilling = sum(sequence.num_uncomputed_tokens for sequence in self.running if not sequence.is_decoding)
         return prefilling + self.waiting.num_tokens
 
@@ -101,7 +100,7 @@ class Scheduler:
     def defer(self, awaited: Awaited) -> None:
         """Let a sequence wait without blocks, then return to its old place in the queue.
 
-        Samples that wait for its prompt continue to wait.
+        Samples that wait for this sequence's prompt continue to wait.
         """
         self._forget(awaited.sequence)
         awaited.sequence.forget_computed()
@@ -110,9 +109,9 @@ class Scheduler:
     def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest.
 
-        Returns none if there is no work, if all running sequences wait for results, or if no block is available yet: other models have them, or they
-        are being read from a tier. `most_beside_decodes`: limit of prompt tokens in a step with decodes; it is raised to a block, then rounded down
-        to whole tiles of rows. `turn`: the sequences that may run while some are suspected of failures; None if none are.
+        Returns no chunks if there is no work, or if all sequences wait: for results, for a thread, or for blocks that other models have or a tier is
+        reading. `most_beside_decodes`: limit of prompt tokens in a step with decodes; it is raised to a block, then rounded down to whole tiles of
+        rows. `turn`: the sequences that may run while some are suspected of failures; None if none are.
         """
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
@@ -137,7 +136,7 @@ class Scheduler:
             self._admit(plan, turn)
             self._schedule_prompts(plan, prefilling, keeps_share=False)
         awaits_lender = self.lease is not None and self.lease.num_short > 0
-        # the prompts with a share lack blocks that older prompts hold: let these continue without shares
+        # the prompts with a share lack blocks that older prompts hold: let the older ones continue without shares
         if plan.is_empty and not awaits_lender:
             self._schedule_running(plan, prefilling)
         self._add_drafts(plan)
@@ -167,7 +166,7 @@ class Scheduler:
         sequence.num_completed_tokens = chunk.end + num_accepted
         if num_accepted:
             sequence.num_computed_tokens = sequence.num_completed_tokens
-        if sequence.token_ids[-1] != PENDING:  # otherwise a later chunk of it is in flight
+        if sequence.token_ids[-1] != PENDING:  # otherwise a later chunk of the sequence is in flight
             sequence.awaits_tokens = False
         self._blocks.complete(sequence, sequence.num_completed_tokens)
         if chunk.start < sequence.num_prompt_tokens and sequence.has_computed_prompt:
@@ -202,7 +201,7 @@ class Scheduler:
         """
         sequences = [
             sequence for sequence in sequences if sequence.tables
-        ]  # the others have lost their blocks in this schedule
+        ]  # sequences without tables have lost their blocks in this schedule
         if not sequences:
             return False
         wanted: Counter[tuple[int, bytes]] = Counter()
@@ -227,7 +226,7 @@ class Scheduler:
             length = min(_num_in_step(sequence) - planned, plan.budget)
             if shares is not None:
                 length = min(length, shares[sequence.owner])
-            if length == 0 or not sequence.tables:  # preempted for an older one
+            if length == 0 or not sequence.tables:  # without tables it was preempted for an older one
                 continue
             end = sequence.num_computed_tokens + planned + length
             if not self._may_plan(sequence, sequence.num_computed_tokens, end):
@@ -275,7 +274,7 @@ class Scheduler:
             missing = self._num_short(sequence, prefix)
             if missing > 0:
                 self._reclaim(missing)
-                return  # the next sequence keeps its turn: a smaller one after it must not starve a larger one
+                return  # this sequence keeps its turn: smaller sequences after it must not starve it
             if self._connector.may_wait(sequence):
                 longer = self._prefixes.find_in_tiers(sequence, prefix)
                 if longer is not prefix and self._num_short(sequence, longer) <= 0:

@@ -1,6 +1,6 @@
 """The sequences that wait for admission: ready ones, ones that await something, and parallel samples.
 
-Knows what each of them waits for; does not know blocks, or whose turn it is (fairness.py).
+fairness.py decides whose turn it is; this module is independent of blocks.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class WaitingSequences:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens that all of them will compute until they decode."""
-        # One per sample: all but a few of its tokens will be cached.
+        """Return the number of tokens that all waiting sequences will compute until they decode."""
+        # A sample counts as one token, because nearly all of its tokens will be cached.
         awaiting = sum([awaited.num_tokens for awaited in self.awaiting.values()])
         return self.ready.num_tokens + awaiting + len(self._samples)
 
@@ -56,9 +56,9 @@ class WaitingSequences:
         self.awaiting[awaited.sequence] = awaited
 
     def take_admitted(self, now: float) -> Iterator[Sequence]:
-        """End the waits that are done or past their deadline; return the sequences that run next.
+        """End the waits that are done or past their deadline; yield the sequences that run next.
 
-        Those have their blocks already; the others become ready.
+        These have their blocks already. Sequences without blocks become ready for admission.
         """
         for awaited in list(self.awaiting.values()):
             if not awaited.is_done:
@@ -73,7 +73,7 @@ class WaitingSequences:
                 self.ready.add(awaited.sequence)
 
     def release_samples(self, leader: Sequence) -> None:
-        """Make the samples of a leader that has computed its prompt ready for admission."""
+        """Let the samples of a leader that has computed its prompt go to their own waits, or to admission."""
         for sample in self._samples.release(leader):
             self._release(sample)
 

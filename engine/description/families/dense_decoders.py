@@ -50,7 +50,7 @@ _GEMMA3 = {
 
 
 def llama(config: Mapping[str, Any], **own: Any) -> DenseConfig:
-    """Llama 2 and 3. Other families pass fields that differ as `own`."""
+    """Llama 2 and 3. Other families pass the fields in which they differ as `own`."""
     bias = flag(config, "attention_bias", False)
     fields = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
     return DenseConfig.read(config, intermediate_size=positive_int(config, "intermediate_size"), **{**fields, **own})
@@ -73,9 +73,9 @@ def mistral(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def growing_queries(config: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Return how queries grow with their position (DenseConfig.temperature), in Ministral 3 and Mistral 4.
+    """Return how queries grow with their position (DenseConfig.temperature); None if they do not.
 
-    None if they do not.
+    For Ministral 3 and Mistral 4.
     """
     described = rotary_parameters(config)
     if not described.get("llama_4_scaling_beta"):
@@ -97,7 +97,7 @@ def qwen3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-    """Return the layers; if windows are enabled, layers from `max_window_layers` on have one."""
+    """Return the layers; if windows are enabled, those from `max_window_layers` on have one by default."""
     num_layers = positive_int(config, "num_hidden_layers")
     window = sliding_window(config, 4096) if flag(config, "use_sliding_window", False) else None
     full = min(num_layers, int(config.get("max_window_layers", 28)) if window else num_layers)
@@ -197,7 +197,7 @@ def smollm3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def layers_that_turn(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Return, per layer, whether it rotates queries and keys: 1 in `no_rope_layers`; most do by default."""
+    """Return whether each layer rotates; by default all but every `no_rope_layer_interval`-th do."""
     interval = positive_int(config, "no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
     if not isinstance(turns, list) or len(turns) < num_layers:
@@ -321,7 +321,7 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def _with_own_heads(kind: LayerKind, config: Mapping[str, Any], layer: int) -> LayerKind:
-    """Return a layer of Gemma 4 with the heads of layers with full attention.
+    """Return a layer of Gemma 4 that has full attention, with the heads of such layers.
 
     Published checkpoints describe these heads once; checkpoints that transformers writes describe them per layer.
     """

@@ -24,7 +24,7 @@ class Eagle3Config(DenseConfig):
 
     @property
     def head_layers(self) -> tuple[CachedLayer, ...]:
-        """The cached values per token: the layer's keys and values, and its input."""
+        """The cached values per token: the layer's keys and values, and the features that it reads."""
         features = CacheSegment("features", 1, self.hidden_size)
         return CachedLayer(keys_and_values(self.num_kv_heads, self.head_dim)), CachedLayer((features,))
 

@@ -219,7 +219,7 @@ def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
     num_layers, kv_heads = positive_int(config, "num_hidden_layers"), positive_int(config, "num_key_value_heads")
     default = tuple("full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(num_layers))
     window = sliding_window(config, 129)
-    if config.get("sliding_window_size") is not None:  # a count without the query's own token
+    if config.get("sliding_window_size") is not None:  # this key does not count the query's own token
         window = positive_int(config, "sliding_window_size") + 1
     layers = mixed_layers(config, window, default, sliding_rotary=1)
     kinds = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
@@ -259,7 +259,7 @@ def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def every_step(config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the layers with experts: every n-th layer, except layers that config.json lists as dense."""
+    """Return the layers with experts: every n-th (`decoder_sparse_step`) not in `mlp_only_layers`."""
     num_layers = positive_int(config, "num_hidden_layers")
     step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)
     return frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)

@@ -66,7 +66,7 @@ def lfm2_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def _lfm2_fields(config: Mapping[str, Any], inner: int) -> dict[str, Any]:
-    """Return the fields that LFM2 and LFM2 MoE share. `inner`: number of a dense feed-forward's channels."""
+    """Return the fields that LFM2 and LFM2 MoE share. `inner`: inner size of a dense feed-forward."""
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     dim = positive_int(config, "head_dim", hidden // heads)
     width, bias = positive_int(config, "conv_L_cache", 3), flag(config, "conv_bias", False)

@@ -120,7 +120,7 @@ def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
     """DeepSeek-V2 and V2-Lite: a softmax chooses experts; in V2 from the groups with the best experts."""
     refuse_unless(config, "scoring_func", "softmax", None)
     refuse_unless(config, "topk_method", "greedy", "group_limited_greedy", None)
-    refuse_unless(config, "norm_topk_prob", False, None)  # true differs between the published code and transformers
+    refuse_unless(config, "norm_topk_prob", False, None)  # with True, published code and transformers differ
     is_grouped = config.get("topk_method") == "group_limited_greedy"
     rule = Routing(
         0,

@@ -86,7 +86,7 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
 
 
 def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]:
-    """Return the layers; those with rotation attend within chunks, for which they cache one chunk."""
+    """Return the layers; those with rotation attend within chunks, and cache only the last chunk."""
     chunk = positive_int(config, "attention_chunk_size", 8192)
     turns = layers_that_turn(config, num_layers)
     types = ["chunked_attention" if turns[i] else "full_attention" for i in range(num_layers)]

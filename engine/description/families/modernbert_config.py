@@ -131,7 +131,7 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 def _rotary(config: Mapping[str, Any]) -> tuple[RotaryRule, ...]:
     """Return the rotary rules of layers with full attention and of layers with a window.
 
-    Older checkpoints have only a base for each.
+    Older checkpoints have only the base of each rule.
     """
     nested = config.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):

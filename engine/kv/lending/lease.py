@@ -1,7 +1,7 @@
 """The lending of an arena's slabs among models: owners, transfers, and the choice of a slab.
 
 A `Lease` holds the slabs that one model borrows, yields and reclaims. A `Reservation` is a run of slabs for one model only. `SlabMap` knows the owner
-of each slab. `SlabPolicy` chooses slabs, and moves none. Does not know tensors, tokens and time.
+of each slab. `SlabPolicy` chooses slabs, and moves none. This module is independent of tensors, tokens and time.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,27 +14,27 @@ from pilotlight.engine.kv.pool.block_pool import BlockPool
 
 
 class Oldest(NamedTuple):
-    """A model's oldest running sequence, or the next one to run if none is running."""
+    """A model's oldest sequence that has blocks, or the next one to admit if none has any."""
 
     arrival: int
     blocks: Sequence[int]  # blocks that the sequence holds
-    num_missing: int  # further blocks that its tokens need
+    num_missing: int  # blocks that its tokens need in addition
 
 
 class SlabUser(Protocol):
-    """A model's scheduler, as its lease uses it."""
+    """The part of a model's scheduler that its lease uses (preemption.py)."""
 
     @property
     def has_work(self) -> bool: ...
 
     @property
     def is_alone(self) -> bool:
-        """True if only the oldest sequence runs."""
+        """True if no sequence except the oldest one has blocks on its rank."""
 
     def oldest(self) -> Oldest | None: ...
 
     def preempt_youngest(self, keep_oldest: bool) -> bool:
-        """Preempt the youngest sequence; return False if there is none."""
+        """Preempt the youngest running sequence; return False if none may be preempted."""
 
     def preempt_holders(self, blocks: range) -> None: ...
 
@@ -56,10 +56,10 @@ class Lease:
         self.slabs: set[int] = set()
         self.max_blocks = 0  # blocks in all unreserved slabs
         self.user: SlabUser | None = None
-        self.num_short = 0  # blocks that the last schedule could not get
+        self.num_short = 0  # blocks that the model lacked in its latest schedule
         self.last_used = 0
         self.pool = BlockPool(0, grid.capacity, num_shares=grid.copies)
-        self._is_refused = False  # True if no slab could be borrowed since the last schedule
+        self._is_refused = False  # True if an attempt to borrow a slab has failed in the latest schedule
         self._map = slabs
         self._policy = policy
 
@@ -152,7 +152,7 @@ class Lease:
         return True
 
     def _release_all(self) -> None:
-        """Free every slab, or hand it to the reservation that recalls it; the content of the blocks is lost."""
+        """Free every slab, or hand it to the reservation that recalls it; drop the content of its blocks."""
         with self._map.lock:
             self.pool = BlockPool(0, self.grid.capacity, num_shares=self.grid.copies)
             for slab in list(self.slabs):
@@ -198,7 +198,7 @@ class SlabMap:
         self.arrivals = count()  # counter of sequences across all models
         self.schedules = count(1)  # counter of schedules across all models
         self.owners: list[Lease | Reservation | None] = [None] * num_slabs
-        self.recalled: dict[int, Reservation] = {}  # borrowed slabs that their lease must return for a reservation
+        self.recalled: dict[int, Reservation] = {}  # slabs that a lease must return -> the reservation that gets them
         self.reserved: set[int] = set()  # recalled slabs, and slabs of reservations
         self.leases: list[Lease] = []
         self._clear = clear
@@ -264,7 +264,7 @@ class SlabPolicy:
         self._map = slabs
 
     def slab_for(self, lease: Lease) -> int | None:
-        """Choose a slab for the model of which no sequence holds a block, or None."""
+        """Choose a slab that the model can take because no sequence holds a block of it, or None."""
         if free := self._map.free_slabs():
             return min(free, key=lambda slab: (-len(lease.grid.completed_by(slab, lease.slabs)), slab))
         others = [a for a in self._map.leases if a is not lease and a.slabs]
@@ -281,7 +281,7 @@ class SlabPolicy:
         return None
 
     def cheapest(self, owner: Lease, taker: Lease) -> int | None:
-        """Choose the owner's unheld slab with the fewest cached blocks; of equals, the one that adds most."""
+        """Choose the owner's unheld slab with fewest cached blocks; of equals the best for `taker`; or None."""
         slabs = owner.unheld(self._map.recalled)
 
         def cost(slab: int) -> tuple[int, int, int]:
@@ -303,12 +303,12 @@ class SlabPolicy:
         return None
 
     def claimant_on(self, lease: Lease) -> Lease | None:
-        """Choose the model to which this one must yield slabs, or None."""
+        """Choose the model with the fewest slabs of those to which this one must yield slabs, or None."""
         claimants = [a for a in self._map.busy if a.num_short > 0 and self.borrower(a) is lease]
         return min(claimants, key=lambda a: len(a.slabs)) if claimants else None
 
     def senior(self) -> Lease | None:
-        """Return the model with the oldest sequence of the host."""
+        """Return the lease of the model with the oldest sequence of the host, or None."""
         oldest = [
             (oldest.arrival, lease)
             for lease in self._map.busy
@@ -336,7 +336,7 @@ class SlabPolicy:
         return range(first, first + num_slabs)
 
     def _share(self, lease: Lease) -> int:
-        """Return the fair share, in slabs, of this model and of each other model with work."""
+        """Return the number of slabs that are the fair share of this model and of each other model with work."""
         return self._map.num_lendable // len({lease, *self._map.busy})
 
     def _can_yield(self, lease: Lease) -> bool:
@@ -344,7 +344,7 @@ class SlabPolicy:
         return len(lease.slabs - pinned - self._map.recalled.keys()) > needed
 
     def _pinned(self, lease: Lease) -> tuple[set[int], int]:
-        """Return the slabs of the host's oldest sequence, if it is this model's, and how many more it needs."""
+        """Return the slabs of the host's oldest sequence and how many more it needs, if it is this model's."""
         oldest = lease.user.oldest() if lease.user is not None and self.senior() is lease else None
         if oldest is None:
             return set(), 0

@@ -1,6 +1,6 @@
 """The allocation of a model's part of the arena: a lease on shared slabs, or a reserved run of slabs.
 
-lease.py knows the owners of slabs and moves slabs later. `find_place` chooses between lease and reservation.
+lease.py records the owners of slabs, and moves slabs later. `find_place` chooses between lease and reservation.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class SlabAllocator:
 
     @property
     def largest_run(self) -> int:
-        """The length of the longest run that can be reserved; one slab must remain if models borrow."""
+        """The length of the longest run that can be reserved; if models borrow, one slab must remain for them."""
         with self._map.lock:
             longest = max((len(run) for run in self._map.unreserved_runs()), default=0)
             return min(longest, self._map.num_lendable - bool(self._map.leases))
@@ -80,7 +80,7 @@ def find_place(
 ) -> Lease | Reservation:
     """Return the model's place in the arena. Raises CheckpointError if there is no room.
 
-    `arena_bytes`: size of the arena, for the error message. `copies`: number of ranks with separate sequences, each with such a place.
+    `arena_bytes`: size of the arena, for the error message. `copies`: number of ranks with separate sequences, which all get the same place.
     """
     try:
         if spec.kv_tokens is None:

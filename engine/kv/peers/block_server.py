@@ -1,8 +1,8 @@
 """Serves blocks of a host tier to other engine hosts, by name, including blocks not computed yet.
 
 An announced block stays unchanged until the reader has copied it, or has been silent for `LEASE_S`. A sequence that computes for a reader is *open*
-from its submission to its end. If blocks are still missing shortly after that, they never come, and the reader gets a message. Knows names, pins and
-readers; does not know how a reader copies or what a block contains. Has its own thread.
+from its submission to its end. If blocks are still missing shortly after that, they never come, and the reader gets a message. The server runs in a
+separate thread. This module is independent of how a reader copies, and of what a block contains.
 """
 
 import logging
@@ -49,12 +49,12 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.003  # interval of checks for newly computed blocks
 _BATCH_BYTES = 4 << 20  # most bytes per announcement
 _WINDOW_BYTES = 32 << 20  # most bytes announced to one reader and not copied yet
-# The same limits for blocks sent inline. With a round trip of 50 ms the window moves 160 MB/s.
+# The limits of a batch and of the window for blocks sent inline. With a round trip of 50 ms the window moves 160 MB/s.
 _SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
-# Further limits of them, in seconds of the measured rate: a batch must take less than SILENCE_S, the reader's timeout.
+# Limits for blocks sent inline, in seconds at the measured rate: a batch must take less than SILENCE_S, the reader's timeout.
 _SENT_BATCH_S, _SENT_WINDOW_S = 0.5, 2.0
 _FIRST_SENT_BYTES = 128 << 10  # most bytes per inline batch until a rate is measured: half a second at 2 Mbit/s
-_LATE_S = 1.0  # delay from a read to the start of its sequence, or from that sequence's end to its last stored block
+_LATE_S = 1.0  # most time from a read to the start of its sequence, and from the sequence's end to the store of its last block
 _REMEMBERED = 1024  # number of ended sequences to keep
 _FORGOTTEN_S = 300.0  # silence after which a reader has certainly closed its socket
 
@@ -221,7 +221,7 @@ class BlockServer:
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
             batch, now, reader = grant.batches.popleft(), time.monotonic(), self._readers[grant.reader]
-            # Batches are copied one after another: do not count the time in which the reader copied earlier ones.
+            # Batches are copied one after another: do not count the time in which the reader copied previous batches.
             reader.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
             reader.copied_at = now
             grant.release(self._host, batch.num_blocks)
@@ -266,7 +266,7 @@ class BlockServer:
         return slots
 
     def _has_ended(self, grant: "_Grant", now: float) -> bool:
-        """True if missing blocks never come: their sequence ended, or should have started, `_LATE_S` ago."""
+        """True if missing blocks never come: `_LATE_S` ago their sequence ended, or should have started."""
         with self._lock:
             ended_at = self._hand_overs.get(grant.hand_over, grant.began_at)
         return ended_at is not None and now - max(ended_at, grant.moved_at) > _LATE_S
@@ -307,7 +307,7 @@ class _KnownReader:
 
 class _Batch(NamedTuple):
     num_blocks: int
-    end: int  # number of the read's blocks up to the end of this batch
+    end: int  # number of the read's blocks in this and all previous batches
     sent_at: float
 
 
@@ -338,7 +338,7 @@ class _Grant:
 
 
 def _difference(wanted: CacheIdentity, caches: "set[CacheIdentity]") -> str:
-    """Return a sentence: why none of this host's caches matches the reader's."""
+    """Return a sentence that explains why none of this host's caches matches the reader's."""
     same = next((cache for cache in caches if cache.model == wanted.model), None)
     if same is None:
         return f"this host does not have {wanted.model!r}"

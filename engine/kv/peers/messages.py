@@ -2,7 +2,7 @@
 
 A reader greets (`PeerHello`, answered by `PeerReady` or `PeerRefused`), then requests blocks by name (`ReadBlocks`). The server announces each
 complete batch (`BlocksReady`, followed by the bytes if they share no memory), and keeps it until the reader confirms its copy (`BlocksCopied`), or is
-silent for `LEASE_S`. Does not know sockets and threads.
+silent for `LEASE_S`. This module is independent of sockets and threads.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class PeerError(Exception):
 
 
 class TransportLostError(PeerError):
-    """A transport to a peer's blocks no longer works; another one may work."""
+    """A transport to a peer's blocks no longer works; another transport may work."""
 
 
 class PeerHello(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +63,7 @@ class BlocksReady(msgspec.Struct, frozen=True, tag=True):
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    # transfer rate, measured over this read and earlier ones; 0 if not measured yet
+    # transfer rate, measured over all reads so far; 0 if not measured yet
     bytes_per_s: float = 0.0
 
 

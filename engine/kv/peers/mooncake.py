@@ -1,7 +1,7 @@
 """Mooncake's transfer engine: one host reads the registered memory of another, over TCP or RDMA.
 
 Its connections are not authenticated: any machine that reaches the port of a host that uses it can read the KV blocks of that host's tier. So it is
-used only if a site file enables it, and only between machines on a private network. Does not know which blocks are read.
+used only if a site file enables it, and only between machines on a private network. This module is independent of the choice of blocks.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from pilotlight.engine.kv.tiers.slot_file import SlotFile
 
 class TransferEngine:
     def __init__(self, host: str) -> None:
-        """Start the engine. `host`: this machine's address for its peers. Raises PeerError if it fails."""
+        """Start the engine. `host`: this machine's address for its peers. Raises PeerError."""
         bound_waits()
         try:
             from mooncake.engine import TransferEngine as Engine

@@ -1,8 +1,8 @@
 """Fetches blocks that other engine hosts compute into this host's tier, for waiting sequences.
 
 All messages of a peer are checked: names against the request, bytes against their checksum, liveness by heartbeats and the socket's state. If a peer
-refuses, falls silent, disconnects or sends wrong data, its reads end with the blocks received so far, and this host computes the rest. Knows peers
-and messages; does not know which sequences wait, or how bytes are copied (transports.py). Has its own thread.
+refuses, falls silent, disconnects or sends wrong data, its reads end with the blocks received so far, and this host computes the rest. Messages are
+handled in a separate thread. transports.py copies the bytes.
 """
 
 import logging
@@ -79,7 +79,7 @@ class PeerThread:
         """Start the thread. `transports`: in order of preference. `engine`: Mooncake's transfer engine."""
         self.num_heard = 0  # messages received from peers
         self.num_lost = 0  # reads that ended early
-        self.num_corrupt = 0  # blocks that arrived complete and do not match their checksums
+        self.num_corrupt = 0  # blocks that arrived complete but did not match their checksums
         self._host = host
         self._keys = keys
         self._transports = tuple(transports)
@@ -87,7 +87,7 @@ class PeerThread:
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
         self._peers: dict[str, _Peer] = {}  # peers by address
-        self._lost_at: dict[tuple[str, str], float] = {}  # (address, transport) -> time of its last loss of blocks
+        self._lost_at: dict[tuple[str, str], float] = {}  # (address, transport) -> time at which blocks were last lost
         self._context = zmq.Context()
         self._wake, self._woken = os.pipe()[::-1]
         self._closing = False
@@ -153,7 +153,10 @@ class PeerThread:
             peer.ask(number)
 
     def _ways_to(self, source: BlockSource) -> tuple[str, ...]:
-        """Return the transports to offer: those that have not lost blocks recently, or all if none is left."""
+        """Return the transports to offer: those that lost no blocks recently, or all if none is left.
+
+        For a host of another site only the socket.
+        """
         if source.is_lent:
             return (INLINE,)
         oldest = time.monotonic() - _AVOIDED_S
@@ -258,7 +261,7 @@ class PeerThread:
             raise
         except PeerError as error:
             log.warning("%s: %s", peer.address, error)
-        finally:  # after an error the checksums show which blocks were copied
+        finally:  # even after an error, because the checksums show which blocks were copied
             for slot in slots:
                 _, checksum = ready[slot.block_hash]
                 if crc32(slot.memory) != checksum:

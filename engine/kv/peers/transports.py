@@ -1,7 +1,7 @@
 """The transports of blocks between hosts: a file in shared memory, the socket, or Mooncake's engine.
 
 Each has two ends: the *offer* of the host that has the blocks, and the *transport* of the host that copies them. The reader verifies copies
-(peer_thread.py). Does not know messages and threads.
+(peer_thread.py). This module is independent of messages and threads.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ INLINE, SHARED_MEMORY, MOONCAKE = "inline", "shared_memory", "mooncake"
 
 class RemoteBlock(NamedTuple):
     name: bytes
-    place: int  # the block's place at the peer, as its offer gave it
+    place: int  # number of the block at the peer, from the peer's `Offer.place_of`
     frame: bytes | None  # the block's bytes if they came with the message
 
 
 class Offer(NamedTuple):
-    """One way to read a host's blocks."""
+    """One transport by which a host offers its blocks."""
 
     kind: str
     address: str = ""  # the address at which a reader finds the memory
@@ -48,7 +48,7 @@ class Transport(Protocol):
 
 
 class InlineTransport:
-    """Blocks sent over the socket: the slowest way, but available wherever two hosts are connected."""
+    """Blocks sent over the socket: the slowest transport, which all connected hosts have."""
 
     def read(self, blocks: Sequence[RemoteBlock], into: Sequence[HostSlot]) -> None:
         for block, slot in zip(blocks, into, strict=True):

@@ -2,8 +2,8 @@
 
 Outside the device a block is *whole*: laid out as a single rank would keep it, whatever the number of ranks. So blocks in the tiers or in transfers
 of a host with two ranks are valid for a host with one or four. A rank's part contains its heads of every segment; several ranks have the same heads
-if there are fewer heads than ranks, or if the segment is a latent vector. The parts of pipeline stages follow each other. Knows layouts; does not
-know how bytes are moved.
+if there are fewer heads than ranks, or if the segment is a latent vector. The parts of pipeline stages follow each other. This module computes
+offsets from layouts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,10 @@ class BlockParts(NamedTuple):
 
     @classmethod
     def of(cls, wholes: Sequence[CacheLayout], parts: Sequence[CacheLayout], per_stage: int) -> "BlockParts":
-        """Map whole blocks to parts; the layouts are given per stage, for one rank and for `per_stage` ranks."""
+        """Map whole blocks to parts.
+
+        `wholes`, `parts`: per stage, the layout for a single rank and for each of `per_stage` ranks.
+        """
         whole_bytes, part_bytes = wholes[0].block_bytes, parts[0].block_bytes
         found = []
         for stage, (whole, part) in enumerate(zip(wholes, parts, strict=True)):

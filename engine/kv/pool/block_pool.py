@@ -1,8 +1,7 @@
 """The KV blocks of one model: held, evictable or free, and the order of eviction.
 
-Knows block numbers and reference counts; does not know tensors, sequences and the meaning of hashes. A block in the pool is in exactly one of three
-states: held (count > 0), evictable (count 0, its content findable by hash) or free (count 0, its content worthless). lease.py adds and removes blocks
-while the model is open.
+This module is independent of tensors, sequences and the meaning of hashes. A block in the pool is in exactly one of three states: held (count > 0),
+evictable (count 0, its content findable by hash) or free (count 0, its content worthless). lease.py adds and removes blocks while the model is open.
 
 Each rank with separate sequences has a *share* of the blocks: block b belongs to share b % num_shares. A sequence takes and finds blocks of one share
 only.
@@ -45,7 +44,7 @@ class BlockPool:
         """
         capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
-        # Per block, how often it was allocated or removed. A holder keeps the number, to recognise later whether the block is still its own.
+        # Per block, how often it was allocated or removed. A holder remembers this generation, to recognise later whether the block is still its own.
         self.generations = array("q", bytes(8 * capacity))
         self._borrow = borrow
         self._on_forget = on_forget
@@ -150,7 +149,7 @@ class BlockPool:
         return self._references[block]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that were found by hash; once released, they are evicted after blocks never found."""
+        """Hold blocks that were found by hash; when released, they are evicted later than blocks never found."""
         for block in blocks:
             if self._references[block] == 0:
                 self._share_of(block).evictable.remove(block)
@@ -169,9 +168,9 @@ class BlockPool:
                 self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Publish a block whose content is complete; return False if its share has this hash already.
+        """Publish a block whose content is complete; return False if it is not published now.
 
-        Such a twin remains private to its holder.
+        That is so if another block of its share has the hash, because such a twin stays private to its holder, or if the block is published already.
         """
         assert self._references[block] > 0, f"block {block} registered while it is not held"
         share = self._share_of(block)
@@ -183,7 +182,7 @@ class BlockPool:
         return False
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Make the content of held blocks unfindable, because it is bad."""
+        """Remove held blocks from the index, because their content is bad."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} forgotten while it is not held"
             self._forget(block)
@@ -202,7 +201,7 @@ class BlockPool:
         return found
 
     def recount(self, block: int, num_holders: int) -> None:
-        """Set a reference count that is unreliable to the known number of holders.
+        """Set a reference count that may be wrong to the known number of holders.
 
         If there are none, drop the content.
         """

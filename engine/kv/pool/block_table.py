@@ -1,7 +1,7 @@
 """The blocks of one sequence in one group of layers, by position.
 
 The entry of a released block points at another block of the sequence: a kernel may read that one, because its content is finite and attention masks
-it. Knows block numbers; does not know the pool that they come from.
+it. This module is independent of the pool.
 """
 
 from array import array

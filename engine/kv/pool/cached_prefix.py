@@ -1,6 +1,6 @@
 """The longest prefix of a sequence that need not be computed, since device or tiers have its blocks.
 
-Knows names and groups; does not know which sequences hold or take blocks (manager.py).
+manager.py gives these blocks to the sequence.
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ _PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # tiers of a
 
 
 class CachedPrefix(NamedTuple):
-    """The prefix of a sequence that need not be computed, and its blocks that later tokens see."""
+    """A sequence's prefix that need not be computed. Its *visible* blocks are those that later tokens see."""
 
     num_blocks: int  # length of the prefix, in blocks of tokens
-    tables: list[list[int]]  # per group, the visible blocks; _MISSING for one that comes from a tier
+    tables: list[list[int]]  # per group, the visible blocks; _MISSING for a block that a tier has
     cached: list[int]  # visible blocks of all groups that are on the device
-    num_cached: int  # length of the prefix that needs no tier, in blocks of tokens
-    missing: tuple[Place, ...] = ()  # places of visible blocks that come from a tier, head of the prefix first
+    num_cached: int  # length of the part of the prefix that is on the device, in blocks of tokens
+    missing: tuple[Place, ...] = ()  # positions of visible blocks that a tier has, head of the prefix first
     names: tuple[bytes, ...] = ()  # names of the missing blocks
-    num_behind: int = 0  # number of missing blocks that must first be read into the host tier
+    num_behind: int = 0  # number of missing blocks that are not in the host tier
     num_in_store: int = 0  # number of missing blocks that are read from the store
 
 
@@ -70,7 +70,7 @@ class PrefixLookup:
             found = self._longest(hashes, cached.num_blocks, self._has_in(places, sequence.share))
             if found == cached.num_blocks:
                 return cached
-            if found == refused:  # the prefix that did not pay off, of which the excluded tier has no part
+            if found == refused:  # the same prefix again: it did not pay off
                 continue
             prefix = self._prefix(hashes, found, cached.num_blocks, sequence.share)
             num_tokens = (found - cached.num_blocks) * self._groups.block_size

@@ -39,11 +39,11 @@ class CacheGroups(NamedTuple):
         )
 
     def longest_context(self, num_blocks: int, at_most: int) -> int:
-        """Return how many tokens one sequence can have with `num_blocks` blocks, at most `at_most`."""
+        """Return how many tokens, at most `at_most`, one sequence can have with `num_blocks` blocks."""
         lengths = range(0, at_most + self.block_size, self.block_size)
         longest = lengths[bisect_right(lengths, num_blocks, key=lambda length: self.most_blocks(length, length)) - 1]
         return min(longest, at_most)
 
     def _window_blocks(self, window: int) -> int:
-        """Return how many complete blocks the first token after them needs in a window, at least one."""
+        """Return how many complete blocks, at least one, the window of the token after them covers."""
         return max(1, self.num_blocks(window - 1))

@@ -8,7 +8,7 @@ and writes its own, into the same block or, after a block's last token, into the
 changes, and a token needs only the block of the previous token: a window of two tokens. Tables, names, prefix hits, tiers and peers treat a state as
 such a window.
 
-Blocks of all groups have the same size and come from one pool. Knows bytes and shapes; does not know which block has which tokens.
+Blocks of all groups have the same size and come from one pool. This module computes bytes and shapes; it is independent of tokens.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ _VERSION = 2
 _ALIGNMENT = 16  # bytes, because a kernel is compiled again for unaligned arguments
 # Every group is one more table to fill and copy in each step: use fewer groups if a full context then needs at most this factor more memory.
 _WASTE = 1.02
-STATE_WINDOW = 2  # tokens: a token and the previous one, whose state it reads
+STATE_WINDOW = 2  # a token and the previous token, whose state it reads
 # Every full block of a state is a snapshot. If snapshots took more than this many times the bytes of the keys and values of the same tokens, blocks
 # are made longer, up to a length at which a prefix hit still leaves little of a long prompt to compute.
 _SNAPSHOT_SHARE = 3
@@ -143,7 +143,7 @@ class CacheLayout:
 
     @property
     def identity(self) -> str:
-        """A string of everything that determines the meaning of a block's bytes."""
+        """A string that contains everything that determines the meaning of a block's bytes."""
         groups = [(group.window, [self.layers[i].segments for i in group.layers]) for group in self.groups]
         cut = f":{[len(stage) for stage in self._stages]}" if len(self._stages) > 1 else ""
         return f"{_VERSION}:{self.block_size}:{self.dtype}:{groups}{cut}"

@@ -2,7 +2,7 @@
 
 A block's hash covers its tokens, the images that some of them represent and, through the chain, everything before it. The chain starts from (tenant
 salt, identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names stay valid for later
-processes, because the tiers keep blocks under them. Does not know where a block is.
+processes, because the tiers keep blocks under them. This module is independent of where a block is.
 """
 
 from array import array

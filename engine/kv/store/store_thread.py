@@ -1,7 +1,7 @@
 """The thread between a cluster's store and the host tier: it joins the store and reads blocks.
 
-A failing store is not used for a while, and a hanging one gets no requests until it answers: this is only a cache. Knows which names were found; does
-not know how the store keeps blocks (store_tier.py), or what is written to it (store_writer.py).
+A failing store is not used for a while, and a hanging one gets no requests until it answers: this is only a cache. store_tier.py reads and writes the
+store; store_writer.py chooses the blocks to write.
 """
 
 import logging
@@ -31,7 +31,7 @@ _IDENTITY_S = 60.0  # interval of requests for the store's identity, which chang
 
 
 class StoreLookup:
-    """A lookup of names in the store; the names found can be read afterwards."""
+    """A lookup of names in the store; blocks whose names it finds can be read afterwards."""
 
     num_blocks = 0
 
@@ -64,7 +64,7 @@ class StoreThread:
         self._condition = threading.Condition()
         self._jobs: deque[StoreLookup | TierRead] = deque()
         self._job: StoreLookup | TierRead | None = None
-        self._found: OrderedDict[bytes, None] = OrderedDict()  # names found in the store, the latest last
+        self._found: OrderedDict[bytes, None] = OrderedDict()  # names found in the store, the most recent last
         self._closing = False
         self._thread = threading.Thread(target=self._run, args=(master,), name="kv-store", daemon=True)
         self._thread.start()

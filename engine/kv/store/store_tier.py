@@ -2,7 +2,7 @@
 
 A stored block is a header (magic, checksum, name, size) and its bytes. Its checksum is verified when it is read. The store never overwrites: a bad
 block is removed, so that a good one can replace it. Connections are not authenticated: any machine that reaches a member's port can read and write
-all blocks, so a private network is required. Does not know which sequences wait, or when a block is worth fetching (store_thread.py).
+all blocks, so a private network is required. store_thread.py reads for the sequences that wait.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ class StoreTier:
         return found.decode("ascii", "replace") if len(found) == 16 else ""
 
     def find(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return the names that are stored according to the master.
+        """Return those of the names that are stored according to the master. Raises StoreError.
 
         The master drops the blocks of a lost member only after seconds.
         """
@@ -73,7 +73,7 @@ class StoreTier:
         return [name for name, answer in zip(names, answers, strict=True) if answer]
 
     def read(self, names: Sequence[bytes], into: Sequence[memoryview]) -> list[int | None]:
-        """Fill memory with blocks; return each one's checksum, or None if it is missing or damaged."""
+        """Fill memory with blocks; return checksums, None for missing or damaged blocks. Raises StoreError."""
         views = self._reads.views([_HEADER.size + len(memory) for memory in into])
         addresses, sizes = [view.address for view in views], [len(view.memory) for view in views]
         answers = self._store.batch_get_into([_key(name) for name in names], addresses, sizes)

@@ -1,7 +1,6 @@
 """The thread that writes recently computed blocks to a cluster's store.
 
-Writes wait in a bounded queue. They are dropped when it is full, or while the store is failing: this is only a cache. Knows the host tier's blocks;
-does not know how the store keeps them (store_tier.py).
+Writes wait in a bounded queue. They are dropped when it is full, or while the store is failing: this is only a cache. store_tier.py has the format.
 """
 
 import logging

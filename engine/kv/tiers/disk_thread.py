@@ -2,7 +2,7 @@
 
 Reads go first. Writes wait in bounded queues and are dropped when these are full: this is only a cache, and a disk that is slower than the engine
 must not delay it. Reused blocks are written before blocks used once, and are offered again if they were dropped. So if more blocks are computed than
-may be written, the disk has those that are likely to be needed. Knows queues; does not know how either tier keeps its blocks.
+may be written, the disk has those that are likely to be needed. This module is independent of how the tiers keep their blocks.
 """
 
 import logging
@@ -167,7 +167,7 @@ class DiskThread:
     def _write(self, block_hash: bytes) -> None:
         slot = self._host.pin(block_hash, is_hit=False)
         if slot is None:
-            return  # the block has been evicted already
+            return  # the block has left the host tier
         try:
             if self._host.is_sound(slot) and self.disk.write(block_hash, slot.memory, slot.checksum):
                 began = max(self._may_write_at, self._clock() - _BURST_S)

@@ -1,8 +1,7 @@
 """The disk tier: KV blocks in append-only segments of one directory, by hash, with checksums.
 
 The least recently used segment is evicted as a whole. A block that a crash has torn is computed again. A disk that keeps failing is not used for a
-while, and then tried again. Knows files and errors; does not know models, tokens and threads (disk_thread.py accesses the disk for the engine).
-Thread-safe.
+while, and then tried again. The tier is thread-safe, and independent of models and tokens. disk_thread.py uses it for the engine.
 """
 
 import errno
@@ -99,7 +98,7 @@ class DiskTier:
                 record = segment.append(block_hash, block, checksum)
             except OSError as error:
                 segment.drop_torn()
-                # A retry after a pause must not evict valid blocks, because other users of the disk would take their space.
+                # A retry after a pause must not evict valid blocks, because other users of the disk would take the space.
                 if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
                 # Other users fill the disk: keep less than the limit.
@@ -160,7 +159,7 @@ class DiskTier:
 
     def _scan_segment(self, path: Path) -> None:
         segment = Segment(path)
-        # Added before the scan, because blocks that it has found are readable at once, and stay so if the rest of the segment is not.
+        # Added before the scan: blocks that the scan has found can be read at once, even if the rest of the segment cannot.
         self._segments[segment] = None
         try:
             for found in segment.scan():

@@ -1,7 +1,7 @@
 """The host tier: complete KV blocks in shared memory that outlives the engine process, found by hash.
 
 All models of a host share one limit. A block takes a slot in the file for its size. The caller of `open` chooses the directory and removes it; a
-second owner is refused. Knows names, bytes, pins and ages; does not know models and tokens. Thread-safe.
+second owner is refused. The tier is thread-safe, and independent of models and tokens.
 """
 
 import logging
@@ -37,8 +37,8 @@ class HostSlot:
     pins: int = 0
     is_written: bool = False  # True once the block is complete and can be found
     is_verified: bool = False  # written by this process, or verified by its checksum
-    is_protected: bool = False  # while it is pinned: whether it returns to the protected segment of the eviction order
-    is_forgotten: bool = False  # while it is pinned: whether it is freed when it is unpinned
+    is_protected: bool = False  # of a pinned slot: whether unpinning puts it into the protected segment
+    is_forgotten: bool = False  # of a pinned slot: whether it is freed when it is unpinned
 
     @property
     def memory(self) -> memoryview:
@@ -111,7 +111,7 @@ class HostTier:
     def reserve(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
         """Return a pinned slot, which the caller fills and then commits or abandons.
 
-        None if the block exists already, or nothing can be evicted for it.
+        Returns None if the block exists or is being filled, or if nothing can be evicted for it.
         """
         with self._lock:
             if block_hash in self._slots:
@@ -224,7 +224,7 @@ class HostTier:
 
     def _recover(self) -> None:
         for (index, block_hash, checksum, _), file in sorted(self.space.find(), key=lambda pair: pair[0].last_use):
-            if block_hash in self._slots:  # the same block in two sizes: no model uses one of them
+            if block_hash in self._slots:  # the same block in two sizes, of which models use only one
                 self.space.release(file, index)
                 continue
             self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
@@ -237,7 +237,7 @@ class HostTier:
             log.info("the host KV tier holds %d blocks (%.1f MiB) of an earlier process", len(self), used_mib)
 
     def _take_slot(self, file: SlotFile) -> int | None:
-        """Return an empty slot of `file`, evicting others if needed."""
+        """Return an empty slot of `file`, evicting blocks if needed; None if that is impossible."""
         while not self.space.has_room(file):
             if not self._evict(file):
                 return None

@@ -1,7 +1,7 @@
 """Segments: append-only files of records, each a header and one block, verified by checksum.
 
-Writes are not flushed to the disk: a record torn by a crash is truncated or fails its checksum. Knows the byte format; does not know which blocks are
-worth keeping.
+Writes are not flushed to the disk: a record torn by a crash is truncated or fails its checksum. This module defines the byte format; disk_tier.py
+chooses the blocks.
 """
 
 import errno
@@ -17,7 +17,7 @@ from zlib import crc32
 
 log = logging.getLogger(__name__)
 
-# magic, checksum of the next three, hash, number of bytes of the block, checksum of these bytes
+# magic, checksum of the next three fields, hash, number of bytes of the block, checksum of these bytes
 _HEADER = struct.Struct("<4sI32sQI12x")
 _NAME = struct.Struct("<32sQI")
 _MAGIC, _BLOTTED = b"PLkv", b"PLno"
@@ -131,7 +131,7 @@ def _read_header(header: bytes) -> _Header | None:
 
 
 def _find_record(fd: int, start: int, size: int) -> int | None:
-    """Return the offset of the next record with a valid header from `start` on, or None."""
+    """Return the offset of the first record with a valid header from `start` on, or None."""
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
         while (start := content.find(_MAGIC, start)) >= 0:
             if _read_header(content[start : start + HEADER_BYTES]) is not None:

@@ -3,8 +3,7 @@
 The file stays valid if its process is killed. A slot contains one KV block. Its header marks it as valid only after the body is complete: the mark is
 cleared, the body written, the header written, and the mark set, in program order, which a killed process preserves. Opening reads only headers; a
 body is verified by its checksum when it is first read. Bodies are registered with the host's device in groups of slots, once all slots of a group
-have pages: registering allocates missing pages, and memory must not stay registered when it is freed. Knows offsets and pages; does not know which
-slots are worth keeping.
+have pages: registering allocates missing pages, and memory must not stay registered when it is freed. host_tier.py decides which slots to keep.
 
 file header | slot header * num_slots | body * num_slots        each part begins on a page, and so does each body
 """
@@ -33,7 +32,7 @@ _FILE_HEADER = struct.Struct("<8sIQQ")  # magic, version, slot bytes, slots
 _MAGIC, _VERSION = b"PLkvslot", 1
 _MARK = 0x4B56_4F4B
 _MARK_STRUCT = struct.Struct("<I")
-# mark, checksum of the next two, hash, checksum of the body, unused, time of last use. The mark is written last.
+# mark, checksum of the next two fields, hash, checksum of the body, unused, time of last use. The mark is written last.
 _SLOT_HEADER = struct.Struct("<II32sI4xd8x")
 _NAME = struct.Struct("<32sI")  # the fields that the header's checksum covers
 _LAST_USE = struct.Struct("<d")
@@ -79,7 +78,7 @@ class SlotFile:
         self.registered = RegisteredMemory(bodies, device, self._group * self.stride)
 
     def find(self) -> list[FoundSlot]:
-        """Return the slots with valid headers; the pages of all others are returned to the system."""
+        """Return the slots with valid headers; give the pages of all other slots back to the system."""
         found, worthless = [], []
         for index in range(self.num_slots):
             at = self._header_at(index)
@@ -88,7 +87,7 @@ class SlotFile:
                 found.append(FoundSlot(index, block_hash, checksum, last_use))
                 self._has_pages[index] = True
             else:
-                self.num_corrupt += mark != 0  # not due to a kill, which leaves the mark cleared or the header complete
+                self.num_corrupt += mark != 0  # damaged: a kill leaves the mark cleared or the header complete
                 worthless.append(index)
         for first, end in runs(worthless):
             self._discard_pages(first, end - 1)
@@ -146,7 +145,7 @@ class SlotFile:
 
     def close(self) -> None:
         self.registered.close()
-        with suppress(BufferError):  # a body is still in use; the map is closed with its last view
+        with suppress(BufferError):  # a body is still in use: the map is closed when its last view is released
             self._map.close()
         os.close(self._fd)
 
@@ -158,7 +157,7 @@ class SlotFile:
         return header == self._file_header() and os.fstat(self._fd).st_size == self._size
 
     def _is_damaged(self) -> bool:
-        """Return whether the file is damaged; a new file, or one with another limit or version, is not."""
+        """Return whether the file is damaged. A new file, or a file with another limit or version, is not."""
         header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")
         if not any(header):  # a new file, or its process was killed before it wrote the header
             return False
@@ -209,7 +208,7 @@ class SlotFileReader:
         self._bodies = PAGE + _whole_pages(self._num_slots * _SLOT_HEADER.size)
 
     def read(self, index: int, block_hash: bytes, into: memoryview) -> bool:
-        """Fill `into` with a slot's body; return False unless the slot had this block during the whole read.
+        """Fill `into` with a slot's body; return False unless the slot had this block throughout the read.
 
         The owner clears a header before it changes the body, so the header is checked before and after.
         """

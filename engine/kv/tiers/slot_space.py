@@ -1,6 +1,6 @@
 """The space of the host tier: slots of several sizes, in a file per size, within one limit of bytes.
 
-Knows which slots are free, and counts whole pages; does not know the content of used slots, or which are evicted. Used by one thread at a time.
+Pages are counted whole. Not thread-safe. host_tier.py decides which slots to evict.
 """
 
 import logging
@@ -46,7 +46,7 @@ class SlotSpace:
         return found
 
     def file_of(self, block_bytes: int) -> SlotFile:
-        """Return the file of slots for this size. Raises TierError if not even one fits, and OSError."""
+        """Return the file of slots for this size. Raises TierError if not even one slot fits, and OSError."""
         if block_bytes not in self._files:
             num_slots = self._num_slots(block_bytes)
             if num_slots == 0:

@@ -1,6 +1,6 @@
 """A read of a chain's blocks from a disk, a store or another host into the host tier.
 
-Knows the slots and who unpins them; does not know the source (disk_thread.py, store_thread.py, peers/peer_thread.py).
+The sources are in disk_thread.py, store_thread.py and peers/peer_thread.py.
 """
 
 import math
@@ -27,7 +27,7 @@ class TierBehind(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """True if a sequence may wait for the tier: it is not failing, and no request is overdue."""
+        """True if a sequence may wait for the tier: no request is overdue, and a store works."""
 
     def __contains__(self, name: bytes) -> bool: ...
 
@@ -78,7 +78,7 @@ class TierRead:
             self.finish()
 
     def add_next(self, names: Sequence[bytes], fill: Fill) -> bool:
-        """Add the chain's next blocks, and return False if one of them, and so the rest, is not available.
+        """Add the chain's next blocks; return False if one is not available, which ends the read.
 
         `fill` reads blocks that are not in the host tier. No slot stays reserved, even if `fill` raises.
         """
@@ -87,7 +87,7 @@ class TierRead:
             slot = self._host.pin(name, is_hit=True)
             is_new = slot is None
             slot = slot or self._host.reserve(name, self.block_bytes)
-            if slot is None:  # all blocks of the tier are pinned, or another thread is filling this one
+            if slot is None:  # all blocks of the tier are pinned, or another thread is filling this block
                 break
             slots.append((slot, is_new))
         checksums: dict[bytes, int] = {}
@@ -111,7 +111,7 @@ class TierRead:
                 self._host.unpin(self.slots)
 
     def cancel(self) -> None:
-        """Cancel the read and unpin its blocks, those still to arrive once they have."""
+        """Cancel the read and unpin its blocks; if the read is not done yet, `finish` unpins them."""
         with self._lock:
             if self.is_cancelled:
                 return
@@ -120,7 +120,7 @@ class TierRead:
                 self._host.unpin(self.slots)
 
     def take(self) -> list[HostSlot]:
-        """Return the pinned slots, which the caller unpins; cancel a read that is not done, and return none."""
+        """Return the pinned slots, which the caller unpins; if the read is not done, cancel it and return []."""
         with self._lock:
             if self.is_done and not self.is_cancelled:
                 self.is_cancelled = True

@@ -1,7 +1,8 @@
 """Copies blocks between a device's KV cache and host memory.
 
 On a CPU a block is copied by one memmove. On CUDA the copy engines work in parallel to the computation: directly from and to memory that is
-registered with the device, and through pinned staging buffers for other memory. Knows addresses; does not know what a block contains. Thread-safe.
+registered with the device, and through pinned staging buffers for other memory. The copiers are thread-safe, and independent of what a block
+contains.
 """
 
 import ctypes
@@ -69,7 +70,7 @@ class BlockStaging:
             copied.append(self._stream.started())
 
     def _parts(self, moves: Sequence[BlockMove]) -> Iterator[list[tuple[int, BlockMove]]]:
-        """Yield batches of (address of a row, move), each for all rows of a buffer; the buffers alternate."""
+        """Yield batches of (address of a row, move) that fit into a buffer; the two buffers alternate."""
         for i, start in enumerate(range(0, len(moves), self._num_rows)):
             address = self._buffers[i % 2].data_ptr()
             part = moves[start : start + self._num_rows]
@@ -107,7 +108,7 @@ class BlockCopier(Protocol):
         """Copy blocks from host to device; return when the copy is complete."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call a function on each item, on CUDA with several threads, because the CPU has no steps to compute."""
+        """Call a function on each item. On CUDA several threads do this, as the CPU computes no steps."""
 
 
 def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None) -> BlockCopier:
@@ -178,11 +179,11 @@ class CudaBlockCopier:
             self._staging.fetch(staged)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        return list(self._movers.map(function, items))  # a list, because the items may change afterwards
+        return list(self._movers.map(function, items))  # complete, because the items may change afterwards
 
     @contextmanager
     def _turn(self, mark: object) -> Iterator[None]:
-        """Start copies after the mark and wait for them at the end; registered memory stays so meanwhile."""
+        """Start copies after the mark and wait for them at the end; registered memory stays registered."""
         in_use = nullcontext() if self._registered is None else self._registered.in_use()
         with self._lock, in_use, copying(self._stream, mark):
             yield

@@ -1,6 +1,6 @@
 """Copies of blocks between one model's device cache and the host tier, and their measured rates.
 
-Knows slots, checksums and rates; does not know threads and when a copy is due (host_thread.py).
+host_thread.py has the thread and decides when to copy.
 """
 
 import threading
@@ -17,7 +17,7 @@ from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 
 
 class KeptSlots:
-    """Slots pinned for one owner, including slots that are filled later. Thread-safe."""
+    """Slots pinned for one owner, also those that are filled later. Thread-safe."""
 
     def __init__(self, host: HostTier) -> None:
         self._host = host
@@ -47,7 +47,7 @@ class BlockStore(NamedTuple):
     block: int
     block_hash: bytes
     mark: object  # the copier's mark after which the block's content is complete
-    kept: KeptSlots | None = None  # where the slot stays pinned after the copy
+    kept: KeptSlots | None = None  # the pins of the owner for whom the slot stays pinned after the copy
 
 
 class HostFetch:
@@ -107,7 +107,7 @@ class BlockMover:
         self.fetch_rate.add(fetch.num_blocks * self._block_bytes, time.monotonic() - fetch.started)
 
     def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
-        """Copy blocks to the host tier and offer them to further tiers.
+        """Copy blocks to the host tier, and offer them to the disk and the store.
 
         `on_copied` is called when the device's blocks may be overwritten.
         """
@@ -119,7 +119,7 @@ class BlockMover:
         try:
             if wanted:
                 blocks = [one.block for one, _ in wanted]
-                last = wanted[-1][0]  # the one with the latest mark
+                last = wanted[-1][0]  # the block with the latest mark
                 self._copier.store(blocks, [slot.memory for slot in slots], last.mark)
             copied = True
         finally:

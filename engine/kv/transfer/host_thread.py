@@ -1,8 +1,8 @@
 """The thread that copies blocks between device cache and host tier of a model, fetches before stores.
 
 A queued store does not hold its block: a block that is reused before its copy is not stored, so stores can neither leak nor exhaust blocks. The
-engine's thread waits only if it must overwrite a block that is being copied, and then for one small batch. Knows queues; does not know how a batch is
-copied (block_mover.py) or whether a copy pays off (tiered_cache.py).
+engine's thread waits only if it must overwrite a block that is being copied, and then for one small batch. block_mover.py copies a batch;
+tiered_cache.py decides whether a copy pays off.
 """
 
 import logging
@@ -14,7 +14,7 @@ from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, Ho
 
 log = logging.getLogger(__name__)
 
-_LAST_STORES_S = 2.0  # enough for 20 GiB from a GPU, or 4 GiB on a CPU; the host's other models wait meanwhile
+_LAST_STORES_S = 2.0  # enough for 20 GiB from a GPU, or 4 GiB on a CPU; the host's other models do not run meanwhile
 _LAST_COPY_S = 10.0
 
 

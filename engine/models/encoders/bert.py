@@ -62,7 +62,7 @@ class BertClasses(NamedTuple):
 
     @classmethod
     def load(cls, loader: WeightLoader, root: str, config: BertConfig) -> "BertClasses":
-        # RoBERTa's head has both layers; BERT's first one is its pooler
+        # RoBERTa's head has both layers; in BERT the pooler is the first layer
         is_roberta = "classifier.dense.weight" in loader
         dense, classes = (
             ("classifier.dense", "classifier.out_proj") if is_roberta else (f"{root}pooler.dense", "classifier")
@@ -90,7 +90,7 @@ class Bert:
     ) -> None:
         self.words = words
         self.positions = positions
-        self.token_types = token_types  # [types, hidden]: for first texts and, if there are two, for second ones
+        self.token_types = token_types  # [types, hidden]; type 1, if it exists, is that of a pair's second text
         self.norm = norm
         self.layers = layers
         self.head = head
