@@ -16,7 +16,8 @@ from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.zygotes.control_messages import Boot, Died
 from pilotlight.functions.host.zygotes.zygote_client import ChildProcess, FunctionZygote
 
-TRACE_WAIT_S = 0.25
+TRACE_WAIT_S = 0.5
+TRACE_QUIET_S = 0.1  # a trace is complete after this time without a further part
 MAX_TRACE = 8192
 EXIT_REPORT_S = 1.0  # time to wait for the report of an exit
 
@@ -93,12 +94,11 @@ class IsolateProcess:
             try:
                 more = os.read(self._trace_fd, MAX_TRACE)
             except BlockingIOError:
-                if text:
-                    break
                 continue
-            text += more
             if not more:
                 break
+            text += more
+            ends_at = min(ends_at, loop.time() + TRACE_QUIET_S)
         return authors_frames(text.decode("utf-8", "replace"))
 
     async def crash_fault(self, broke: str, *, was_ready: bool) -> Fault:

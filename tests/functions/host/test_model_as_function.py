@@ -60,7 +60,7 @@ async def test_a_model_is_called_as_a_function_is(make_site: SiteMaker, tmp_path
         direct = await call(site.app, "/fn/@test/tiny", {"prompt": "x"})
         assert (direct.status, direct.json["result"]["response"]) == (200, "hello")
         wrong = (await call(site.app, "/fn/f/wrong")).json
-        for sentence, text in zip(("no 'walk'", "takes the inputs", "5007"), wrong, strict=True):
+        for sentence, text in zip(("not 'walk'", "takes the inputs", "5007"), wrong, strict=True):
             assert sentence in text
         assert (await call(site.app, "/fn/@test/none", {"prompt": "x"})).status == 404
         await site.is_idle()
