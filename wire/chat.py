@@ -225,13 +225,14 @@ class ListedModel(msgspec.Struct, frozen=True):
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # data types of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # bytes that 12-bit weights save
-    # Not in OpenAI's form. completion: no chat template, so prompts are plain texts; classification: classes of texts.
+    # Not in OpenAI's form. A `completion` model has no chat template, so its prompts are plain texts; a `classification` model scores classes of
+    # texts.
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # length of an embedding model's vectors
     labels: tuple[str, ...] | UnsetType = UNSET  # names of a classification model's classes
     input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # in OpenRouter's terms
-    root: str | UnsetType = UNSET  # name of an adapter itself
-    parent: str | UnsetType = UNSET  # the model that the adapter changes
+    root: str | UnsetType = UNSET  # for an adapter: its own name
+    parent: str | UnsetType = UNSET  # for an adapter: the model that it changes
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"
 

@@ -51,7 +51,7 @@ class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UsageTold(msgspec.Struct, frozen=True):
-    """Site -> router: records that the ledger does not confirm to have.
-    More may follow when these are written."""
+    """Site -> router: records that the ledger has not confirmed to have written.
+    The site may have more, which it sends when these are confirmed."""
 
     records: tuple[UsageRecord, ...]

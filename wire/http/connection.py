@@ -51,7 +51,7 @@ class HttpLimits(NamedTuple):
     stall_s: float = 60.0  # time for a client to read after its buffer became full
     write_buffer_bytes: int = 64 << 10  # above it the application waits; the kernel's buffer is not included
     max_message_bytes: int = 32 << 20  # limit of a WebSocket's message
-    # limit for the answers that wait for clients, all together; a quarter of it for one address
+    # limit of the bytes of all answers that clients have not read yet; the limit for one client address is a quarter of it
     max_unread_bytes: int = 256 << 20
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # per client address

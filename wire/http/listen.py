@@ -19,8 +19,8 @@ except ImportError:  # not on Unix
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
-# A client is gone if its kernel sends nothing for this time (the first is in ms). Linux counts a full receive window as silence, too, but a reader
-# may only be slow.
+# A client is gone if its kernel sends nothing for this time (TCP_USER_TIMEOUT is in ms, the other times in s). Linux counts a full receive window as
+# silence, too, but a reader may only be slow.
 VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # longer than pools of clients and routers keep an idle connection: the client closes first, so a request never crosses a close
 KEEP_ALIVE_S = 75.0

@@ -19,10 +19,10 @@ from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, 
 PING_S = 20.0  # below 60 s, after which proxies, including ours, take a silent connection for dead
 LOST_S = 50.0  # silence of a peer, although it was pinged, after which it is lost
 CLOSE_S = 1.0  # for the peer's answer to a close; until then its bytes are read, because closing with unread bytes resets the connection
-HELD_BYTES = 64 << 10  # of unread messages; above this or the next limit the peer is not read
+HELD_BYTES = 64 << 10  # bytes of unread messages; above this or HELD_MESSAGES the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
-# of one peer before other connections get their turn: a frame takes 20 us, and 64 KiB may be 10,000 frames
+# frames of one peer that are handled before other connections get a turn: a frame takes 20 us, and 64 KiB may be 10,000 frames
 FRAMES_AT_ONCE = 32
 
 NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
@@ -168,7 +168,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Read from the peer again if it is not held, or if only its close is awaited."""
+        """Read from the peer again, unless frames wait to be handled, or too many messages are unread while the WebSocket is open."""
         has_enough = self._incoming.is_full and self._codec.state is ConnectionState.OPEN
         if not (has_enough or self.is_behind or self._transport.is_closing()):
             if self._watch.is_held:
