@@ -50,7 +50,7 @@ class PublishedStatus:
         served = status.functions.functions if status.functions is not None else ()
         self.functions = frozenset(
             each.name.partition("@")[0] for each in served
-        )  # without a deployed version's digest
+        )  # names without the digest of a deployed version
         queues_ms = [
             1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
         ]

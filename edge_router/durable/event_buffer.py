@@ -1,4 +1,4 @@
-"""The events of a stream that can be read again, and their readers' places in it."""
+"""The events of a stream that can be read again. A reader's place is the number of events that it has."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -284,7 +284,7 @@ class DurableStreams:
         return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # keep the work that the sites have done
 
     def forget(self) -> None:
-        """Delete expired streams, and ended ones above the limit: the oldest of the tenant with the most."""
+        """Delete expired streams. Above the size limit also delete ended ones, first the oldest of the tenant that uses most memory."""
         now = self._clock()
         for name, recording in list(self._all.items()):
             ended_at = recording.events.ended_at

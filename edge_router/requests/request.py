@@ -76,7 +76,7 @@ _DROPPED = _DROPPED_FOR_FUNCTIONS | {"cookie", *(name.decode() for name in API_K
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-# One thread for all: with several, each would make the event loop wait for the lock.
+# One thread for all requests: several threads would compete with the event loop for Python's global lock.
 _thread = ThreadPoolExecutor(1, "large bodies")
 
 
@@ -126,9 +126,9 @@ class Head:
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Set the known key of the request, after its admission."""
+        """Set the configured key that admission found for the request; None if the client's key is unknown."""
         self.holder = holder
-        # The account if it is known, otherwise the key.
+        # the id of the request's owner: its account if that is known, otherwise the client's key
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
 
     def header(self, name: str) -> str:
@@ -347,8 +347,7 @@ def _site_authorization(head: Head, secret: str) -> str:
 
 def _signed_digest(head: Head, secret: str) -> str | None:
     """Return the digest of the body that a router or site has signed; None if neither did.
-
-    A router has no name in a signature: it may sign for any site.
+    The recipient that the signature names is not checked, because routers have no names there.
     """
     signature = head.header(HOP)
     hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
@@ -369,9 +368,9 @@ def _hops_so_far(head: Head) -> int:
 
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
-    """`address` is the client's, if this router may set it.
-    Functions read it, and versions are distributed by it, so a header that the client set is dropped. So is its location header, which another router
-    would trust. `authorization` is the value for sites."""
+    """Return the header lines for a site: the client's, without those that only a router may set, and this router's own.
+    `address` is the client's, empty if this router may not set it. Functions read it, and versions are distributed by it, so a header with it that
+    the client set is dropped. So is its location header, which another router would trust. `authorization` is the value for sites."""
     dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:

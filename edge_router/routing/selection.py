@@ -98,7 +98,7 @@ class SiteSelector:
         return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
-        """Return the model's own name for its name or alias. If no site knows the model, return `name` itself."""
+        """Return the model's own name for its name or alias. If no site knows the model, return `model` itself."""
         return self.own_names(model)[0]
 
     def own_names(self, model: str) -> tuple[str, str]:

@@ -546,7 +546,7 @@ class DeploymentApi:
     async def _ask(
         self, sites: list[Backend], path: str, body: Callable[[Backend], bytes], kind: type[AnswerT], timeout_s: float
     ) -> dict[str, AnswerT | str]:
-        """Ask sites at the same time. Return their answers by name; a text explains a missing answer."""
+        """Ask sites at the same time. Return their answers by site; a string is the reason why a site gave none."""
 
         async def ask(site: Backend) -> AnswerT | str:
             try:

@@ -10,7 +10,7 @@ from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogQu
 
 TIMEOUT_S = 15.0
 TEXTS = ("since_s", "grep", "status", "limit")
-LogsAnswer = list[LoggedInvocation] | str  # a text explains why there are none
+LogsAnswer = list[LoggedInvocation] | str  # a string is the reason why a site gave none
 
 
 def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, int]]:

@@ -56,7 +56,8 @@ class Ledger:
     ) -> None:
         """Open the store.
 
-        `clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises ConfigError.
+        `clock` returns seconds since the epoch. `kept` corrects a crashed router's record by the journal of the router that took over. Raises
+        ConfigError.
         """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
@@ -64,7 +65,7 @@ class Ledger:
         self._clock = clock
         self._ended: list[tuple[int, UsageRecord]] = []  # with the numbers of their meters; not written yet
         self._wake = asyncio.Event()
-        # an id is a random text of this start, and a number
+        # a record's id is a random string of this process, followed by a number
         self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._writing = asyncio.Lock()

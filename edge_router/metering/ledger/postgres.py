@@ -30,7 +30,7 @@ class PostgresDatabase:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
         except psycopg.ProgrammingError as error:
-            # The part after the first quote may contain any part of the URL, even its password.
+            # psycopg's message may quote any part of the URL, even its password: drop everything after the first quotation mark.
             raise UsageStoreError(str(error).partition('"')[0].strip(" :\n")) from None
         if "@" in str(given.get("host", "")):
             raise UsageStoreError("it has two @: write one of a name or password as %40")

@@ -131,7 +131,7 @@ class BatchStore:
         return file
 
     def file(self, name: str, owner: str) -> StoredFile:
-        """Return a file. Raises ApiError (404) if it belongs to another account."""
+        """Return a file. Raises ApiError (404) if it does not exist or belongs to another account."""
         row = self._connection.execute(
             f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
