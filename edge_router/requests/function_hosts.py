@@ -57,8 +57,10 @@ class FunctionHosts:
         return None
 
     def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
-        """Check the routes that a function is to get. `account` is the caller's, None for the operator; `owner` is the account that owns the function. Raises ApiError for a route that is invalid, belongs to another
-        function, or is not allowed for the owner.
+        """Check the routes that a function is to get.
+
+        `account` is the caller's, None for the operator; `owner` is the account that owns the function. Raises ApiError for a route that is invalid,
+        belongs to another function, or is not allowed for the owner.
         """
         allowed = self._allowed.get(owner, []) if account is not None or owner else None
         taken = {(pattern, function) for places in self._places.values() for pattern, function in places}
