@@ -1,6 +1,6 @@
 """`pilotlight up`: run a router and its sites as processes of this machine, until they are stopped.
 
-It knows the processes and the order in which they stop, not their work.
+This module starts, restarts and stops the processes, and is independent of their work.
 """
 
 import os

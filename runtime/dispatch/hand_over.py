@@ -73,7 +73,7 @@ class PromptHost(Protocol):
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
         """Record how a prompt's blocks were used; `first` is the answer's first output.
 
-        `is_late`: the prompt was not complete by then. `is_lost`: missing blocks were not fetched.
+        `is_late`: this host had not finished the prompt when the first output came. `is_lost`: the answering host lacked blocks and fetched none.
         """
 
 

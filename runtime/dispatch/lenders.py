@@ -103,7 +103,7 @@ class Lender:
         self._rest_s, self._rests_until = 0.0, -math.inf
 
     def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
-        """Predict the cost of computing the prompt there, until `num_missing` of its tokens are here.
+        """Predict the cost of computing the prompt there and fetching the blocks of the `num_missing` tokens that the answering host lacks.
 
         `own_rate` is this site's prefill rate in tokens/s, used if the other site's is unknown.
         """
@@ -234,7 +234,7 @@ class Lender:
                 return await self._sent(kept, method, path, body)
             except ConnectionLost:
                 if not kept.response.is_untouched:
-                    raise  # an untouched one was an idle connection that the site had closed: retry
+                    raise  # without a byte of a response the site had closed the idle connection: retry on a new one
         return await self._sent(await self._pool.connect(self._origin), method, path, body)
 
     async def _sent(self, connection: UpstreamConnection, method: str, path: str, body: bytes) -> "_LenderAnswer":
@@ -324,7 +324,7 @@ class Lenders:
         return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
-        """Return the lenders that may see a request, and a header's text that lists the others."""
+        """Return the lenders that may see a request, and the names of those that may not as text for a response header."""
         if data_sites is None:
             return self._lenders, ""
         barred = [each.name for each in self._lenders if each.name not in data_sites]

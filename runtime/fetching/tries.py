@@ -1,4 +1,4 @@
-"""Requests to a web server with retries. Decides which failures are retried, and describes errors."""
+"""Requests to a web server with retries. This module decides which failures are retried, and describes errors."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
-`generate` reads as the life of a request after validation. Leaving its scope, for any reason, aborts the sequences and returns the permit (I2, I6).
-All expected errors inside are raised as ApiError (I1). Independent of HTTP and dialects.
+`generate` reads as the life of a request after validation. Leaving its scope, for any reason, aborts the sequences and returns the permit.
+All expected errors inside are raised as ApiError. Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -295,7 +295,7 @@ class Generation:
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt
-            # leave out those of delivered tokens, which follow the prompt in a continuation
+            # in a continuation delivered tokens follow the prompt: leave out their log-probabilities
             prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]
             prompt.awaits_logprobs = False
         if output.finish_reason == "abort":

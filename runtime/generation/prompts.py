@@ -15,7 +15,7 @@ from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
 
-MANY_CHARACTERS = 16  # assumed longest average token; prose has 4. A text of longer tokens is encoded twice
+MANY_CHARACTERS = 16  # characters per token, at most, in a usual text; prose has 4. A text with more is encoded twice
 
 
 class EncodedPrompt(NamedTuple):

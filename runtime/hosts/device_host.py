@@ -1,6 +1,6 @@
 """The handle of one device's engine host, which stays the same when the process is replaced.
 
-Callers send requests through it and wait for the next process. It also tracks progress (I5) and deaths. supervisor.py starts and stops the processes;
+Callers send requests through it and wait for the next process. It also tracks progress and deaths. supervisor.py starts and stops the processes;
 fleet.py has the other devices.
 """
 
@@ -17,13 +17,13 @@ from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
-STANDBY_PREPARE_FACTOR = 5  # times start_timeout_s: a standby is prepared at low priority
+STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s, because it is prepared at low priority
 FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that fails, up to:
 LONGEST_PAUSE_S = 10.0
-AFRESH_AFTER = 2  # hosts in a row that crashed before they answered anything
-CHARGED_WITHIN_S = 3.0  # after a host's death: its last sequences are known once its process has ended
-DEADLINE_FACTOR = 10  # times a step's predicted time: contexts grow, and a machine has other work
-MOST_DOUBLINGS = 6  # of a step's deadline: 30 s become half an hour
+AFRESH_AFTER = 2  # after so many hosts in a row that crashed before any answer, the next one deletes built files
+CHARGED_WITHIN_S = 3.0  # wait after a host's death for the names of its last step's sequences
+DEADLINE_FACTOR = 10  # a step's deadline by its predicted time: contexts grow, and a machine has other work
+MOST_DOUBLINGS = 6  # limit of the doublings of a step's deadline: 30 s become half an hour
 HOPELESS_AFTER = 3  # hosts in a row that failed: requests are then sent elsewhere instead of waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -52,7 +52,8 @@ class HostHandle:
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # the newest host's report about itself; the device stays the same
         self.running: HostProcess | None = None
-        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of dead hosts
+        # client of a dead host -> sequences of the host's last step
+        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()
         self._ended: str | None = None  # why sequences wait for no further host
         self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
         self._step_observers: list[Callable[[StepOutput], None]] = []

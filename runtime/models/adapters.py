@@ -90,7 +90,7 @@ class AdapterRegistry:
 
         `owner` is the account whose uploads may be used. Raises ApiError for an unknown adapter."""
         named = self.named_in(request.requested_model, request.model)
-        if request.lora and named is not None:  # an account's list of models names such a pair as a third model
+        if request.lora and named is not None:  # accounts' lists of models have no form for two adapters
             message = f"the request names two adapters, {named[:100]!r} after the model's name and {request.lora[:100]!r}: leave one out"
             raise ApiError("invalid_request", message, param="lora")
         name = request.lora or named

@@ -1,7 +1,7 @@
 """The adapters that accounts have uploaded to a site. Each has a folder with two files and a record.
 
 A file is stored completely or not at all; an adapter is usable when both files are there and valid. The ids of removed adapters are kept for a while,
-so that a site that was down learns of the removal. It knows files and owners, but not HTTP or models.
+so that a site that was down learns of the removal. Independent of HTTP and of models.
 """
 
 import errno

@@ -41,7 +41,7 @@ class EvictionCandidate(NamedTuple):
 class EvictionPlan(NamedTuple):
     """The models to evict.
 
-    If `is_possible` is False none can be evicted yet: try again after `wait_s`, or when a request ends (None: only then)."""
+    If `is_possible` is False, not enough can be evicted yet: try again when a request ends, or after `wait_s` if it is not None."""
 
     evict: tuple[str, ...] = ()
     is_possible: bool = True  # possible now
