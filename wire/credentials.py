@@ -201,7 +201,7 @@ class Access:
         return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
     def find(self, token: str) -> Key | None:
-        """Return the valid key with this token, whatever its scopes."""
+        """Return the valid key with this token, whatever its scopes; None without one."""
         key = self.keys.get(_digest_of(token)) if token else None
         if key is None or key.is_revoked or (key.expires_s is not None and self._clock() >= key.expires_s):
             return None

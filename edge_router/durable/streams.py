@@ -327,7 +327,7 @@ class DurableStreams:
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
     ) -> DurableStream | None:
-        """Return another router's stream, followed from now on.
+        """Return another router's stream, followed from now on; None if no journal of this tenant has the name.
         Its journal stays open while it is followed and is released after a refusal, so that other routers can continue it. Raises ApiError."""
         try:
             journal = await journals.find(name)

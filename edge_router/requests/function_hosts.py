@@ -119,5 +119,5 @@ class FunctionMount:
 
 
 def _live(deployment: Deployment) -> Version | None:
-    """Return the newest version that has traffic: its routes apply to the function."""
+    """Return the newest version that has traffic, whose routes apply to the function; None for a deleted function."""
     return deployment.version(deployment.shares[0].number) if deployment.shares else None

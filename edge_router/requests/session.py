@@ -60,7 +60,7 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
     @property
     def placement_key(self) -> bytes | None:
-        """Return the digest that is the same for all turns: routers without shared state choose one site."""
+        """Return a digest that is the same for all turns, so that routers without shared state choose one site; None without a session or own prefix."""
         if self.session is not None:
             return self.session
         for prefix in self.prefixes:

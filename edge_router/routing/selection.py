@@ -135,7 +135,7 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best of all sites that are not excluded, when the ranking is used up.
+        """Return the best of all sites that are not excluded, when the ranking is used up; None if there is none.
 
         These are sites that missed probes, or whose last answers failed. A site without the model is never returned.
         """

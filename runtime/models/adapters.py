@@ -115,7 +115,7 @@ class AdapterRegistry:
         return None if requested in (model, *config.aliases) else requested.rpartition(SEPARATOR)[2]
 
     def _find(self, model: str, adapter: str, owner: str) -> Path | None:
-        """Return the folder of an adapter. The owner's uploads take precedence."""
+        """Return the folder of an adapter; None if it is unknown. The owner's uploads take precedence."""
         own = None if self.finetunes is None else self.finetunes.find(owner, adapter)
         if self.finetunes is not None and own is not None and own.is_whole and own.model == model:
             return self.finetunes.place(own)

@@ -84,7 +84,7 @@ def response_start(status: int, headers: Headers) -> Message:
 
 
 def header(scope: Scope, name: str) -> str | None:
-    """Return the first header of that (lower-case) name."""
+    """Return the first header of that (lower-case) name; None without one."""
     wanted = name.encode()
     for key, value in scope["headers"]:
         if key == wanted:

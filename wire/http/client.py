@@ -365,7 +365,7 @@ class ConnectionPool:
         self._idle.clear()
 
     async def connect(self, origin: Origin) -> UpstreamConnection:
-        """Open a connection. Raises CannotConnect."""
+        """Open a connection. Raises CannotConnect, or its subclass NoDescriptors."""
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:

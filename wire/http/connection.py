@@ -197,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """Return the task that answers the request."""
+        """Return the task that answers the current request; None between requests."""
         return self._exchanges[0].task if self._exchanges else None
 
     def finished(self, exchange: HttpExchange) -> None:

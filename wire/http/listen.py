@@ -106,7 +106,7 @@ def file_limit() -> int | None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's event loop if it is installed, otherwise asyncio's, which is half as fast."""
+    """Return the factory of uvloop's event loops; None if it is not installed: asyncio's own loop is half as fast."""
     try:
         import uvloop
     except ImportError:

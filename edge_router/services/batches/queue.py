@@ -190,7 +190,8 @@ class BatchQueue:
         return head
 
     def _holder(self, batch: StoredBatch) -> Key | None:
-        """Return the key that created the batch, with its current rights. Raises ApiError if it was deleted."""
+        """Return the key that created the batch, with its current rights; None if it was an unknown one.
+        Raises ApiError if the key was deleted or has no right to models, or if unknown keys are no longer accepted."""
         if not batch.key:
             return self._access.key(None, "models") if self._access.is_required else None
         key = next((key for key in self._access.keys.values() if key.name == batch.key), None)

@@ -71,7 +71,7 @@ class OpenAIBuilder(Generic[RequestT]):
         return tokenizer
 
     def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
-        """Return the usage field of a chunk before the last one."""
+        """Return the usage field of a chunk before the last one: UNSET if not requested, None if only the last chunk has it."""
         if not self._request.include_usage:
             return UNSET
         return generation.usage if self._request.usage_in_every_chunk else None
