@@ -214,7 +214,7 @@ class Access:
         return Key("", "", account=next(accounts, Account(name))) if name else None
 
     def key(self, authorization: str | None, scope: str) -> Key:
-        """Return the key of a request. Raises ApiError if it is missing, unknown, or lacks `scope`."""
+        """Return the key of a request. Raises ApiError if it is missing, unknown, no longer valid, or lacks `scope`."""
         token = bearer_token(authorization)
         if not token and authorization and authorization.strip(" \t"):
             raise ApiError("unauthorized", "the Authorization header must be `Bearer KEY`, where KEY has no spaces")

@@ -29,9 +29,7 @@ class Lateness:
         """Record the expected and the actual time to the first token of an answer."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
-        self._late_ms = max(
-            0.0, self._late_ms + late_ms
-        )  # never below zero: an early answer does not offset later delays
+        self._late_ms = max(0.0, self._late_ms + late_ms)  # early answers do not offset later delays
         self._latest_ms = max(self._latest_ms, late_ms)
         self._answers += 1
 

@@ -74,7 +74,7 @@ class Objectives:
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
         """`path` is the file of counts; None to keep them in memory.
-        `clock` returns seconds since the epoch. Raises sqlite3.Error."""
+        `clock` returns seconds since the epoch. Raises sqlite3.Error, DatabaseError."""
         self._configs = configs
         self._clock = clock
         self._unwritten: defaultdict[tuple[int, str, str], JudgedRequests] = defaultdict(JudgedRequests)

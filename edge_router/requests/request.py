@@ -141,7 +141,7 @@ class Head:
     @property
     def may_be_repeated(self) -> bool:
         """Tell whether the request may be repeated although a site may have started it.
-        A model's answer can be made again; the effects of a function are unknown."""
+        A model's answer can be made again; a function may be called again if HTTP defines the method as idempotent."""
         return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
 
 
@@ -331,7 +331,7 @@ def speaks_for_an_account(head: Head, secret: str) -> bool:
 def site_key(head: Head, secret: str) -> str:
     """Return the value that replaces a client's key at sites, where it only identifies a tenant.
 
-    Without the network's secret sites get the key itself, because nothing else identifies the tenant. Raises ApiError.
+    Without the network's secret sites get the key itself, because nothing else identifies the tenant.
     """
     return tenant_salt(head.key, "", secret).hex() if secret and head.key else head.key
 

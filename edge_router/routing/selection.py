@@ -74,7 +74,7 @@ class SiteSelector:
     def _views(self, request: ValidRequest) -> list[BackendView]:
         """Return the sites that may see the request and have its function or its uploaded adapter.
 
-        If no site publishes the function, return the sites that have never published a status, because one of them may have it.
+        If no site publishes the function, return the sites that have never published a status, because one of them may have it, or else all sites.
         """
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:

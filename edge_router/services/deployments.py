@@ -157,7 +157,7 @@ class Deployments:
                 ) from None
 
     def get(self, name: str, author: Account | None) -> Deployment:
-        """Return a deployment.
+        """Return a deployment; an empty one, not stored, for an unknown name.
         Raises ApiError for another account's function, or a new name that the account may not use."""
         deployment = self.known.get(name)
         if deployment is None:

@@ -50,11 +50,11 @@ class SiteFinetunes:
         return self.holders(self.owner(request.head), name)
 
     def owner(self, head: Head) -> str:
-        """Return the id under which sites store the uploads of a request's owner. Raises ApiError."""
+        """Return the id under which sites store the uploads of a request's owner."""
         return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
 
     def key(self, head: Head) -> str:
-        """Return the value that replaces a client's key at sites. Raises ApiError."""
+        """Return the value that replaces a client's key at sites (`site_key`)."""
         return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:

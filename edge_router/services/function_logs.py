@@ -33,7 +33,7 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
 def merged_logs(answers: Mapping[str, LogsAnswer], query: LogQuery, after: Mapping[str, int]) -> FoundLogs:
     """Merge the answers of sites, by name.
 
-    Of more than `query.limit` invocations the newest are returned, or, if the query has a `seq`, the oldest of each site.
+    If `after` names positions, all invocations of the answers are returned; otherwise the newest `query.limit`.
     """
     found: list[LoggedInvocation] = []
     seen, unread = dict(after), {}

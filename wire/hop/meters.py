@@ -119,9 +119,7 @@ class MeterFile:
                 continue
             length = self._words[base + _LENGTH]
             request = _decode(self._map[start + REQUEST_AT : start + min(SLOT_BYTES, REQUEST_AT + length)])
-            if (
-                request is None
-            ):  # the machine lost power while the record was written, so nothing was sent for the request
+            if request is None:  # power was lost while the record was written, so nothing was sent for the request
                 self.free(number)
                 continue
             more = [0] * 5 if length > _MOST else self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()

@@ -59,8 +59,8 @@ class WebSocket(asyncio.Protocol):
         self._end: WebSocketClose | None = None
         self._is_broken = False  # further bytes are ignored
         self._frames: Iterator[Event] = iter(())  # frames that have arrived
-        self.is_behind = False  # some messages are unread, and the peer is not read meanwhile
-        self._is_lost = False  # the connection was lost while messages were unread
+        self.is_behind = False  # some frames are not handled yet, and the peer is not read meanwhile
+        self._is_lost = False  # the connection was lost; its last frames are still handled
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0
         self._watch = _Watch(self)
@@ -120,7 +120,7 @@ class WebSocket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         if self.is_behind:
-            return  # messages that arrived before the end are returned first
+            return  # frames that arrived before the end are handled first
         self._ended(WebSocketClose(ABNORMAL))
         self._watch.stop()
         self._on_lost()

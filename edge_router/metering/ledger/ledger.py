@@ -103,9 +103,8 @@ class Ledger:
             return waiting
 
     def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
-        """Return a meter.
-
-        Raises ApiError if the ledger is failing and the configuration refuses requests then."""
+        """Return a meter for a request. Raises ApiError if all meters are in use,
+        or if the ledger is failing and the configuration refuses requests then."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
         holder = request.head.holder
