@@ -125,7 +125,7 @@ class Autoscaler:
     def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
         """Return the model's replica on the device with most room; None if it fits on none of them.
 
-        It fits if no other model has to sleep for it.
+        It fits if no other model has to sleep for it. Also None while the model wakes anywhere, or after a recent failure.
         """
         budgets = [
             self._budgets[replica.host.index]

@@ -96,7 +96,7 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
         self._resumed = set(self._started)  # choices that another site has started
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return one event for each part of the delta and a separate one for the finish.
+        """Return one event for each part of the delta and a separate one for the finish; a choice's first event has only the role.
         The last part's event has the delta's log-probabilities and token ids."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""

@@ -282,7 +282,7 @@ def _results(delta: Delta) -> Iterator[TextResult]:
 
 
 def _call(call: CallPart, arguments: str) -> Call:
-    """Return a call's arguments as an object, or as text if they are not valid JSON."""
+    """Return a call with its arguments as JSON, or as a JSON string if they are not valid JSON."""
     if not _is_json(arguments):
         arguments = msgspec.json.encode(arguments).decode()
     # An event has one line. A line end in JSON can only be white space.

@@ -134,7 +134,7 @@ class Decider:
     async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
         """Return a question and its options as tokens.
 
-        Raises ApiError if the model would reason before it answers."""
+        Raises ApiError if the model would reason before it answers, or if question and options do not fit into its context."""
         prompt = await encode(model, request, request.asked(question), self._generator.images)
         if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
             sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"
