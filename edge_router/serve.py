@@ -130,7 +130,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of these tasks, and cancel the others."""
+    """Wait until one of the tasks ends, and cancel the other tasks."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     await background.stop(*tasks)

@@ -38,7 +38,7 @@ class History:
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        self._started: dict[str, tuple[float, Counts]] = {}  # by range: time and counters at the period's start
+        self._started: dict[str, tuple[float, Counts]] = {}  # range -> time and counters at the start of its period
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:

@@ -7,7 +7,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from pilotlight.wire.errors import ApiError
 
-MOST_FIELDS = 8  # in addition to the file
+MOST_FIELDS = 8  # limit of the fields besides the file
 
 
 async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> FormData:

@@ -110,7 +110,7 @@ class FinetuneAsset(msgspec.Struct, frozen=True):
 class ResultInfo(msgspec.Struct, frozen=True):
     """Describes the page of a list that a response contains."""
 
-    page: int  # from 1
+    page: int  # number of the page; the first is 1
     per_page: int
     count: int  # items on this page
     total_count: int

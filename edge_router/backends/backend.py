@@ -17,7 +17,7 @@ from pilotlight.sites.network import HealthConfig, SiteRef
 from pilotlight.wire.hop.status import Place, SiteStatus, SiteView
 
 EJECT_AFTER = 5  # failed attempts in a row
-EJECTED_S = 5.0  # the first ejection; each further one lasts twice as long, until an attempt succeeds
+EJECTED_S = 5.0  # duration of the first ejection; each later ejection lasts twice as long, until an attempt succeeds
 EJECTED_MAX_S = 60.0
 FORGETTING_S = 1.0  # lateness decays with time: a view of a late site is renewed after this time
 

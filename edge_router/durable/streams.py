@@ -119,7 +119,7 @@ class DurableStream:
             last = error.event(self.head.dialect)
             if journal is None or journal.is_ours or journal.has_failed:
                 await self._keep(JournalEvents(last, ()))
-            else:  # the answer may continue at another router, which does not know this event, so it gets no number
+            else:  # the answer may continue at another router, which does not know this event, so the event gets no number
                 self.events.add_last(last)
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
@@ -163,7 +163,7 @@ class DurableStream:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether another router can produce the rest, or all if nothing was published."""
+        """Tell whether another router can produce the rest of the answer, or all of it if nothing was published."""
         return self.log.has_started or (self.events.last is None and self.head.may_be_repeated)
 
     async def _keep(self, entry: AnswerStarted | JournalEvents) -> None:

@@ -38,7 +38,7 @@ from pilotlight.wire.hop.meters import MeterSlot
 DRAIN_POLL_S = 0.05
 # Kinds of failure in which the site has not started the request.
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
-LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
+LAST_WORDS_S = 1.0  # time to send the error events of streams that a drain cuts
 
 Relay = Callable[[RequestState, UpstreamResponse, Preference], Awaitable[None]]
 

@@ -301,7 +301,7 @@ class UpstreamResponse:
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
-        self._events = first  # for the next iteration
+        self._events = first  # events that the next iteration returns
         self._forwarder: Forwarder | None = None
         self._pace = pace
         self._is_done = False

@@ -2,7 +2,8 @@
 
 Later code does not look at the raw form again.
 
-It reads only what the choice of a site needs: model, stream flag, session, messages. The site validates the rest, so the body is forwarded unchanged.
+This module reads only what the choice of a site needs: model, stream flag, session, messages. The site validates the rest, so the body is forwarded
+unchanged.
 """
 
 import asyncio
@@ -314,7 +315,7 @@ def _most_tokens(fields: dict[str, Any]) -> int:
     *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
     prompts = fields.get("prompt")
     if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)):
-        prompts = [prompts]  # one prompt: a text, or a list of token ids
+        prompts = [prompts]  # one prompt: a string, or a list of token ids
     return max(most) * max(1, n) * len(prompts)
 
 

@@ -20,7 +20,7 @@ from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
 
 LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 30.0  # after a site refused an adapter or could not get it
+TRY_AGAIN_S = 30.0  # pause after a site refused an adapter or could not get it
 CARRY_S = 300.0  # time to copy one adapter from or to a site
 LIST_BYTES = 64 << 20
 CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit, too

@@ -1,7 +1,7 @@
 """The open work of each replica, in tokens to compute and in seconds at measured rates.
 
-A sequence counts with the uncached part of its prompt until its first token, and with the rest of its answer, which is assumed as long as the model's
-recent answers. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
+A sequence counts with the uncached part of its prompt until its first token, and with the rest of its answer, which is assumed to be as long as the
+model's recent answers. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
 """
 
 from collections import defaultdict
@@ -78,7 +78,7 @@ class Assignments:
         self.has_choice = has_choice
         self._states = states
         self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
-        self._open: dict[str, Assignment] = {}  # by sequence id
+        self._open: dict[str, Assignment] = {}  # sequence id -> assignment
 
     @contextmanager
     def assigned(self, submit: Submit, replica: Replica) -> Iterator[Assignment]:

@@ -15,7 +15,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import Submit
 
 MOST_DEATHS = 2  # crashes of hosts after which a prompt is refused
-REMEMBERED_S = 3600.0  # until then a faulty machine may have been repaired
+REMEMBERED_S = 3600.0  # charges expire, because a faulty machine may have been repaired by then
 _MOST_PROMPTS = 1024
 
 

@@ -32,7 +32,7 @@ def can_hand_over(submit: Submit) -> bool:
 def prefill_sequence(submit: Submit, block_size: int) -> Submit:
     """Return the sequence that computes a prompt's full blocks for another host.
 
-    Its prompt has one token more than these blocks, so that all of them can be found in the cache.
+    Its prompt has one token more than these blocks, so that all full blocks can be found in the cache.
     """
     num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
     return Submit(

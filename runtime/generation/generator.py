@@ -156,7 +156,7 @@ def as_api_errors(request_timeout_s: float) -> Iterator[None]:
 class Generation:
     """An answer in progress, with one or several choices for each of its prompts.
 
-    Outputs accumulate while earlier ones are sent, so a slow client gets fewer, larger events."""
+    Outputs accumulate while earlier outputs are sent, so a slow client gets fewer, larger events."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Generation:
         return self._choices[choice].prompt.token_ids
 
     def prompt_logprobs(self, choice: int) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the prompt's tokens after the first. They precede any delta."""
+        """Return the log-probabilities of the prompt's tokens after the first. They are complete before the first delta."""
         return self._choices[choice].prompt.logprobs
 
     @property
@@ -316,7 +316,7 @@ class Generation:
 @dataclass(eq=False, slots=True)
 class _AnsweredPrompt:
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt's tokens after the first
+    logprobs: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the prompt's tokens after the first
     awaits_logprobs: bool = False  # True until an output with them has arrived
 
 

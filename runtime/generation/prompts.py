@@ -117,8 +117,7 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode the system message and as many of the last messages as fit.
-    The first of these is a user's."""
+    """Encode the system message and as many of the last messages as fit, from a message of the user on."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:

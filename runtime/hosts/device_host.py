@@ -18,11 +18,11 @@ from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
 STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s, because it is prepared at low priority
-FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that fails, up to:
+FIRST_PAUSE_S = 0.2  # pause before the second restart in a row; doubled for each later failure, up to:
 LONGEST_PAUSE_S = 10.0
 AFRESH_AFTER = 2  # after so many hosts in a row that crashed before any answer, the next one deletes built files
 CHARGED_WITHIN_S = 3.0  # wait after a host's death for the names of its last step's sequences
-DEADLINE_FACTOR = 10  # a step's deadline by its predicted time: contexts grow, and a machine has other work
+DEADLINE_FACTOR = 10  # a step's deadline / its predicted time: contexts grow, and a machine has other work
 MOST_DOUBLINGS = 6  # limit of the doublings of a step's deadline: 30 s become half an hour
 HOPELESS_AFTER = 3  # hosts in a row that failed: requests are then sent elsewhere instead of waiting
 
@@ -211,7 +211,7 @@ class ProgressWatch:
         self._start_timeout_s = start_timeout_s
         self._least_deadline_s = step_deadline_s
         self._largest_step = largest_step
-        self._predicted_s = 0.0  # by the slowest model's measured rate, for the largest step
+        self._predicted_s = 0.0  # predicted time of the largest step, by the slowest model's measured rate
         self._num_late = 0  # hosts in a row that missed the deadline before their first step ended
         self.has_spoken = False  # the present host has sent a message
         self.has_computed = False  # the newest host has completed a step
@@ -280,7 +280,7 @@ class ProgressWatch:
         """Record a step; return whether the host has answered a request. Errors are no progress."""
         self.has_spoken = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
-        if has_answered or (-1 < self._last_step < step.step and not step.outputs):  # without outputs: part of a prompt
+        if has_answered or (-1 < self._last_step < step.step and not step.outputs):  # no outputs: part of a prompt
             self.has_computed = True
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
@@ -313,7 +313,7 @@ class RestartHistory:
         self.num_restarts = 0
         self.last_death = ""
         self._failures = 0  # hosts in a row that failed
-        self._crashes = 0  # of these, hosts that crashed
+        self._crashes = 0  # hosts in a row that crashed
 
     @property
     def is_hopeless(self) -> bool:

@@ -40,7 +40,7 @@ class FinetuneStore:
         self.config = config
         self._directory = directory
         self._writing = threading.Lock()  # held for one change at a time, while the disk is written
-        self._lock = threading.Lock()  # for the records in memory, which requests look up in the event loop
+        self._lock = threading.Lock()  # guards the records in memory, which requests look up in the event loop
         self._known: dict[str, Finetune] = {}
         self._owned: dict[str, dict[str, str]] = {}  # owner -> name -> id
         self._changes = 0

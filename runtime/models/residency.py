@@ -74,7 +74,7 @@ def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str
         freed += candidate.num_bytes
     if freed < missing:
         return None
-    for candidate in reversed(list(chosen)):  # spare the most valuable ones that are not needed
+    for candidate in reversed(list(chosen)):  # spare the most valuable models whose memory is not needed
         if freed - candidate.num_bytes >= missing:
             chosen.remove(candidate)
             freed -= candidate.num_bytes

@@ -63,7 +63,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     pid: int
     site: str | None = None
     url: str | None = None
-    device: str | None = None  # of an engine host
+    device: str | None = None  # device of an engine host
     computes: Literal["prefill", "decode", "both"] | None = None  # current role of an engine host
 
 
@@ -97,7 +97,7 @@ class LenderStatus(msgspec.Struct, frozen=True):
 
 class SiteStatus(msgspec.Struct, frozen=True):
     site: str
-    version: str  # of Pilotlight
+    version: str  # version of Pilotlight
     place: Place
     sequence: int  # number of this publication in the life of its process; routers ignore older ones
     ready: bool

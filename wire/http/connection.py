@@ -46,7 +46,7 @@ NEVER = float("inf")
 class HttpLimits(NamedTuple):
     max_head_bytes: int = 64 << 10
     max_headers: int = 128
-    head_timeout_s: float = 15.0  # from the head's first byte, and from the connection's start to the first head
+    head_timeout_s: float = 15.0  # limit of a head, and of the time until the connection's first head begins
     keep_alive_s: float = 75.0  # longer than clients' pools keep an idle connection, so that clients close first
     stall_s: float = 60.0  # time for a client to read after its buffer became full
     write_buffer_bytes: int = 64 << 10  # above it the application waits; the kernel's buffer is not included
@@ -58,7 +58,7 @@ class HttpLimits(NamedTuple):
     sweep_s: float = 0.5  # interval between checks of all connections
     given_back_bytes: int = (
         4 << 20
-    )  # unread bytes from which freed memory is returned to the system, once three quarters of them are gone
+    )  # after more unread bytes than this, memory is returned to the system when a quarter of them is left
 
 
 class ConnectionServer(ServerState, Protocol):

@@ -24,7 +24,7 @@ BACKLOG = 2048
 VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # longer than pools of clients and routers keep an idle connection: the client closes first, so a request never crosses a close
 KEEP_ALIVE_S = 75.0
-GRACE_S = 1.0  # for connections when the server stops; it has drained before, so the others are idle
+GRACE_S = 1.0  # time for open requests when the server stops; it has drained before, so most connections are idle
 
 
 class ListenError(Exception):

@@ -32,7 +32,7 @@ from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
 WRITE_EVERY_S = 0.1
-TRY_AGAIN_S = 1.0  # while the store cannot be written
+TRY_AGAIN_S = 1.0  # interval of attempts while the store cannot be written
 ANSWERS_WITHIN_S = 10.0  # longest wait for any answer of the store
 BATCH = 2000  # records written at once, in far less than that time
 NOTHING = ResourceUse()
@@ -63,7 +63,7 @@ class Ledger:
         self.fault: str | None = None  # why the store cannot be written
         self._config = config
         self._clock = clock
-        self._ended: list[tuple[int, UsageRecord]] = []  # with the numbers of their meters; not written yet
+        self._ended: list[tuple[int, UsageRecord]] = []  # (meter's number, record) of ended requests, not written yet
         self._wake = asyncio.Event()
         # a record's id is a random string of this process, followed by a number
         self._start, self._numbers = os.urandom(12).hex(), count(1)

@@ -16,7 +16,7 @@ from pilotlight.edge_router.services.batches.lines import AskedLine, Fields, que
 from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
-KEPT_S = 24 * 3600  # for results after a batch's end, and for a file that no batch has used
+KEPT_S = 24 * 3600  # lifetime of results after a batch's end, and of a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
 MOST_WAITING = 100_000  # waiting requests of one owner
 MOST_MODELS = 100  # models of one owner's waiting requests: each model has its own place in the queue

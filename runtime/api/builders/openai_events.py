@@ -92,7 +92,7 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
 
     def __init__(self, request: ValidChat, generator: Generator) -> None:
         super().__init__(request, generator)
-        self._inputs: dict[tuple[int, int], InputReader] = {}  # by choice and position of a custom tool call
+        self._inputs: dict[tuple[int, int], InputReader] = {}  # (choice, position of a custom tool call) -> reader
         self._resumed = set(self._started)  # choices that another site has started
 
     def events(self, delta: Delta, generation: Generation) -> bytes:

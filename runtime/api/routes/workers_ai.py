@@ -262,7 +262,7 @@ async def _tasks(request: Request) -> Response:
 
 
 async def _token(request: Request) -> Response:
-    """Confirm that the request's key is valid; the middleware refuses others."""
+    """Confirm that the request's key is valid; the middleware has refused requests with invalid keys."""
     key = bearer_token(header(request.scope, "authorization"))
     if not key:
         raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
