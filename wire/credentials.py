@@ -1,6 +1,7 @@
-"""Read a request's Authorization header, and find the key's account. A key is the same tenant in every spelling of the header.
+"""Read a request's Authorization header, and find the key's account.
 
-This module parses the header (RFC 6750), and holds the configured keys with their accounts and scopes. Limits of accounts are enforced elsewhere.
+A key is the same tenant in every spelling of the header. This module parses the header (RFC 6750), and holds the configured keys with their accounts
+and scopes. Limits of accounts are enforced elsewhere.
 """
 
 import hashlib
@@ -53,7 +54,7 @@ class Tenant(NamedTuple):
 
 
 def owner_of(authorization: str | None, account: str) -> str:
-    """Return the caller's id: `account NAME` if its account is known, otherwise its key, "" without either.
+    """Return the caller's id: `account NAME` if its account is known, otherwise its key; "" without a key.
     Keys have no spaces, so the two cannot be confused."""
     return f"account {account}" if account else bearer_token(authorization)
 
@@ -71,7 +72,8 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
 
 
 def salted(salt: bytes, cache_salt: object) -> bytes:
-    """Return the salt of a request's prefix cache: `salt`, the tenant's, or one derived from it and the request's `cache_salt`."""
+    """Return the salt of a request's prefix cache.
+    It is the tenant's `salt`, or one derived from that and the request's `cache_salt`."""
     if not isinstance(cache_salt, str) or not cache_salt:
         return salt
     return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
@@ -214,7 +216,8 @@ class Access:
         return Key("", "", account=next(accounts, Account(name))) if name else None
 
     def key(self, authorization: str | None, scope: str) -> Key:
-        """Return the key of a request. Raises ApiError if it is missing, unknown, no longer valid, or lacks `scope`."""
+        """Return the key of a request.
+        Raises ApiError if it is missing, unknown, no longer valid, or lacks `scope`."""
         token = bearer_token(authorization)
         if not token and authorization and authorization.strip(" \t"):
             raise ApiError("unauthorized", "the Authorization header must be `Bearer KEY`, where KEY has no spaces")

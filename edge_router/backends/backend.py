@@ -229,7 +229,8 @@ class Ticket:
     is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """Record that the site has started to answer. Requests sent before this one no longer count as overdue, either."""
+        """Record that the site has started to answer.
+        Requests sent before this one no longer count as overdue, either."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 

@@ -9,7 +9,7 @@ from pilotlight.wire.hop.status import SiteStatus
 class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
-        self.at = float("-inf")  # when it was requested
+        self.at = float("-inf")  # when the status was requested
         self.digests = 0  # known revision of its models' prefixes; 0 if none is known
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}

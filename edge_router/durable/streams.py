@@ -163,7 +163,7 @@ class DurableStream:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether another router can produce the rest of the answer, or all of it if nothing was published."""
+        """Tell whether another router can produce the rest of the answer, or all if nothing was published."""
         return self.log.has_started or (self.events.last is None and self.head.may_be_repeated)
 
     async def _keep(self, entry: AnswerStarted | JournalEvents) -> None:
@@ -284,7 +284,8 @@ class DurableStreams:
         return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # keep the work that the sites have done
 
     def forget(self) -> None:
-        """Delete expired streams. Above the size limit also delete ended ones, first the oldest of the tenant that uses most memory."""
+        """Delete expired streams.
+        Above the size limit also delete ended ones, first the oldest of the tenant that uses most memory."""
         now = self._clock()
         for name, recording in list(self._all.items()):
             ended_at = recording.events.ended_at
@@ -327,8 +328,9 @@ class DurableStreams:
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
     ) -> DurableStream | None:
-        """Return another router's stream, followed from now on; None if no journal of this tenant has the name.
-        Its journal stays open while it is followed and is released after a refusal, so that other routers can continue it. Raises ApiError."""
+        """Return another router's stream, followed from now on; None without a journal of this tenant.
+        Its journal stays open while it is followed and is released after a refusal, so that other
+        routers can continue it. Raises ApiError."""
         try:
             journal = await journals.find(name)
         except OSError as error:

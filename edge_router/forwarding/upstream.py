@@ -314,7 +314,7 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage of a whole answer: the site's report in headers, or else only the `completion_tokens` in its body."""
+        """Return the usage of a whole answer, from the site's headers or else the body's `completion_tokens`."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:

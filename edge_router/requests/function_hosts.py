@@ -57,7 +57,7 @@ class FunctionHosts:
         return None
 
     def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
-        """Check the routes that a function is to get.
+        """Check the routes of a new version of a function.
 
         `account` is the caller's, None for the operator; `owner` is the account that owns the function. Raises ApiError for a route that is invalid,
         belongs to another function, or is not allowed for the owner.
@@ -119,5 +119,5 @@ class FunctionMount:
 
 
 def _live(deployment: Deployment) -> Version | None:
-    """Return the newest version that has traffic, whose routes apply to the function; None for a deleted function."""
+    """Return the newest version with traffic, whose routes apply; None for a deleted function."""
     return deployment.version(deployment.shares[0].number) if deployment.shares else None

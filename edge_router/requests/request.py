@@ -369,7 +369,7 @@ def _hops_so_far(head: Head) -> int:
 
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
-    """Return the header lines for a site: the client's, without those that only a router may set, and this router's own.
+    """Return the header lines for a site: the client's that may be forwarded, and this router's own.
     `address` is the client's, empty if this router may not set it. Functions read it, and versions are distributed by it, so a header with it that
     the client set is dropped. So is its location header, which another router would trust. `authorization` is the value for sites."""
     dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED

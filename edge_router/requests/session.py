@@ -60,7 +60,7 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
     @property
     def placement_key(self) -> bytes | None:
-        """Return a digest that is the same for all turns of a conversation, so that routers without shared state choose one site.
+        """Return a digest that is the same for all turns of a conversation, by which all routers place it.
         None if no session is named and no prefix identifies the conversation."""
         if self.session is not None:
             return self.session

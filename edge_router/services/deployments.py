@@ -546,7 +546,8 @@ class DeploymentApi:
     async def _ask(
         self, sites: list[Backend], path: str, body: Callable[[Backend], bytes], kind: type[AnswerT], timeout_s: float
     ) -> dict[str, AnswerT | str]:
-        """Ask sites at the same time. Return their answers by site; a string is the reason why a site gave none."""
+        """Ask sites at the same time; return their answers by site.
+        A string is the reason why a site gave none."""
 
         async def ask(site: Backend) -> AnswerT | str:
             try:

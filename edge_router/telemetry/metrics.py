@@ -108,7 +108,7 @@ class RouterMetrics:
             self._dearest.by[(max(terms, key=terms.__getitem__),)] += 1
 
     def first_token(self, preference: Preference, actual_s: float) -> None:
-        """Record the prediction and the actual time to first token of a stream from the site that was chosen first."""
+        """Record predicted and actual time to first token of a stream from the site that was chosen first."""
         site = preference.backend.name
         for term, value in preference.terms.items():
             self._predicted_ms.by[site, term] += value

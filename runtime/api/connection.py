@@ -46,7 +46,7 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    """Send an error. A header tells routers if the site is at fault and another one may succeed."""
+    """Send an error. A header marks it for routers if another site may succeed."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 

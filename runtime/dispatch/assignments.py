@@ -118,7 +118,7 @@ class Assignments:
         return min(replicas, key=lambda replica: (cost_s(replica), replica.host.index))
 
     def waits(self, replica: Replica) -> HostWaits:
-        """Return the seconds that the next sequence would wait for open prompts, and lose by open answers, on the replica's host."""
+        """Return the seconds that the host's open prompts and answers would cost the next sequence."""
         return HostWaits(self.prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
 
     def backlog_s(self, replica: Replica) -> float:

@@ -45,7 +45,8 @@ class Charges:
             self._deaths.pop(_name(submit), None)
 
     def require_harmless(self, submit: Submit, why: str = "") -> None:
-        """Raise EngineError if too many hosts have crashed with the prompt. `why` is the error of the last crash."""
+        """Raise EngineError if too many hosts have crashed with the prompt.
+        `why` is the error of the last crash."""
         if self.of(submit) >= MOST_DEATHS:
             last = f"; the last: {why}" if why else ""
             message = f"{MOST_DEATHS} engine hosts have ended by themselves in a step that held this request{last}; change the request"

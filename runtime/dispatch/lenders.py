@@ -103,9 +103,10 @@ class Lender:
         self._rest_s, self._rests_until = 0.0, -math.inf
 
     def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
-        """Predict the cost of computing the prompt there and fetching the blocks of the `num_missing` tokens that the answering host lacks.
+        """Predict the cost of computing the prompt there and fetching its blocks.
 
-        `own_rate` is this site's prefill rate in tokens/s, used if the other site's is unknown.
+        `num_missing` is the number of tokens that the answering host has not cached. `own_rate` is this site's prefill rate in tokens/s, used if
+        the other site's is unknown.
         """
         why_not = self._why_not(submit.model)
         if submit.images or submit.adapter is not None:
@@ -324,7 +325,7 @@ class Lenders:
         return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
-        """Return the lenders that may see a request, and the names of those that may not as text for a response header."""
+        """Return the lenders that may see a request, and for a response header the names of all others."""
         if data_sites is None:
             return self._lenders, ""
         barred = [each.name for each in self._lenders if each.name not in data_sites]

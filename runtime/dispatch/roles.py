@@ -72,7 +72,7 @@ class RolePolicy:
         return RoleShift(min(found)[1], "both") if found else None
 
     def _give_back(self, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of a host back to its own role, if the other role stays cool without it; None otherwise."""
+        """Return the shift of a host back to its own role if the other role stays cool without it, or None."""
         for host, (role, own) in enumerate(zip(self._roles, self._own, strict=True)):
             if role == own:
                 continue

@@ -221,7 +221,8 @@ class Generation:
         return self._choices[choice].prompt.token_ids
 
     def prompt_logprobs(self, choice: int) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the prompt's tokens after the first. They are complete before the first delta."""
+        """Return the log-probabilities of the prompt's tokens after the first.
+        They are complete before the first delta."""
         return self._choices[choice].prompt.logprobs
 
     @property

@@ -1,8 +1,8 @@
 """Applies the verdicts of scaling.py: wakes a busy model on one more device, or retires a replica.
 
 If hosts have roles, a requested model is awake on a decode host and on a prefill host, as soon as there is room. If the site's file allows it, roles
-follow the load, as roles.py decides. A further replica loads its weights from the first one's copy in host memory, not from the checkpoint. No model
-is put to sleep for it; a model that needs its memory later gets it before another model loses its only replica. A retiring replica takes no new
+follow the load, as roles.py decides. A further replica loads its weights from the first replica's copy in host memory, not from the checkpoint. No
+model is put to sleep for it; a model that needs its memory later gets it before another model loses its only replica. A retiring replica takes no new
 sequences, and sleeps after its last one.
 """
 

@@ -73,7 +73,8 @@ class FinetuneStore:
             return found if found is not None and found.owner == owner else None
 
     def get(self, owner: str, name: str) -> Finetune:
-        """Return an adapter of an owner. Raises ApiError (404) if it does not exist or belongs to another account."""
+        """Return an adapter of an owner.
+        Raises ApiError (404) if it does not exist or belongs to another account."""
         found = self.find(owner, name)
         if found is None:
             raise ApiError("not_found", f"there is no fine-tune {name[:100]!r}")

@@ -58,7 +58,8 @@ class WakeHistory:
         return self.failure is not None and self.failure.word == "overloaded"
 
     def expected_s(self, is_in_host_memory: bool, num_bytes: int) -> float:
-        """Return a wake's expected seconds: as long as the last wake from the same place (host memory or disk), else an estimate by size."""
+        """Return a wake's expected seconds: those of the last wake from host memory or from disk.
+        Without such a wake it is an estimate by size."""
         measured = self.last_ms_from.get("host" if is_in_host_memory else "disk", 0.0)
         if measured:
             return measured / 1e3

@@ -84,7 +84,7 @@ def response_start(status: int, headers: Headers) -> Message:
 
 
 def header(scope: Scope, name: str) -> str | None:
-    """Return the first header of that (lower-case) name; None without one."""
+    """Return the first header with this name, in lower case; None if there is none."""
     wanted = name.encode()
     for key, value in scope["headers"]:
         if key == wanted:

@@ -106,7 +106,8 @@ def file_limit() -> int | None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the factory of uvloop's event loops; None if it is not installed: asyncio's own loop is half as fast."""
+    """Return the factory of uvloop's event loops; None if uvloop is not installed.
+    asyncio's own loop is half as fast."""
     try:
         import uvloop
     except ImportError:

@@ -168,7 +168,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Read from the peer again, unless frames wait to be handled, or too many messages are unread while the WebSocket is open."""
+        """Read from the peer again, unless frames wait, or too many messages are unread on an open WebSocket."""
         has_enough = self._incoming.is_full and self._codec.state is ConnectionState.OPEN
         if not (has_enough or self.is_behind or self._transport.is_closing()):
             if self._watch.is_held:

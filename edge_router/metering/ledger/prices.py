@@ -32,7 +32,7 @@ class PriceList:
         return bool(self._newest_first)
 
     def price(self, model: str, at_s: float) -> PriceConfig | None:
-        """Return the newest price of a model that is valid at a time, in seconds since the epoch; None without one."""
+        """Return the newest price of a model that is valid at a time (seconds since the epoch), or None."""
         fitting = self._of_model.get(model)
         if fitting is None:
             fitting = [price for price in self._newest_first if fnmatchcase(model, price.model)]

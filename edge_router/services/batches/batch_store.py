@@ -256,7 +256,7 @@ class BatchStore:
         return self._connection.execute("SELECT DISTINCT owner, model FROM requests WHERE status IS NULL").fetchall()
 
     def next_waiting(self, owner: str, model: str, behind: int) -> WaitingRequest | None:
-        """Return the owner's first waiting request for a model with a number above `behind`; None if there is none."""
+        """Return the owner's first waiting request for a model, of those above number `behind`, or None."""
         chosen = f"""SELECT requests.number, requests.body, {_BATCH} FROM requests JOIN batches ON batches.id = requests.batch
             WHERE requests.owner = ? AND requests.model = ? AND requests.status IS NULL AND requests.number > ? ORDER BY requests.number LIMIT 1"""
         row = self._connection.execute(chosen, (owner, model, behind)).fetchone()

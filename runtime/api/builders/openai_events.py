@@ -71,7 +71,7 @@ class OpenAIBuilder(Generic[RequestT]):
         return tokenizer
 
     def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
-        """Return the usage field of a chunk before the last one: UNSET if not requested, None if only the last chunk has it."""
+        """Return the usage of a chunk before the last: UNSET if not requested, None if only the last has it."""
         if not self._request.include_usage:
             return UNSET
         return generation.usage if self._request.usage_in_every_chunk else None
@@ -96,8 +96,8 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
         self._resumed = set(self._started)  # choices that another site has started
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return one event for each part of the delta and a separate one for the finish; a choice's first event has only the role.
-        The last part's event has the delta's log-probabilities and token ids."""
+        """Return one event for each part of the delta and a separate one for the finish.
+        A choice's first event has only the role. The last part's event has the delta's log-probabilities and token ids."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
         if delta.choice in self._resumed:
