@@ -38,7 +38,7 @@ class SiteFailed(Exception):
         queued_tokens: int = 0,
         words: str = "",
     ) -> None:
-        """`words`: the site's own error message if an engine failed during the request."""
+        """`words` is the site's own error message if an engine failed during the request, else empty."""
         super().__init__(detail)
         self.words = words
         self.kind = kind

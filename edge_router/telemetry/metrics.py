@@ -46,7 +46,7 @@ class _Counts(Collector):
 
 class RouterMetrics:
     def __init__(self, backends: Collection[Backend]) -> None:
-        """`backends`: a view that may change."""
+        """`backends` is a view that may change."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_BackendCollector(backends))

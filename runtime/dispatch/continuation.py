@@ -67,7 +67,7 @@ class Continuations:
 
 
 class _TooLateError(EngineError):
-    """No host was available in time; the error is not waited for again."""
+    """No host was available in time. It ends the sequence, which waits for no other host."""
 
 
 class ContinuedSequence:

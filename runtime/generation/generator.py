@@ -167,7 +167,7 @@ class Generation:
         left_out: tuple[str, ...] = (),
     ) -> None:
         """`processors` has one entry per choice.
-        `left_out` are fields of the request that the answer need not comply with."""
+        `left_out` names fields of the request that are not enforced on the answer."""
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
         self.first_output_ns = 0  # time of the first output, in ns of Unix time
@@ -254,7 +254,7 @@ class Generation:
             if self._error is None:
                 await self._news.wait()
                 self._news.clear()
-            if any(prompt.awaits_logprobs for prompt in self._prompts):  # these precede every choice
+            if any(prompt.awaits_logprobs for prompt in self._prompts):  # they come before all choices' text
                 self._check_prompt_logprobs()
                 continue
             touched, self._touched = self._touched, {}

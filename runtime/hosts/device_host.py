@@ -338,7 +338,8 @@ class RestartHistory:
         self._failures += 1
 
     def note_exit(self, has_crashed: bool, has_computed: bool = False) -> None:
-        """Record the end of a process. `has_computed`: it had completed a step, so its successor can work."""
+        """Record the end of a process.
+        `has_computed` is True if it had completed a step, so its successor can work, too."""
         self._crashes = self._crashes + 1 if has_crashed else 0
         if has_computed and not has_crashed:
             self._failures = min(self._failures, 1)

@@ -43,7 +43,7 @@ class BatchQueue:
     """Answers waiting requests of batches. Run `run()` as a task, and `close()` after it."""
 
     def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since the epoch. Raises sqlite3.Error, OSError."""
+        """`clock` returns seconds since the epoch. Raises sqlite3.Error, OSError."""
         self.store = BatchStore(path)
         self._proxy = proxy
         self._access = access
