@@ -42,7 +42,7 @@ class History:
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:
-        """Return the last second's sample; None at the first call."""
+        """Record a reading of the counters; return the last second's sample, or None at the first call."""
         if not self._started:
             self._started = dict.fromkeys(RANGES, (at, counts))
             return None

@@ -291,7 +291,7 @@ class Proxy:
         return not has_said_so and self._pace(proxied, backend).may_leave()
 
     def _may_go_on(self, proxied: RequestState, response: UpstreamResponse, backend: Backend, lost: StreamLost) -> bool:
-        """Tell whether the stream can continue elsewhere."""
+        """Mark the stream as cut; return whether it can continue at another site."""
         self.metrics.stream_disturbed(backend.name, lost.cause)
         if proxied.trace is not None:
             proxied.trace.end_try(lost.cause)

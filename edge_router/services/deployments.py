@@ -181,7 +181,7 @@ class Deployments:
         return deployment
 
     def change(self, deployment: Deployment) -> None:
-        """Apply a change, without an await after the check of the revision."""
+        """Apply and store a change. It has no await, so no other change comes after the check of its revision."""
         changed = with_callers({**self.known, deployment.name: deployment})
         atomic_files.write(self._path, encode(list(changed.values())))
         self.known = changed

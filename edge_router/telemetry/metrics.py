@@ -139,7 +139,7 @@ class RouterMetrics:
         self._lost.by[(site,)] += 1
 
     def requests(self) -> dict[str, int]:
-        """Count the requests that have ended, by outcome."""
+        """Return the numbers of ended requests, by outcome."""
         return totals_by(self._requests, "outcome")
 
     def first_tokens(self) -> TimeHistogram:

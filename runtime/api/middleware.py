@@ -151,7 +151,7 @@ class SiteMiddleware:
         return os.urandom(16).hex(), None
 
     def _check_stranger(self, scope: Scope) -> None:
-        """Check a request without a router's signature. Raises ApiError."""
+        """Check a request without a router's signature; note the holder of its key. Raises ApiError."""
         path = scope["path"]
         authorization = header(scope, "authorization")
         if path in PUBLIC_PATHS:

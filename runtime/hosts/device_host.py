@@ -253,7 +253,7 @@ class ProgressWatch:
         self._idle_since = self._progress_at = time.monotonic()
 
     def end(self) -> None:
-        """Record that the host is gone; it is killed without a grace period."""
+        """Record that the host is gone. Its process, if it lives, is killed without a grace period."""
         self.has_spoken = False
 
     @contextmanager

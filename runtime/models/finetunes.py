@@ -211,7 +211,7 @@ def _write(folder: Path, finetune: Finetune) -> None:
 
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Convert the errors of the disk and of fine-tunes to ApiError."""
+    """Convert errors of the disk to ApiError."""
     try:
         yield
     except OSError as error:

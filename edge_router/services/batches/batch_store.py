@@ -217,7 +217,7 @@ class BatchStore:
         return batch
 
     def batch(self, name: str, owner: str) -> tuple[StoredBatch, BatchCounts]:
-        """Return a batch. Raises ApiError (404) if it belongs to another account."""
+        """Return a batch. Raises ApiError (404) if it does not exist or belongs to another account."""
         found = self._connection.execute(
             f"SELECT {_BATCH} FROM batches WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
