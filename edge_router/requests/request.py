@@ -118,7 +118,7 @@ class Head:
         self.target = target
         self.headers = headers
         self.scheme = scheme
-        self.is_websocket = is_websocket  # it asks for a WebSocket
+        self.is_websocket = is_websocket  # the request asks for a WebSocket
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # no client waits for the answer, and the request id is unique
@@ -483,7 +483,7 @@ def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
             "invalid_request", "a durable answer must be a stream: set stream to true", param="stream_options.durable"
         )
     if is_async and fields.get("stream") is not True:
-        is_async = False  # it is only a preference: the client waits for an answer in one piece
+        is_async = False  # the preference is ignored: the client waits for an answer in one piece
     if durable is None:
         return is_async, is_async, body
     if not options:

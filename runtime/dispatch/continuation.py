@@ -242,7 +242,7 @@ def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),
-        prompt_logprobs=False,  # they came with the first token
+        prompt_logprobs=False,  # log-probabilities of the prompt came with the first token
     )
     return replace(
         submit,

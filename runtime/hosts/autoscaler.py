@@ -95,7 +95,7 @@ class Autoscaler:
 
     def _add(self, state: ModelState) -> None:
         if retiring := [replica for replica in state.awake if replica.is_retiring]:
-            retiring[0].is_retiring = False  # it is still awake, with a full cache
+            retiring[0].is_retiring = False  # this replica is still awake, with a full cache
             self._changed.notify_all()
             return
         answering = [replica for replica in state.replicas if replica.host.own_role != "prefill"]

@@ -215,7 +215,7 @@ class ProgressWatch:
         self._num_late = 0  # hosts in a row that missed the deadline before their first step ended
         self.has_spoken = False  # the present host has sent a message
         self.has_computed = False  # the newest host has completed a step
-        self._is_ready = False  # it can load a model; before that it imports, and sends heartbeats
+        self._is_ready = False  # the host can load a model; before that it imports, and sends heartbeats
         self._work = 0  # sequences and loads in progress
         self._progress_at = 0.0
         self._last_step = -1

@@ -26,7 +26,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     part: str = ""  # the part of a journal that stores the answer of a durable stream
     adapter: str = ""
     bytes_in: int = 0  # size of its body
-    function: str = ""  # the function that made the request inside its site, or whose CPU time this is
+    function: str = ""  # the function that made the request inside its site, or whose CPU time the record counts
 
 
 class UsageRecord(msgspec.Struct, frozen=True):

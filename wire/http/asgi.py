@@ -64,7 +64,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     try:
         await work
     except asyncio.CancelledError:
-        if not has_left or task.cancelling() > 1:  # another task has cancelled this one
+        if not has_left or task.cancelling() > 1:  # another task has cancelled this task
             raise
     finally:
         watcher.cancel()

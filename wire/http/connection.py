@@ -125,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
         if len(events) > EVENTS_AT_ONCE and not self._is_paused:
             self.pause_reading()
             self.loop.call_soon(self.resume_reading)
-        if idle and self._exchanges:  # after all received bytes were parsed, because most requests are then complete
+        if idle and self._exchanges:  # only after parsing all bytes, because most requests are complete then
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:
             self._has(self.server.limits.head_timeout_s)

@@ -61,7 +61,7 @@ class PostgresDatabase:
             with socket.socket(fileno=os.dup(connection.fileno())) as ours:
                 ours.shutdown(socket.SHUT_RDWR)
         except (OSError, psycopg.Error):
-            pass  # it has ended already
+            pass  # the connection has ended already
 
     def close(self) -> None:
         if self._connection is not None:

@@ -17,7 +17,7 @@ from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # lifetime of results after a batch's end, and of a file that no batch has used
-WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
+WITHIN_S = 24 * 3600  # a batch's time, after which its requests without an answer expire
 MOST_WAITING = 100_000  # waiting requests of one owner
 MOST_MODELS = 100  # models of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # batches of one owner, including those that ended within the day
