@@ -17,7 +17,7 @@ from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
 PING_S = 20.0  # below 60 s, after which proxies, including ours, take a silent connection for dead
-LOST_S = 50.0  # silence of a peer, although it was pinged, after which it is lost
+LOST_S = 50.0  # a peer is lost if it was pinged and is silent for this time
 CLOSE_S = 1.0  # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
 HELD_BYTES = 64 << 10  # bytes of unread messages; above this or HELD_MESSAGES the peer is not read
 HELD_MESSAGES = 32
