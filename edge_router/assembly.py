@@ -297,7 +297,7 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
 
 
 def _objectives(network: NetworkConfig) -> Objectives | None:
-    """Return the objectives, with counts in the ledger's directory, or in memory without one.
+    """Return the objectives; None if the file has none. Counts are in the ledger's directory or in memory.
     Raises ConfigError if the file cannot be opened."""
     if not network.objectives:
         return None

@@ -130,7 +130,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for the first of these tasks, and cancel the others."""
+    """Wait until one of the tasks ends, and cancel the other tasks."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     await background.stop(*tasks)
@@ -172,7 +172,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    # The host of a function is a name of the listener, so its mount comes before the check of origins.
+    # A function's own host name is allowed as well, so requests for it are dispatched before the check of host names.
     mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
     outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)

@@ -38,11 +38,11 @@ class History:
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        self._started: dict[str, tuple[float, Counts]] = {}  # by range: time and counters at the period's start
+        self._started: dict[str, tuple[float, Counts]] = {}  # range -> time and counters at the start of its period
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:
-        """Return the last second's sample; None at the first call."""
+        """Record a reading of the counters; return the last second's sample, or None at the first call."""
         if not self._started:
             self._started = dict.fromkeys(RANGES, (at, counts))
             return None

@@ -45,7 +45,7 @@ class SiteRow(msgspec.Struct, frozen=True):
     models: tuple[ModelStatus, ...] = ()
     processes: tuple[ProcessStatus, ...] = ()
     functions: FunctionsStatus | None = None
-    uptime_s: float = 0.0  # in steps of ten seconds, so that a row changes only if other values do
+    uptime_s: float = 0.0  # rounded down to ten seconds, so that it rarely changes a row
 
 
 def shown(model: ModelStatus) -> ModelStatus:

@@ -72,7 +72,7 @@ class ShutdownHooks(NamedTuple):
     """Callbacks of a shutdown, and the time for the last bytes."""
 
     on_drain: Callable[[int], None] = lambda num_open: None  # argument: open requests and sockets
-    on_cut: Callable[[int], None] = lambda num_open: None  # argument: those that are cut off
+    on_cut: Callable[[int], None] = lambda num_open: None  # argument: requests and sockets that are cut off
     last_bytes_s: float = LAST_BYTES_S
 
 

@@ -121,7 +121,7 @@ class Site:
     def why_not_ready(self) -> list[str]:
         """Return why the site is not ready.
 
-        The list is empty if the site has an engine host and its pinned models are on a device."""
+        The list is empty if the site does not drain, an engine host responds or none is needed, and the pinned models are on a device."""
         reasons = ["the site is draining"] if self.admission.draining else []
         if (why := self.fleet.why_down) is not None:
             return [*reasons, why]

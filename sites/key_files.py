@@ -111,7 +111,7 @@ def toml_table(name: str, fields: Mapping[str, Any]) -> str:
 
 
 def append(file: Path, name: str, table: str, account: str | None = None) -> None:
-    """Append a table to a TOML file.
+    """Append the table of a new key to a TOML file.
     Raises ConfigError, for example for an account that the file does not have."""
     before = _read(file) if file.exists() else ""
     known = _entries(before, file)

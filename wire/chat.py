@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 # Limits on the shape of a request. A body's size is limited already, but a few bytes can describe so many objects that checking them takes seconds.
 MAX_MESSAGES = 8192
 MAX_ITEMS = 1024  # parts or tool calls of a message, or tools
-MAX_NESTING = 100  # of a tool's schema, or of a call's arguments
+MAX_NESTING = 100  # nesting depth of a tool's schema, or of a call's arguments
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -219,19 +219,20 @@ class ListedModel(msgspec.Struct, frozen=True):
     id: str
     created: int
     context_length: int | UnsetType = UNSET  # not in OpenAI's form: known once the model has been loaded
-    max_model_len: int | UnsetType = UNSET  # the same under vLLM's name
+    max_model_len: int | UnsetType = UNSET  # context_length under vLLM's name
     kv_cache_tokens: int | UnsetType = UNSET  # tokens that its KV cache can hold while no other model needs the memory
     dtype: str | UnsetType = UNSET  # data type of its computations
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # data types of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # bytes that 12-bit weights save
-    # Not in OpenAI's form. completion: no chat template, so prompts are plain texts; classification: classes of texts.
+    # Not in OpenAI's form. A `completion` model has no chat template, so its prompts are plain texts; a `classification` model scores classes of
+    # texts.
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # length of an embedding model's vectors
     labels: tuple[str, ...] | UnsetType = UNSET  # names of a classification model's classes
-    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # in OpenRouter's terms
-    root: str | UnsetType = UNSET  # name of an adapter itself
-    parent: str | UnsetType = UNSET  # the model that the adapter changes
+    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # named as by OpenRouter
+    root: str | UnsetType = UNSET  # for an adapter: its own name
+    parent: str | UnsetType = UNSET  # for an adapter: the model that it changes
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"
 

@@ -1,6 +1,7 @@
-"""Read a request's Authorization header: one key is one tenant everywhere, however it is spelled.
+"""Read a request's Authorization header, and find the key's account.
 
-This module has the header's form (RFC 6750), and the configured keys with their accounts and scopes. Limits of accounts are enforced elsewhere.
+A key is the same tenant in every spelling of the header. This module parses the header (RFC 6750), and holds the configured keys with their accounts
+and scopes. Limits of accounts are enforced elsewhere.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ class Tenant(NamedTuple):
     """The owner of a request: a known account, or all users of one unknown key.
 
     Each account id of Cloudflare's paths is a separate tenant. A tenant's prefix cache is found only with its salt, so two tenants never share cached
-    blocks (I4).
+    blocks (invariant I4 of tests/README.md).
     """
 
     id: str  # a hash and not the key, so it may be logged
@@ -53,14 +54,14 @@ class Tenant(NamedTuple):
 
 
 def owner_of(authorization: str | None, account: str) -> str:
-    """Return the caller: its account if it is known, otherwise its key.
+    """Return the caller's id: `account NAME` if its account is known, otherwise its key; "" without a key.
     Keys have no spaces, so the two cannot be confused."""
     return f"account {account}" if account else bearer_token(authorization)
 
 
 @lru_cache(4096)
 def tenant_of(owner: str, account_id: str | None) -> Tenant:
-    """Return the tenant of an owner (`owner_of`) and a path's account id; anonymous without either."""
+    """Return the tenant of an owner (`owner_of`) and a path's account id; ANONYMOUS without either."""
     if not owner and not account_id:
         return ANONYMOUS
     # The length comes first, so that two pairs of owner and account never have the same text.
@@ -71,7 +72,8 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
 
 
 def salted(salt: bytes, cache_salt: object) -> bytes:
-    """Return the salt of a request's prefix cache: the tenant's, or another one for each `cache_salt`."""
+    """Return the salt of a request's prefix cache.
+    It is the tenant's `salt`, or one derived from that and the request's `cache_salt`."""
     if not isinstance(cache_salt, str) or not cache_salt:
         return salt
     return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
@@ -183,7 +185,8 @@ def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> li
 class Access:
     """The configured keys.
     SHA-256 without salt or repetition suffices, because a key of `pilotlight keys create` has 256 random bits and cannot be guessed from its digest.
-    A slow hash would cost every request as much as an attacker. The time of a look-up depends only on digests, so it reveals no key."""
+    A slow hash would cost the server as much for each request as an attacker for each guess. The time of a look-up depends only on digests, so it
+    reveals no key."""
 
     def __init__(self, keys: Iterable[Key], *, is_required: bool, clock: Callable[[], float] = time.time) -> None:
         self.is_required = is_required
@@ -195,24 +198,26 @@ class Access:
         self.is_required, self.keys = other.is_required, other.keys
 
     def holder(self, authorization: str | None) -> Key | None:
-        """Return the key of a request for a model. Raises ApiError.
-        If keys are not required, return None for an unknown one."""
+        """Return the key of a request for a model; None if keys are not required and it has no valid one.
+        If keys are required, raises ApiError for a missing or invalid key, and for one without the scope `models`."""
         return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
     def find(self, token: str) -> Key | None:
-        """Return the valid key with this token, whatever its scopes."""
+        """Return the valid key with this token, whatever its scopes; None without one."""
         key = self.keys.get(_digest_of(token)) if token else None
         if key is None or key.is_revoked or (key.expires_s is not None and self._clock() >= key.expires_s):
             return None
         return key
 
     def of_account(self, name: str) -> Key | None:
-        """Return a key with the limits of an account, for a process that acts for it; None if unknown."""
+        """Return a key for a process that acts for an account, with its limits; None if `name` is empty.
+        An account without a configured key has no limits."""
         accounts = (key.account for key in self.keys.values() if key.account.name == name)
         return Key("", "", account=next(accounts, Account(name))) if name else None
 
     def key(self, authorization: str | None, scope: str) -> Key:
-        """Return the key of a request. Raises ApiError if it is missing, unknown, or lacks `scope`."""
+        """Return the key of a request.
+        Raises ApiError if it is missing, unknown, no longer valid, or lacks `scope`."""
         token = bearer_token(authorization)
         if not token and authorization and authorization.strip(" \t"):
             raise ApiError("unauthorized", "the Authorization header must be `Bearer KEY`, where KEY has no spaces")

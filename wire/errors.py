@@ -116,7 +116,7 @@ class ApiError(Exception):
         if dialect is Dialect.ANTHROPIC:
             status = self.status(dialect)
             kind = _ANTHROPIC_TYPES.get(status) or _ANTHROPIC_TYPES[400 if status < 500 else 500]
-            # Anthropic's form has no `code`; routers and people distinguish errors by this one.
+            # Anthropic's form has no `code`; it is added because routers and people distinguish errors by it.
             return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.word}}
         if dialect is Dialect.OLLAMA:
             # Ollama's form has no `code`; routers need it to distinguish errors of a site from errors of a request.
@@ -139,7 +139,7 @@ class ApiError(Exception):
         headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
         if self.retry_after_s is not None:
             headers.append(("retry-after", str(max(1, round(self.retry_after_s)))))
-        if (limit := self.rate_limit) is not None:  # as OpenAI sends them
+        if (limit := self.rate_limit) is not None:  # under OpenAI's names
             headers += [
                 (f"x-ratelimit-limit-{limit.kind}", f"{limit.per_min:.0f}"),
                 (f"x-ratelimit-remaining-{limit.kind}", "0"),

@@ -7,12 +7,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from pilotlight.wire.errors import ApiError
 
-MOST_FIELDS = 8  # in addition to the file
+MOST_FIELDS = 8  # limit of the fields besides the file
 
 
 async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> FormData:
-    """Return a form's fields and its file. Close the form: a file of 1 MiB or more is on the disk.
-    Raises ApiError, and the exceptions of `body`."""
+    """Return a form's fields and its file.
+    The caller must close the form, because a file of 1 MiB or more is on the disk. Raises ApiError, and the exceptions of `body`."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise ApiError("invalid_request", "a file is sent as multipart/form-data, in the field file")
     headers = Headers({"content-type": content_type})

@@ -13,7 +13,7 @@ _HOST = re.compile(r"(?:\*\.?)?[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9]
 
 
 class HostPattern(NamedTuple):
-    host: str  # without its wildcard
+    host: str  # host name without the wildcard
     has_subdomains: bool
     has_apex: bool  # the pattern includes the host itself
     path: str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-SEND_TIMEOUT_S = 2.0  # for a batch of spans, and so for the last one when the process stops
+SEND_TIMEOUT_S = 2.0  # time limit to send a batch of spans, and so the last spans when the process stops
 PARENT_HEADERS = ("traceparent", "tracestate")
 
 Parent = Mapping[str, str]  # headers by the names of PARENT_HEADERS

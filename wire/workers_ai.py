@@ -16,7 +16,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A tool call; its arguments are an object, unlike OpenAI's text."""
+    """A tool call. Its arguments are an object; in OpenAI's form they are a string."""
 
     name: str
     arguments: msgspec.Raw  # the object as the model wrote it, because a number in it may exceed Python's floats
@@ -110,7 +110,7 @@ class FinetuneAsset(msgspec.Struct, frozen=True):
 class ResultInfo(msgspec.Struct, frozen=True):
     """Describes the page of a list that a response contains."""
 
-    page: int  # from 1
+    page: int  # number of the page; the first is 1
     per_page: int
     count: int  # items on this page
     total_count: int

@@ -64,7 +64,7 @@ class AdmissionFilter:
 
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Return a digest that is the same for all requests of one account or one unknown key only.
+    """Return a digest of a request's account or, if its key is unknown, of the key.
     It ignores the account id in a path: a client could invent ids, and each would get a new bucket."""
     return tenant_salt(head.owner, "", secret)
 
@@ -80,7 +80,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, now: float, amount: float = 1.0) -> float:
-        """Return the seconds until `amount` is available, at most the bucket's capacity; 0 if it is there now."""
+        """Return the seconds until the bucket holds `amount`, or is full if that is less; 0 if it does now."""
         return max(0.0, min(amount, self.per_min) - self._filled(now)) * 60 / self.per_min
 
     def take(self, amount: float, now: float) -> None:
@@ -99,7 +99,7 @@ class Bucket:
 
 
 class ReservedTokens(NamedTuple):
-    """The tokens of one minute that a request has reserved."""
+    """The tokens that a request has reserved of its tenant's limit per minute."""
 
     tenant: "_TenantUse"
     tokens: float
@@ -192,8 +192,8 @@ class TenantLimits:
         return sum(self._clients.values())
 
     async def ready(self, head: Head) -> None:
-        """Wait until `admitted` may grant an account one more request of the shared limits.
-        Raises ApiError if none are left."""
+        """Wait until this router's leases of the shared limits have room for one more request of an account.
+        Raises ApiError if a limit is used up."""
         if self.shared is None:
             return
         needs = [(lease, 1.0) for name in LIMITS if (lease := self._lease(head, name)) is not None]

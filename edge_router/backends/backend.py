@@ -17,9 +17,9 @@ from pilotlight.sites.network import HealthConfig, SiteRef
 from pilotlight.wire.hop.status import Place, SiteStatus, SiteView
 
 EJECT_AFTER = 5  # failed attempts in a row
-EJECTED_S = 5.0  # the first ejection; each further one lasts twice as long, until an attempt succeeds
+EJECTED_S = 5.0  # duration of the first ejection; each later ejection lasts twice as long, until an attempt succeeds
 EJECTED_MAX_S = 60.0
-FORGETTING_S = 1.0  # lateness decays, but counts as constant for this time
+FORGETTING_S = 1.0  # lateness decays with time: a view of a late site is renewed after this time
 
 
 class Backend:
@@ -155,8 +155,7 @@ class Backend:
         self._view = None
 
     def view(self) -> BackendView:
-        """Return a snapshot, which is renewed only after a change.
-
+        """Return a snapshot. It is cached until something changes, or time alone changes a value.
         A decision looks at every site, and most have not changed.
         """
         now, known = self._clock(), self._view
@@ -230,7 +229,8 @@ class Ticket:
     is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """Record that the site has started to answer. Earlier requests do not count as overdue then, either."""
+        """Record that the site has started to answer.
+        Requests sent before this one no longer count as overdue, either."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 
@@ -271,7 +271,7 @@ class TicketQueue:
             self.tokens -= ticket.tokens
 
     def remove_through(self, ticket: Ticket) -> None:
-        """Remove a ticket, if it exists, and all before it."""
+        """Remove a ticket and all earlier tickets, if it is in the queue."""
         while ticket in self._tickets:
             self.remove(next(iter(self._tickets)))
 

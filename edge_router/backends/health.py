@@ -88,7 +88,7 @@ class HealthMonitor:
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
-        # a shorter delay is not needed, because all sites may be probed at once
+        # a delay of up to one interval is not needed: so few sites may be probed at once
         if begin_after_s > self._config.interval_s:
             await self._sleep(begin_after_s)
         while True:

@@ -29,7 +29,7 @@ class Lateness:
         """Record the expected and the actual time to the first token of an answer."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
-        self._late_ms = max(0.0, self._late_ms + late_ms)  # an early answer does not offset later ones
+        self._late_ms = max(0.0, self._late_ms + late_ms)  # early answers do not offset later delays
         self._latest_ms = max(self._latest_ms, late_ms)
         self._answers += 1
 
@@ -45,8 +45,8 @@ class Lateness:
         return self._mean_ms(self._late_ms + max(0.0, overdue_ms), waiting=overdue_ms > 0)
 
     def proven_ms(self, overdue_ms: float = 0.0, next_overdue_ms: float = 0.0) -> float:
-        """Return the mean without the most delayed answer, which is the evidence of more than one answer.
-        `next_overdue_ms` belongs to the answer after the first overdue one."""
+        """Return the mean lateness without the most delayed answer, so that one answer alone proves nothing.
+        `overdue_ms` and `next_overdue_ms` are the lateness so far of the two oldest requests without an answer."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()

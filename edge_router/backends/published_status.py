@@ -9,7 +9,7 @@ from pilotlight.wire.hop.status import SiteStatus
 class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
-        self.at = float("-inf")  # when it was requested
+        self.at = float("-inf")  # when the status was requested
         self.digests = 0  # known revision of its models' prefixes; 0 if none is known
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}
@@ -23,7 +23,7 @@ class PublishedStatus:
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
         self._learn_prefixes(status)
-        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # they are decoded now
+        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # decoded above
             models = tuple([replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models])
             status = replace(status, models=models)
         self._set(status, asked_at)
@@ -50,7 +50,7 @@ class PublishedStatus:
         served = status.functions.functions if status.functions is not None else ()
         self.functions = frozenset(
             each.name.partition("@")[0] for each in served
-        )  # without a deployed version's digest
+        )  # names without the digest of a deployed version
         queues_ms = [
             1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
         ]

@@ -32,7 +32,7 @@ class SiteClocks:
         return told_s is not None
 
     def record(self, site: str, time_s: float) -> None:
-        """Record the time of a site's clock. A wrong clock is logged once."""
+        """Record the time of a site's clock, and log how much it differs."""
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # timestamps are whole seconds
         when = "ahead of" if ahead_s > 0 else "behind"

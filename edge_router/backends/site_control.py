@@ -57,7 +57,8 @@ class SiteControl:
         timeout_s: float = TIMEOUT_S,
         most_bytes: int = MAX_ANSWER,
     ) -> SiteAnswer:
-        """Send a request and return the answer, cut at `most_bytes`. A large body is signed in a thread."""
+        """Send a request and return the answer, cut soon after `most_bytes`.
+        Without an answer its status is 0 and its body the reason. A large body is signed in a thread."""
         named = {"content-type": "application/json", **(headers or {})}
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""The events of a stream that can be read again, and their readers' places in it."""
+"""The events of a stream that can be read again. A reader's place is the number of events that it has."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -38,7 +38,7 @@ class EventBuffer:
         self.notify()
 
     def place_after(self, event_id: str) -> int:
-        """Return the place after an event. Raises ApiError if this stream has no event with this id."""
+        """Return the place after an event; 0 for an empty id. Raises ApiError for an id that no event has."""
         if not event_id:
             return 0
         if event_id.isascii() and event_id.isdigit() and len(event_id) < 10 and int(event_id) <= len(self._events):

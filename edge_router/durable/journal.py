@@ -180,7 +180,7 @@ class Journal:
             self._thread.submit(self._file.remove)
 
     async def read(self) -> list[Entry]:
-        """Return new entries, and take the file if no router has it: then no more entries follow.
+        """Return new entries. Take the file if no router has it; then no other router adds entries.
         Raises OSError."""
         self.is_ours = await self._aside(self._file.take)
         entries: list[Entry] = await self._aside(self._file.read)

@@ -119,7 +119,7 @@ class DurableStream:
             last = error.event(self.head.dialect)
             if journal is None or journal.is_ours or journal.has_failed:
                 await self._keep(JournalEvents(last, ()))
-            else:  # the answer may continue at another router, which does not know this event, so it gets no number
+            else:  # the answer may continue at another router, which does not know this event, so the event gets no number
                 self.events.add_last(last)
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
@@ -163,7 +163,7 @@ class DurableStream:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether another router can produce the rest, or all if nothing was published."""
+        """Tell whether another router can produce the rest of the answer, or all if nothing was published."""
         return self.log.has_started or (self.events.last is None and self.head.may_be_repeated)
 
     async def _keep(self, entry: AnswerStarted | JournalEvents) -> None:
@@ -284,7 +284,8 @@ class DurableStreams:
         return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # keep the work that the sites have done
 
     def forget(self) -> None:
-        """Delete expired streams, and ended ones above the limit: the oldest of the tenant with the most."""
+        """Delete expired streams.
+        Above the size limit also delete ended ones, first the oldest of the tenant that uses most memory."""
         now = self._clock()
         for name, recording in list(self._all.items()):
             ended_at = recording.events.ended_at
@@ -327,8 +328,9 @@ class DurableStreams:
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
     ) -> DurableStream | None:
-        """Return another router's stream, followed from now on.
-        Its journal stays open while it is followed and is released after a refusal, so that other routers can continue it. Raises ApiError."""
+        """Return another router's stream, followed from now on; None without a journal of this tenant.
+        Its journal stays open while it is followed and is released after a refusal, so that other
+        routers can continue it. Raises ApiError."""
         try:
             journal = await journals.find(name)
         except OSError as error:

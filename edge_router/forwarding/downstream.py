@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 # A client that sends a body too large must be able to read the refusal: closing a connection with unread bytes resets it. So part of the rest of the
 # body is read and discarded first.
-DISCARD_TIMES = 8  # at most this many times the body limit
+DISCARD_TIMES = 8  # limit of the discarded bytes: this many times the body limit
 DISCARD_S = 5.0
 STALL_S = 60.0  # time for a client to read, if the server sets no limit
 
@@ -96,7 +96,7 @@ class Downstream:
         self._ended: ApiError | DownstreamGone | None = None
         self._has_all = False  # the client has its whole answer
         self._waits_since: float | None = None  # since when the router waits for the client
-        self._body_limits: _BodyLimits | None = None  # while the body is read
+        self._body_limits: _BodyLimits | None = None  # None unless the body is being read
 
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
         """Return the body. Raises ApiError if it is larger than `limit` bytes, pauses or takes too long.

@@ -38,7 +38,7 @@ from pilotlight.wire.hop.meters import MeterSlot
 DRAIN_POLL_S = 0.05
 # Kinds of failure in which the site has not started the request.
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
-LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
+LAST_WORDS_S = 1.0  # time to send the error events of streams that a drain cuts
 
 Relay = Callable[[RequestState, UpstreamResponse, Preference], Awaitable[None]]
 
@@ -210,7 +210,7 @@ class Proxy:
         Raises StreamLost."""
         site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
         proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
-        # After this loop iteration: the server writes when the loop comes round.
+        # Called in the next iteration of the event loop, so that the first byte is written before.
         asyncio.get_running_loop().call_soon(self.selector.note_answer, proxied, preference, response, elapsed_s)
         route = preference.explained(len(proxied.tries.failures) + 1)
         route += f"; {response.route}" if response.route else ""
@@ -254,7 +254,7 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
-                        # from here on without waking this task, unless the stream is cut
+                        # later Forward events go to `forwarder` without waking this task
                         response.forward_by(forwarder)
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
@@ -291,7 +291,7 @@ class Proxy:
         return not has_said_so and self._pace(proxied, backend).may_leave()
 
     def _may_go_on(self, proxied: RequestState, response: UpstreamResponse, backend: Backend, lost: StreamLost) -> bool:
-        """Tell whether the stream can continue elsewhere."""
+        """Mark the stream as cut; return whether it can continue at another site."""
         self.metrics.stream_disturbed(backend.name, lost.cause)
         if proxied.trace is not None:
             proxied.trace.end_try(lost.cause)

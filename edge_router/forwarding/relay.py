@@ -51,7 +51,7 @@ class SiteDraining(msgspec.Struct, frozen=True):
 
 
 class StreamBroken(msgspec.Struct, frozen=True):
-    """The stream broke, or the rest cannot be read. The client's part is in the delivery log."""
+    """The stream broke, or the rest cannot be read. The part that the client has is in the delivery log."""
 
     cause: Cause
     detail: str

@@ -212,7 +212,7 @@ class RequestState:
 
     def expected_ms(self, preference: Preference) -> float | None:
         """Return the expected time to the next site's first token, in ms; None if it is unknown.
-        That is so if the site has published nothing yet, or if the duration does not depend on the site's queue."""
+        It is unknown for a continued stream, if the site has published nothing yet, or if the duration does not depend on the site's queue."""
         request = self.request
         if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
             return None

@@ -24,7 +24,7 @@ Failure = Literal[
 SPENT_STATUSES = frozenset({502, 503, 504})
 FAILING_STATUSES = frozenset(
     {429, 500}
-)  # may come from a site, from a proxy in front of it, or from an error of the client that every site would report
+)  # the cause may be the site, a proxy in front of it, or an error in the request that every site would report
 
 
 class SiteFailed(Exception):
@@ -38,7 +38,7 @@ class SiteFailed(Exception):
         queued_tokens: int = 0,
         words: str = "",
     ) -> None:
-        """`words`: the site's own error message if an engine failed during the request."""
+        """`words` is the site's own error message if an engine failed during the request, else empty."""
         super().__init__(detail)
         self.words = words
         self.kind = kind
@@ -50,7 +50,7 @@ class SiteFailed(Exception):
 _KINDS: dict[str, Failure] = {
     "draining": "draining",
     "model_load_failed": "no_model",
-    "misdirected_request": "no_model",  # from a function whose home is another site
+    "misdirected_request": "no_model",  # sent by a site that is not the function's home
     "engine_error": "lost",
     "signature": "untrusted",
     "clock": "untrusted",

@@ -234,7 +234,7 @@ class UpstreamAttempt:
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             if first and isinstance(first[-1], SiteDraining):
-                first.pop()  # it is added again after the event that must come before the move
+                first.pop()  # `feed` adds it again, after the event that must come before the move
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)
@@ -301,7 +301,7 @@ class UpstreamResponse:
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
-        self._events = first  # for the next iteration
+        self._events = first  # events that the next iteration returns
         self._forwarder: Forwarder | None = None
         self._pace = pace
         self._is_done = False
@@ -314,7 +314,7 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage of a whole answer as the site reports it, or else its `completion_tokens`."""
+        """Return the usage of a whole answer, from the site's headers or else the body's `completion_tokens`."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:

@@ -152,7 +152,7 @@ class Tunnel:
         return WebSocketClose(message.get("code") or ABNORMAL, message.get("reason") or "")
 
     async def _site_ended(self, close: WebSocketClose) -> str:
-        if close.code == ABNORMAL:  # it must not be sent
+        if close.code == ABNORMAL:  # this code must not be sent
             await self._close_client(WebSocketClose(FAILED, f"the site {self._site} was lost"))
             return "the site was lost"
         await self._close_client(close)

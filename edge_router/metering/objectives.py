@@ -63,7 +63,7 @@ class ObjectiveState(NamedTuple):
     within_ms: float | None  # limit of the time to first token
     requests: int  # requests in the period
     bad: int
-    burn_rate: dict[str, float | None]  # by window; None for a window without requests
+    burn_rate: dict[str, float | None]  # window -> burn rate; None for a window without requests
     budget_left: float  # below zero if more requests were bad than the period allows
 
 
@@ -74,11 +74,11 @@ class Objectives:
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
         """`path` is the file of counts; None to keep them in memory.
-        `clock` returns seconds since the epoch. Raises sqlite3.Error."""
+        `clock` returns seconds since the epoch. Raises sqlite3.Error, DatabaseError."""
         self._configs = configs
         self._clock = clock
         self._unwritten: defaultdict[tuple[int, str, str], JudgedRequests] = defaultdict(JudgedRequests)
-        self._states: list[ObjectiveState] = []  # as of the last write
+        self._states: list[ObjectiveState] = []  # states at the last write of the counts
         self._fault: str | None = None
         self._thread = ThreadPoolExecutor(1, "objectives")
         self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False)
@@ -166,7 +166,7 @@ class Objectives:
         return found
 
 
-Sums = dict[tuple[str, str], JudgedRequests]  # by objective's model and site
+Sums = dict[tuple[str, str], JudgedRequests]  # (objective's model, site) -> numbers of requests
 
 
 def _states(configs: Sequence[ObjectiveConfig], period: Sums, windows: dict[str, Sums]) -> Iterator[ObjectiveState]:

@@ -30,7 +30,7 @@ REMEMBERED = 65_536  # cached addresses; a lookup takes 5 us with the library's 
 log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# arguments: address, location header, whether another router sent it
+# arguments: the client's address, the location header, whether another router sent the request
 FindPlace = Callable[[str, str, bool], Place | None]
 
 

@@ -57,10 +57,10 @@ class FunctionHosts:
         return None
 
     def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
-        """Check a route of a function for an account.
+        """Check the routes of a new version of a function.
 
-        `account` is the caller's; None for the operator, who acts for `owner`. Raises ApiError for a route that is invalid, belongs to another
-        function, or is not allowed for the account.
+        `account` is the caller's, None for the operator; `owner` is the account that owns the function. Raises ApiError for a route that is invalid,
+        belongs to another function, or is not allowed for the owner.
         """
         allowed = self._allowed.get(owner, []) if account is not None or owner else None
         taken = {(pattern, function) for places in self._places.values() for pattern, function in places}
@@ -119,5 +119,5 @@ class FunctionMount:
 
 
 def _live(deployment: Deployment) -> Version | None:
-    """Return the newest version that has traffic: its routes apply to the function."""
+    """Return the newest version with traffic, whose routes apply; None for a deleted function."""
     return deployment.version(deployment.shares[0].number) if deployment.shares else None

@@ -1,7 +1,7 @@
 """The Prefer header (RFC 7240): preferences of a client that may be ignored silently.
 
 Several headers form one list; if a preference is named twice, the first one counts; parameters belong to the preference before them. Malformed parts
-are skipped. This module does not know what preferences mean.
+are skipped. Independent of the meaning of preferences.
 """
 
 import re

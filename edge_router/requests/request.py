@@ -2,7 +2,8 @@
 
 Later code does not look at the raw form again.
 
-It reads only what the choice of a site needs: model, stream flag, session, messages. The site validates the rest, so the body is forwarded unchanged.
+This module reads only what the choice of a site needs: model, stream flag, session, messages. The site validates the rest, so the body is forwarded
+unchanged.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ _DROPPED = _DROPPED_FOR_FUNCTIONS | {"cookie", *(name.decode() for name in API_K
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-# One thread for all: with several, each would make the event loop wait for the lock.
+# One thread for all requests: several threads would compete with the event loop for Python's global lock.
 _thread = ThreadPoolExecutor(1, "large bodies")
 
 
@@ -117,7 +118,7 @@ class Head:
         self.target = target
         self.headers = headers
         self.scheme = scheme
-        self.is_websocket = is_websocket  # it asks for a WebSocket
+        self.is_websocket = is_websocket  # the request asks for a WebSocket
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # no client waits for the answer, and the request id is unique
@@ -126,9 +127,9 @@ class Head:
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Set the known key of the request, after its admission."""
+        """Set the configured key that admission found for the request; None if the client's key is unknown."""
         self.holder = holder
-        # The account if it is known, otherwise the key.
+        # the id of the request's owner: its account if that is known, otherwise the client's key
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
 
     def header(self, name: str) -> str:
@@ -141,7 +142,7 @@ class Head:
     @property
     def may_be_repeated(self) -> bool:
         """Tell whether the request may be repeated although a site may have started it.
-        A model's answer can be made again; the effects of a function are unknown."""
+        A model's answer can be made again; a function may be called again if HTTP defines the method as idempotent."""
         return not self.is_for_function or self.method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
 
 
@@ -314,7 +315,7 @@ def _most_tokens(fields: dict[str, Any]) -> int:
     *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
     prompts = fields.get("prompt")
     if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)):
-        prompts = [prompts]  # one prompt: a text, or a list of token ids
+        prompts = [prompts]  # one prompt: a string, or a list of token ids
     return max(most) * max(1, n) * len(prompts)
 
 
@@ -331,7 +332,7 @@ def speaks_for_an_account(head: Head, secret: str) -> bool:
 def site_key(head: Head, secret: str) -> str:
     """Return the value that replaces a client's key at sites, where it only identifies a tenant.
 
-    Without the network's secret sites get the key itself, because nothing else identifies the tenant. Raises ApiError.
+    Without the network's secret sites get the key itself, because nothing else identifies the tenant.
     """
     return tenant_salt(head.key, "", secret).hex() if secret and head.key else head.key
 
@@ -347,8 +348,7 @@ def _site_authorization(head: Head, secret: str) -> str:
 
 def _signed_digest(head: Head, secret: str) -> str | None:
     """Return the digest of the body that a router or site has signed; None if neither did.
-
-    A router has no name in a signature: it may sign for any site.
+    The recipient that the signature names is not checked, because routers have no names there.
     """
     signature = head.header(HOP)
     hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
@@ -369,9 +369,9 @@ def _hops_so_far(head: Head) -> int:
 
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
-    """`address` is the client's, if this router may set it.
-    Functions read it, and versions are distributed by it, so a header that the client set is dropped. So is its location header, which another router
-    would trust. `authorization` is the value for sites."""
+    """Return the header lines for a site: the client's that may be forwarded, and this router's own.
+    `address` is the client's, empty if this router may not set it. Functions read it, and versions are distributed by it, so a header with it that
+    the client set is dropped. So is its location header, which another router would trust. `authorization` is the value for sites."""
     dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:
@@ -483,7 +483,7 @@ def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
             "invalid_request", "a durable answer must be a stream: set stream to true", param="stream_options.durable"
         )
     if is_async and fields.get("stream") is not True:
-        is_async = False  # it is only a preference: the client waits for an answer in one piece
+        is_async = False  # the preference is ignored: the client waits for an answer in one piece
     if durable is None:
         return is_async, is_async, body
     if not options:

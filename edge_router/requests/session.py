@@ -60,7 +60,8 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
     @property
     def placement_key(self) -> bytes | None:
-        """Return the digest that is the same for all turns: routers without shared state choose one site."""
+        """Return a digest that is the same for all turns of a conversation, by which all routers place it.
+        None if no session is named and no prefix identifies the conversation."""
         if self.session is not None:
             return self.session
         for prefix in self.prefixes:
@@ -157,7 +158,7 @@ class SessionTable:
             self._put(prefix.digest, site, prefix.tokens, now)
         if (
             conversation.prefixes and not conversation.prefixes[0].is_telling
-        ):  # it is in use as long as one of its conversations is
+        ):  # the shared prefix is in use as long as one of its conversations is
             self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
         if conversation.session is not None:
             self._put(conversation.session, site, conversation.tokens, now)

@@ -286,7 +286,7 @@ class CostPolicy:
 
 
 def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
-    """Return the sites that are worth pricing, in their order, at most MAX_NEAR + MAX_HOLDERS + 1.
+    """Return the sites that are worth pricing, in their order, at most MAX_NEAR + MAX_HOLDERS.
 
     These are the sites that would answer first by round trip and published queue, and those that hold a part of the prompt. A site holds a part if
     this router sent earlier turns there, or if it publishes one of the longest prefixes.
@@ -363,7 +363,7 @@ def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) 
 
 def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int]) -> int:
     """Return how many tokens of the prompt a site could read from its store.
-    They are priced at its measured rate. The number is 0 for a site that has never read from its store."""
+    0 for a site without a store. `price` counts them only if reading them at the site's measured rate is faster than computing."""
     return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
 
 

@@ -34,7 +34,7 @@ class DataPlaces:
         return self.of(None if holder is None else holder.account.name, own_name, request.model)
 
     def of(self, account: str | None, own_name: str | None, model: str | None) -> AllowedSites | None:
-        """Return the allowed sites for an account's data and a model, under its own name or an alias."""
+        """Return the sites allowed for an account's data and a model, by own name or alias; None if all."""
         names = None if account is None else self._accounts.get(account)
         why = [] if names is None else [f"of the account {account}"]
         for pattern, of_model in self._models:

@@ -74,7 +74,7 @@ class SiteSelector:
     def _views(self, request: ValidRequest) -> list[BackendView]:
         """Return the sites that may see the request and have its function or its uploaded adapter.
 
-        If no site publishes the function, return the sites that have never published a status, because one of them may have it.
+        If no site publishes the function, return the sites that have never published a status, because one of them may have it, or else all sites.
         """
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
@@ -98,7 +98,8 @@ class SiteSelector:
         return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
-        """Return the model's own name for its name or alias. If no site knows the model, return `name` itself."""
+        """Return the model's own name for its name or alias.
+        If no site knows the model, return `model` itself."""
         return self.own_names(model)[0]
 
     def own_names(self, model: str) -> tuple[str, str]:
@@ -135,9 +136,9 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best of all sites that are not excluded, when the ranking is used up.
+        """Return the best site that is not excluded, when the ranking is used up; None if there is none.
 
-        These are sites that missed probes, or whose last answers failed. A site without the model is never returned.
+        Such sites are those that missed probes, or whose last answers failed. A site without the model is never returned.
         """
         views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])

@@ -70,7 +70,7 @@ class BackendView(msgspec.Struct, frozen=True):
     )
     lateness_ms: float = 0.0  # mean delay of its answers beyond this router's predictions
     proven_lateness_ms: float = (
-        0.0  # the same without the most delayed answer; only this moves a conversation from its cache
+        0.0  # mean lateness without the most delayed answer; only this moves a conversation from its cache
     )
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None

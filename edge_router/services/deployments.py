@@ -157,7 +157,7 @@ class Deployments:
                 ) from None
 
     def get(self, name: str, author: Account | None) -> Deployment:
-        """Return a deployment.
+        """Return a deployment; an empty one, not stored, for an unknown name.
         Raises ApiError for another account's function, or a new name that the account may not use."""
         deployment = self.known.get(name)
         if deployment is None:
@@ -181,7 +181,7 @@ class Deployments:
         return deployment
 
     def change(self, deployment: Deployment) -> None:
-        """Apply a change, without an await after the check of the revision."""
+        """Apply and store a change. It has no await, so no other change comes after the check of its revision."""
         changed = with_callers({**self.known, deployment.name: deployment})
         atomic_files.write(self._path, encode(list(changed.values())))
         self.known = changed
@@ -546,7 +546,8 @@ class DeploymentApi:
     async def _ask(
         self, sites: list[Backend], path: str, body: Callable[[Backend], bytes], kind: type[AnswerT], timeout_s: float
     ) -> dict[str, AnswerT | str]:
-        """Ask sites at the same time. Return their answers by name; a text explains a missing answer."""
+        """Ask sites at the same time; return their answers by site.
+        A string is the reason why a site gave none."""
 
         async def ask(site: Backend) -> AnswerT | str:
             try:

@@ -20,7 +20,7 @@ from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
 
 LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 30.0  # after a site refused an adapter or could not get it
+TRY_AGAIN_S = 30.0  # pause after a site refused an adapter or could not get it
 CARRY_S = 300.0  # time to copy one adapter from or to a site
 LIST_BYTES = 64 << 20
 CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit, too
@@ -50,11 +50,11 @@ class SiteFinetunes:
         return self.holders(self.owner(request.head), name)
 
     def owner(self, head: Head) -> str:
-        """Return the id under which sites store the uploads of a request's owner. Raises ApiError."""
+        """Return the id under which sites store the uploads of a request's owner."""
         return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
 
     def key(self, head: Head) -> str:
-        """Return the value that replaces a client's key at sites. Raises ApiError."""
+        """Return the value that replaces a client's key at sites (`site_key`)."""
         return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:

@@ -10,7 +10,7 @@ from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogQu
 
 TIMEOUT_S = 15.0
 TEXTS = ("since_s", "grep", "status", "limit")
-LogsAnswer = list[LoggedInvocation] | str  # a text explains why there are none
+LogsAnswer = list[LoggedInvocation] | str  # a string is the reason why a site gave none
 
 
 def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, int]]:
@@ -33,7 +33,7 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
 def merged_logs(answers: Mapping[str, LogsAnswer], query: LogQuery, after: Mapping[str, int]) -> FoundLogs:
     """Merge the answers of sites, by name.
 
-    Of more than `query.limit` invocations the newest are returned, or, if the query has a `seq`, the oldest of each site.
+    If `after` names positions, all invocations of the answers are returned; otherwise the newest `query.limit`.
     """
     found: list[LoggedInvocation] = []
     seen, unread = dict(after), {}

@@ -30,7 +30,7 @@ class FunctionSecrets:
         return self._sealed.get(function, {})
 
     def put(self, function: str, name: str, value: str) -> str:
-        """Store a secret. Return a text that changes with every change. Raises ApiError."""
+        """Store a secret. Return a new random revision of the function's secrets. Raises ApiError."""
         if not self._key:
             raise ApiError("not_found", "this router has no key to encrypt secrets for its sites")
         if not value or len(value.encode()) > MAX_SECRET_BYTES:
@@ -43,7 +43,7 @@ class FunctionSecrets:
         return self._write(function, kept)
 
     def delete(self, function: str, name: str) -> str:
-        """Delete a secret. Return a text that changes with every change. Raises ApiError."""
+        """Delete a secret. Return a new random revision of the function's secrets. Raises ApiError."""
         kept = dict(self.of(function))
         if kept.pop(name, None) is None:
             raise ApiError("not_found", f"{function} has no secret {name[:64]!r} that was set through a router")

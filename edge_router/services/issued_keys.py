@@ -60,7 +60,7 @@ class IssuedKeys:
             self._changed()
 
     def _create(self, new: KeyRequest) -> str:
-        """Create a key; return its text. Raises ConfigError."""
+        """Create a key; return the key itself, of which only the digest is stored. Raises ConfigError."""
         configured, issued = self._configured(), _read(self._file)
         if any(key.name == new.name for key in (*configured.keys, *issued.keys)):
             raise ConfigError(f"there is a key named {new.name!r} already: choose another name")

@@ -145,7 +145,7 @@ class ModelLists:
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
         """Group the sites to ask by the models that they publish.
 
-        With `model`, return only sites that publish it or have published nothing. If none of these is healthy, the others are asked.
+        With `model`, return only sites that publish it or have published nothing. If none of these is usable, unusable ones are returned.
         """
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         if model is not None:

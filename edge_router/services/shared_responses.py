@@ -64,7 +64,7 @@ class PostgresResponses:
         job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
         doing = loop.run_in_executor(self._thread, self._do, job)
         doing.add_done_callback(_heard)
-        # stops the work even if the caller is cancelled earlier
+        # a timer, because the work must be stopped in time even if the caller is cancelled before
         ending = loop.call_later(within_s, self._leave, job)
         doing.add_done_callback(lambda _: ending.cancel())
         if not (await asyncio.wait({doing}, timeout=within_s))[0]:

@@ -46,7 +46,7 @@ class _Counts(Collector):
 
 class RouterMetrics:
     def __init__(self, backends: Collection[Backend]) -> None:
-        """`backends`: a view that may change."""
+        """`backends` is a view that may change."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_BackendCollector(backends))
@@ -108,7 +108,7 @@ class RouterMetrics:
             self._dearest.by[(max(terms, key=terms.__getitem__),)] += 1
 
     def first_token(self, preference: Preference, actual_s: float) -> None:
-        """Record a prediction and the actual time, if the first chosen site answered with a stream."""
+        """Record predicted and actual time to first token of a stream from the site that was chosen first."""
         site = preference.backend.name
         for term, value in preference.terms.items():
             self._predicted_ms.by[site, term] += value
@@ -139,7 +139,7 @@ class RouterMetrics:
         self._lost.by[(site,)] += 1
 
     def requests(self) -> dict[str, int]:
-        """Count the requests that have ended, by outcome."""
+        """Return the numbers of ended requests, by outcome."""
         return totals_by(self._requests, "outcome")
 
     def first_tokens(self) -> TimeHistogram:

@@ -80,7 +80,8 @@ class OwnRoutes:
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Return 200 if at least one site is healthy. The body always names the unhealthy ones."""
+        """Return 200 if at least one site is healthy and the router does not drain, else 503.
+        The body names all unhealthy sites."""
         healthy = [backend.name for backend in self._backends.values() if backend.state == "healthy"]
         others = {
             backend.name: f"{backend.state}: {backend.detail}"

@@ -34,7 +34,7 @@ class Tracing:
     """Creates the spans of one router."""
 
     def __init__(self, collector: str, place: str, version: str) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError if the packages for the export are not installed."""
         try:
             self.spans = Spans(collector, "pilotlight-router", version, place=place)
         except ImportError as error:

@@ -36,7 +36,7 @@ class WorkerRole:
         return f"{self.index},{self.count},{self.listener},{self.folder}"
 
     def socket_of(self, index: int) -> Path:
-        """Return the socket on which a worker answers other workers."""
+        """Return the path of the socket on which a worker answers other workers."""
         return self.folder / f"worker-{index}.sock"
 
     @property
@@ -45,7 +45,7 @@ class WorkerRole:
 
     @property
     def first_socket(self) -> Path:
-        """Return the socket of the first worker, which keeps the state that only one process can keep."""
+        """Return the path of the first worker's socket. It keeps the state that only one process can keep."""
         return self.folder / "first.sock"
 
     def ready_file(self, pid: int) -> Path:

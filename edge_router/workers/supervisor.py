@@ -78,7 +78,7 @@ class WorkerPool:
                 process.send_signal(number)
 
     async def _start(self, role: WorkerRole) -> bool:
-        """Start a worker for a role. Return whether it serves; if not, it has ended and logged the reason."""
+        """Start a worker for a role. Return whether it serves; if not, it has ended or was killed."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
         environment.pop(SOCKET_ENV, None)  # only the supervisor notifies the service manager
         process = await asyncio.create_subprocess_exec(

@@ -33,7 +33,7 @@ BodyT = TypeVar("BodyT")
 async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expected: str) -> BodyT:
     """Decode a JSON body sent by another part of the network.
 
-    Raises ApiError; its message starts with `expected`."""
+    Raises ApiError; if the body cannot be decoded, its message starts with `expected`."""
     raw = await read_body(request.scope, request.receive, limit_bytes)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -46,7 +46,7 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    """Send an error with the header that marks it as the site's own; routers rely on the header."""
+    """Send an error. A header marks it for routers if another site may succeed."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 

@@ -151,7 +151,7 @@ class SiteMiddleware:
         return os.urandom(16).hex(), None
 
     def _check_stranger(self, scope: Scope) -> None:
-        """Check a request without a router's signature. Raises ApiError."""
+        """Check a request without a router's signature; note the holder of its key. Raises ApiError."""
         path = scope["path"]
         authorization = header(scope, "authorization")
         if path in PUBLIC_PATHS:
@@ -185,7 +185,7 @@ def _as_api_error(error: Exception, scope: Scope) -> ApiError:
 def _checked(receive: Receive, digest: str) -> Receive:
     """Return `receive` with a check: refuse the body if its digest differs from the signed one.
 
-    The check runs at the body's end; a route that streams the body has read the start by then."""
+    The check runs at the body's end; a route that streams the body has used its start before the check."""
     hasher = hashlib.sha256()
 
     async def checked() -> Message:

@@ -75,7 +75,8 @@ class Api:
             raise self._unreachable(error) from None
 
     def send(self, method: str, path: str, body: bytes | None, token: str, content_type: str = JSON) -> Any:
-        """Send a request with the bearer token and return the response's JSON. Raises CliError for a refusal."""
+        """Send a request with the bearer token and return the response's JSON.
+        Raises CliError for a refusal, or if the server cannot be reached."""
         try:
             with self._request(method, path, body, token, content_type) as answer:
                 return _json_of(answer)

@@ -1,7 +1,7 @@
 """StartProgress: the progress of starting servers, one line each, with a bar while weights load.
 
-On a terminal the lines are updated; elsewhere each change of state is printed once. It reads the published status; how the processes start is up to
-others.
+On a terminal the lines are updated; elsewhere each change of state is printed once. It reads the published status. Independent of how the processes
+start.
 """
 
 from collections.abc import Iterator

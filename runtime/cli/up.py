@@ -1,6 +1,6 @@
 """`pilotlight up`: run a router and its sites as processes of this machine, until they are stopped.
 
-It knows the processes and the order in which they stop, not their work.
+This module starts, restarts and stops the processes, and is independent of their work.
 """
 
 import os
@@ -80,7 +80,7 @@ def up(
 def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
     """Load the files of the network's sites, in its order.
 
-    Raises CliError if a file is missing or contradicts the network's file."""
+    Raises ConfigError if a file is missing or invalid, and CliError if it contradicts the network's file."""
     found: list[tuple[Path, SiteConfig]] = []
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"

@@ -1,7 +1,7 @@
 """The open work of each replica, in tokens to compute and in seconds at measured rates.
 
-A sequence counts with the uncached part of its prompt until its first token, and with the rest of its answer, which is assumed as long as the model's
-recent answers. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
+A sequence counts with the uncached part of its prompt until its first token, and with the rest of its answer, which is assumed to be as long as the
+model's recent answers. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
 """
 
 from collections import defaultdict
@@ -60,7 +60,7 @@ class Prompt(NamedTuple):
     @classmethod
     def of(cls, submit: Submit, *, is_known: bool) -> "Prompt":
         """Return a sequence's prompt.
-        `is_known` is False if no choice depends on its digests, which are then left out."""
+        `is_known` is False if the caller needs no digests, because it has no choice of hosts; then `chain` is empty."""
         prompt = submit.prompt_token_ids
         return cls(len(prompt), chain_of(root_of(submit), prompt) if is_known else ())
 
@@ -78,7 +78,7 @@ class Assignments:
         self.has_choice = has_choice
         self._states = states
         self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
-        self._open: dict[str, Assignment] = {}  # by sequence id
+        self._open: dict[str, Assignment] = {}  # sequence id -> assignment
 
     @contextmanager
     def assigned(self, submit: Submit, replica: Replica) -> Iterator[Assignment]:
@@ -108,7 +108,7 @@ class Assignments:
     def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
         """Return the replica where a sequence would end soonest.
 
-        Further choices of a request go to the replica of the first one, which computes their prompt."""
+        A request's other choices go to the replica of its first choice, which computes their common prompt."""
         if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
             return leader.replica
 
@@ -118,7 +118,7 @@ class Assignments:
         return min(replicas, key=lambda replica: (cost_s(replica), replica.host.index))
 
     def waits(self, replica: Replica) -> HostWaits:
-        """Return the seconds that the next sequence would lose on the host by open prompts and answers."""
+        """Return the seconds that the host's open prompts and answers would cost the next sequence."""
         return HostWaits(self.prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
 
     def backlog_s(self, replica: Replica) -> float:

@@ -15,7 +15,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import Submit
 
 MOST_DEATHS = 2  # crashes of hosts after which a prompt is refused
-REMEMBERED_S = 3600.0  # until then a faulty machine may have been repaired
+REMEMBERED_S = 3600.0  # charges expire, because a faulty machine may have been repaired by then
 _MOST_PROMPTS = 1024
 
 
@@ -45,7 +45,8 @@ class Charges:
             self._deaths.pop(_name(submit), None)
 
     def require_harmless(self, submit: Submit, why: str = "") -> None:
-        """Raise EngineError if too many hosts have crashed with the prompt. `why` is the last one's error."""
+        """Raise EngineError if too many hosts have crashed with the prompt.
+        `why` is the error of the last crash."""
         if self.of(submit) >= MOST_DEATHS:
             last = f"; the last: {why}" if why else ""
             message = f"{MOST_DEATHS} engine hosts have ended by themselves in a step that held this request{last}; change the request"

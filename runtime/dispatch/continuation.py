@@ -67,7 +67,7 @@ class Continuations:
 
 
 class _TooLateError(EngineError):
-    """No host was available in time; the error is not waited for again."""
+    """No host was available in time. It ends the sequence, which waits for no other host."""
 
 
 class ContinuedSequence:
@@ -76,18 +76,18 @@ class ContinuedSequence:
     def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
         self._site = site
         self._data_sites = data_sites
-        self._submit = submit  # as requested
+        self._submit = submit  # the sequence as the caller requested it
         self._delivered: list[int] = []
         self._has_started = False
         self._is_suspect = (
-            False  # a host has ended by itself in a step that held it, and none has computed its prompt since
+            False  # True if a host crashed in a step with this sequence, and no host has produced a token of it since
         )
         self._client: EngineClient | None = None
         self._device_host: HostHandle | None = None  # the host of the client
         self._assignment: Assignment | None = None
-        self._prefill: PrefillWork | None = None  # of its prompt, on another host
+        self._prefill: PrefillWork | None = None  # the computation of its prompt on another host; None if there is none
         self.route = ""  # how it was first placed (Placement.explained)
-        self.scope = AsyncExitStack()  # of the sequence on its present host
+        self.scope = AsyncExitStack()  # scope of the sequence on its present host
 
     async def begin(self) -> None:
         """Open the sequence on a host; wait for the next host if none has its model."""
@@ -107,7 +107,7 @@ class ContinuedSequence:
             placement = await self._site.models.place(self._submit, self._data_sites)
             try:
                 return await self._enter(placement, self._submit)
-            except EngineError as error:  # its host may have died while another one was asked to compute the prompt
+            except EngineError as error:  # this host may have died while another host was asked to compute the prompt
                 if self._client is None or not self._is_cut(error):
                     raise
             await self.scope.aclose()
@@ -183,7 +183,7 @@ class ContinuedSequence:
             raise _TooLateError("engine_error", message) from None
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
-        """Open the sequence on its host; return the explained decision."""
+        """Open the sequence on its host; return the decision as a header's text (`Placement.explained`)."""
         self._device_host = placement.replica.host
         self._client = client = self._device_host.serving_client()
         self.scope = AsyncExitStack()
@@ -218,9 +218,7 @@ class ContinuedSequence:
     def _note(self, output: TokenOutput) -> TokenOutput:
         """Count an output's tokens.
 
-        Cached tokens are those that the first host found, even if the next one computes them again.
-
-        What the first host found cached is what the request found, whatever the next one computes again.
+        Cached tokens are those that the first host found, even if the next host computes them again.
         """
         if self._prefill is not None:
             output = self._prefill.as_found(output)
@@ -232,7 +230,7 @@ class ContinuedSequence:
         self._has_started = self._has_started or bool(output.token_ids)
         if output.token_ids:
             self._is_suspect = (
-                False  # it is past the step in which its host ended; the charge stays until it is answered
+                False  # a host has computed its prompt without a crash; the charge stays until the answer ends
             )
         if output.finish_reason in ("stop", "length"):
             self._site.charges.clear(self._submit)
@@ -244,7 +242,7 @@ def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),
-        prompt_logprobs=False,  # they came with the first token
+        prompt_logprobs=False,  # log-probabilities of the prompt came with the first token
     )
     return replace(
         submit,

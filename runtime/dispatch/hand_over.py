@@ -32,7 +32,7 @@ def can_hand_over(submit: Submit) -> bool:
 def prefill_sequence(submit: Submit, block_size: int) -> Submit:
     """Return the sequence that computes a prompt's full blocks for another host.
 
-    Its prompt has one token more than these blocks, so that all of them can be found in the cache.
+    Its prompt has one token more than these blocks, so that all full blocks can be found in the cache.
     """
     num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
     return Submit(
@@ -73,7 +73,7 @@ class PromptHost(Protocol):
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
         """Record how a prompt's blocks were used; `first` is the answer's first output.
 
-        `is_late`: the prompt was not complete by then. `is_lost`: missing blocks were not fetched.
+        `is_late`: this host had not finished the prompt when the first output came. `is_lost`: the answering host lacked blocks and fetched none.
         """
 
 
@@ -116,7 +116,7 @@ class PrefillWork:
     def __init__(self, host: PromptHost) -> None:
         self._host = host
         self._num_cached_tokens: int | None = None  # cached tokens that the host has found; None until it reports them
-        self._device_us = 0  # device time of that host that is not yet added to an output of the client's sequence
+        self._device_us = 0  # device time of the computing host that no output of the client's sequence has yet
         self._num_tokens = 0  # number of tokens in the blocks that it computes
 
     @asynccontextmanager

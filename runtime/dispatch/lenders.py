@@ -47,8 +47,8 @@ CONNECT_WITHIN_S = 2.0
 ANSWER_WITHIN_S = 5.0  # limit of an offer or a probe; a probe that takes longer has measured enough
 ACCEPT_WITHIN_S = 2.0  # limit until a prompt is accepted, because a client waits for it
 PROBE_EVERY_S = 60.0  # interval of probes while no blocks arrive; they take 0.3 Mbit/s
-BELIEVED_S = 600.0  # for this time a rate measured by blocks outweighs a slower probe
-ROUND_TRIPS = 2  # before the first block arrives: one for the prompt, one for the blocks
+BELIEVED_S = 600.0  # time in which a slower probe does not replace a rate that was measured by blocks
+ROUND_TRIPS = 2  # round trips before the first block arrives: one for the prompt, one for the blocks
 RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
 REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt without a fetched block; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
@@ -103,9 +103,10 @@ class Lender:
         self._rest_s, self._rests_until = 0.0, -math.inf
 
     def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
-        """Predict the cost of computing the prompt there, until `num_missing` of its tokens are here.
+        """Predict the cost of computing the prompt there and fetching its blocks.
 
-        `own_rate` is this site's prefill rate in tokens/s, used if the other site's is unknown.
+        `num_missing` is the number of tokens that the answering host has not cached. `own_rate` is this site's prefill rate in tokens/s, used if
+        the other site's is unknown.
         """
         why_not = self._why_not(submit.model)
         if submit.images or submit.adapter is not None:
@@ -234,7 +235,7 @@ class Lender:
                 return await self._sent(kept, method, path, body)
             except ConnectionLost:
                 if not kept.response.is_untouched:
-                    raise  # an untouched one was an idle connection that the site had closed: retry
+                    raise  # without a byte of a response the site had closed the idle connection: retry on a new one
         return await self._sent(await self._pool.connect(self._origin), method, path, body)
 
     async def _sent(self, connection: UpstreamConnection, method: str, path: str, body: bytes) -> "_LenderAnswer":
@@ -324,7 +325,7 @@ class Lenders:
         return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
-        """Return the lenders that may see a request, and a header's text that lists the others."""
+        """Return the lenders that may see a request, and for a response header the names of all others."""
         if data_sites is None:
             return self._lenders, ""
         barred = [each.name for each in self._lenders if each.name not in data_sites]

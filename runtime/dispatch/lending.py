@@ -1,7 +1,7 @@
 """Lending: compute prompts for other sites of the network, one at a time on each idle host.
 
 A lent prompt is aborted as soon as a request of this site arrives, so the request waits at most for the current step. The other site then computes
-the rest itself. api/routes/lending_routes.py has the HTTP side, and engine/kv/peers sends the blocks.
+the rest of the prompt itself. api/routes/lending_routes.py has the HTTP side, and engine/kv/peers sends the blocks.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """The policy of role shifts: when a host with one role takes on the other one for a while.
 
 A role is overloaded ("hot") if the next sequence would lose more than `hot_wait_s` on each of its hosts, for HOT_FOR_S without a pause. The least
-busy host of the other role then does both. The host returns to its own role when no role would lose a quarter of that for `cool_for_s`, even without
-the host. Two thresholds and two durations prevent oscillation, as in scaling.py. A pure function of loads and time; autoscaler.py applies it.
+busy host of the other role then does both. The host returns to its own role when, for `cool_for_s`, the next sequence would have lost less than a
+quarter of `hot_wait_s` in either role, even without this host's help. Two thresholds and two durations prevent oscillation, as in scaling.py. A pure
+function of loads and time; autoscaler.py applies it.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ _SIDES: tuple[Side, Side] = ("prefill", "decode")
 class HostWaits(NamedTuple):
     """The seconds that a new sequence would lose on a host."""
 
-    prefill: float  # by prompts that are computed before its own
-    decode: float  # by answers in the same steps
+    prefill: float  # seconds lost by prompts that are computed before its own
+    decode: float  # seconds lost by answers in the same steps
 
 
 class RoleShift(NamedTuple):
@@ -71,7 +72,7 @@ class RolePolicy:
         return RoleShift(min(found)[1], "both") if found else None
 
     def _give_back(self, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of a host back to its own role, if the other role stays cool without it."""
+        """Return the shift of a host back to its own role if the other role stays cool without it, or None."""
         for host, (role, own) in enumerate(zip(self._roles, self._own, strict=True)):
             if role == own:
                 continue

@@ -63,7 +63,7 @@ class Fetching:
             raise
 
     def _look(self) -> list[ListedChunk]:
-        """Return the chunks that the folder does not have yet.
+        """Create missing files, with holes, and return the chunks that the folder does not have yet.
 
         Chunks of earlier attempts are checked by their digests; holes in the files are not read.
         """

@@ -60,7 +60,7 @@ class Remote(NamedTuple):
 async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
     """Download the model if necessary and return its directory. Raises FetchError.
 
-    If the server cannot be reached, this is the version that was fetched last.
+    If no version is pinned and the server cannot be reached, this is the version that was fetched last.
     """
     if (kept := remote.kept()) is not None:
         return kept

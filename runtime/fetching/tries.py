@@ -1,4 +1,4 @@
-"""Requests to a web server with retries. Decides which failures are retried, and describes errors."""
+"""Requests to a web server with retries: which failures are retried, and how errors are described."""
 
 import asyncio
 import os

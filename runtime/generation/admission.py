@@ -1,7 +1,7 @@
 """Permits: limits of the requests, and of the tokens, that are in progress at once.
 
 A permit is a scope. It counts its request from the start, and reserves the tokens of the prompt and the expected output once the prompt is known.
-Leaving the scope returns both, so after a drain every counter is zero (I6). A request that would exceed a limit is refused at once, with a time after
+Leaving the scope returns both, so after a drain every counter is zero. A request that would exceed a limit is refused at once, with a time after
 which to retry. A started request is never aborted in favor of a new one. Independent of HTTP, of engines and of what models' names mean.
 """
 

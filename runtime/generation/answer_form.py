@@ -61,7 +61,7 @@ class AnswerForm:
     async def constraint(self, check: CheckGrammar) -> Constraint | None:
         """Return the answer's constraint, with its allowed or required tool calls and the reasoning before it.
 
-        `check` has accepted it. None if any answer is allowed. Raises ApiError."""
+        None if any answer is allowed. Raises ApiError, also if `check` does not accept the constraint."""
         conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
         asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:

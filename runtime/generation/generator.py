@@ -1,7 +1,7 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
-`generate` reads as the life of a request after validation. Leaving its scope, for any reason, aborts the sequences and returns the permit (I2, I6).
-All expected errors inside are raised as ApiError (I1). Independent of HTTP and dialects.
+`generate` reads as the life of a request after validation. Leaving its scope, for any reason, aborts the sequences and returns the permit.
+All expected errors inside are raised as ApiError. Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ def as_api_errors(request_timeout_s: float) -> Iterator[None]:
 class Generation:
     """An answer in progress, with one or several choices for each of its prompts.
 
-    Outputs accumulate while earlier ones are sent, so a slow client gets fewer, larger events."""
+    Outputs accumulate while earlier outputs are sent, so a slow client gets fewer, larger events."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Generation:
         left_out: tuple[str, ...] = (),
     ) -> None:
         """`processors` has one entry per choice.
-        `left_out` are fields of the request that the answer need not comply with."""
+        `left_out` names fields of the request that are not enforced on the answer."""
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
         self.first_output_ns = 0  # time of the first output, in ns of Unix time
@@ -221,7 +221,8 @@ class Generation:
         return self._choices[choice].prompt.token_ids
 
     def prompt_logprobs(self, choice: int) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the prompt's tokens after the first. They precede any delta."""
+        """Return the log-probabilities of the prompt's tokens after the first.
+        They are complete before the first delta."""
         return self._choices[choice].prompt.logprobs
 
     @property
@@ -253,7 +254,7 @@ class Generation:
             if self._error is None:
                 await self._news.wait()
                 self._news.clear()
-            if any(prompt.awaits_logprobs for prompt in self._prompts):  # these precede every choice
+            if any(prompt.awaits_logprobs for prompt in self._prompts):  # they come before all choices' text
                 self._check_prompt_logprobs()
                 continue
             touched, self._touched = self._touched, {}
@@ -295,7 +296,7 @@ class Generation:
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt
-            # leave out those of delivered tokens, which follow the prompt in a continuation
+            # in a continuation delivered tokens follow the prompt: leave out their log-probabilities
             prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]
             prompt.awaits_logprobs = False
         if output.finish_reason == "abort":
@@ -316,7 +317,7 @@ class Generation:
 @dataclass(eq=False, slots=True)
 class _AnsweredPrompt:
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt's tokens after the first
+    logprobs: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the prompt's tokens after the first
     awaits_logprobs: bool = False  # True until an output with them has arrived
 
 

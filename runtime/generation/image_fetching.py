@@ -75,7 +75,8 @@ def _public_egress() -> "Egress":
 
 
 async def _read(answer: "StreamingReply", most_bytes: int) -> bytes:
-    """Return a response's body. Raises BadImageError as soon as more than `most` bytes have arrived."""
+    """Return a response's body.
+    Raises BadImageError for a status other than 200, and as soon as more than `most_bytes` have arrived."""
     if answer.value["status"] != 200:
         raise BadImageError(f"could not be fetched: its host answered {answer.value['status']}")
     data = bytearray()

@@ -75,7 +75,7 @@ def _with_system_folded(messages: Messages) -> Messages:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Join two contents: two texts to a text, else the two lists of parts."""
+    """Join two contents: two strings to one string, otherwise to one list of parts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     return [*_parts(first), *_parts(second)]

@@ -15,7 +15,7 @@ from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
 
-MANY_CHARACTERS = 16  # assumed longest average token; prose has 4. A text of longer tokens is encoded twice
+MANY_CHARACTERS = 16  # characters per token, at most, in a usual text; prose has 4. A text with more is encoded twice
 
 
 class EncodedPrompt(NamedTuple):
@@ -117,8 +117,7 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode the system message and as many of the last messages as fit.
-    The first of these is a user's."""
+    """Encode the system message and as many of the last messages as fit, from a message of the user on."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:

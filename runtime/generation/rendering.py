@@ -29,7 +29,7 @@ from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
 RENDER_CPU_S = 10.0  # the embedded model's template needs 4 s for 6 MiB of tool calls
 RENDER_BYTES = 512 << 20
-MAX_CHILDREN = 2  # for one model's template
+MAX_CHILDREN = 2  # limit of child processes for one model's template
 
 
 class Rendering:

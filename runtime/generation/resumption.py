@@ -16,7 +16,7 @@ from pilotlight.runtime.generation.output_processor import DivergedError, Output
 
 INLINE_TOKENS = 1_000  # replaying them takes a few ms; a thread pays only for more
 
-Submits = dict[int, Submit]  # by choice
+Submits = dict[int, Submit]  # choice -> sequence to submit
 
 
 async def resumed(

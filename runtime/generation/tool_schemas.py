@@ -61,7 +61,7 @@ def without_patterns(schema: Any, refused: re.Pattern[str]) -> Any:
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema of arguments that forbids keys other than its own.
 
-    It is unchanged if it names none, or if another part of it may add keys."""
+    It is unchanged if it names no keys, requires a key that it does not name, or has another part that may add keys."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
         return schema

@@ -1,8 +1,8 @@
 """Applies the verdicts of scaling.py: wakes a busy model on one more device, or retires a replica.
 
 If hosts have roles, a requested model is awake on a decode host and on a prefill host, as soon as there is room. If the site's file allows it, roles
-follow the load, as roles.py decides. A further replica loads its weights from the first one's copy in host memory, not from the checkpoint. No model
-is put to sleep for it; a model that needs its memory later gets it before another model loses its only replica. A retiring replica takes no new
+follow the load, as roles.py decides. A further replica loads its weights from the first replica's copy in host memory, not from the checkpoint. No
+model is put to sleep for it; a model that needs its memory later gets it before another model loses its only replica. A retiring replica takes no new
 sequences, and sleeps after its last one.
 """
 
@@ -95,7 +95,7 @@ class Autoscaler:
 
     def _add(self, state: ModelState) -> None:
         if retiring := [replica for replica in state.awake if replica.is_retiring]:
-            retiring[0].is_retiring = False  # it is still awake, with a full cache
+            retiring[0].is_retiring = False  # this replica is still awake, with a full cache
             self._changed.notify_all()
             return
         answering = [replica for replica in state.replicas if replica.host.own_role != "prefill"]
@@ -125,7 +125,7 @@ class Autoscaler:
     def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
         """Return the model's replica on the device with most room; None if it fits on none of them.
 
-        It fits if no other model has to sleep for it.
+        It fits if no other model has to sleep for it. Also None while the model wakes anywhere, or after a recent failure.
         """
         budgets = [
             self._budgets[replica.host.index]

@@ -1,6 +1,6 @@
 """The handle of one device's engine host, which stays the same when the process is replaced.
 
-Callers send requests through it and wait for the next process. It also tracks progress (I5) and deaths. supervisor.py starts and stops the processes;
+Callers send requests through it and wait for the next process. It also tracks progress and deaths. supervisor.py starts and stops the processes;
 fleet.py has the other devices.
 """
 
@@ -17,13 +17,13 @@ from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
-STANDBY_PREPARE_FACTOR = 5  # times start_timeout_s: a standby is prepared at low priority
-FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that fails, up to:
+STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s, because it is prepared at low priority
+FIRST_PAUSE_S = 0.2  # pause before the second restart in a row; doubled for each later failure, up to:
 LONGEST_PAUSE_S = 10.0
-AFRESH_AFTER = 2  # hosts in a row that crashed before they answered anything
-CHARGED_WITHIN_S = 3.0  # after a host's death: its last sequences are known once its process has ended
-DEADLINE_FACTOR = 10  # times a step's predicted time: contexts grow, and a machine has other work
-MOST_DOUBLINGS = 6  # of a step's deadline: 30 s become half an hour
+AFRESH_AFTER = 2  # after so many hosts in a row that crashed before any answer, the next one deletes built files
+CHARGED_WITHIN_S = 3.0  # wait after a host's death for the names of its last step's sequences
+DEADLINE_FACTOR = 10  # a step's deadline / its predicted time: contexts grow, and a machine has other work
+MOST_DOUBLINGS = 6  # limit of the doublings of a step's deadline: 30 s become half an hour
 HOPELESS_AFTER = 3  # hosts in a row that failed: requests are then sent elsewhere instead of waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
@@ -52,7 +52,8 @@ class HostHandle:
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # the newest host's report about itself; the device stays the same
         self.running: HostProcess | None = None
-        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of dead hosts
+        # client of a dead host -> sequences of the host's last step
+        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()
         self._ended: str | None = None  # why sequences wait for no further host
         self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
         self._step_observers: list[Callable[[StepOutput], None]] = []
@@ -210,11 +211,11 @@ class ProgressWatch:
         self._start_timeout_s = start_timeout_s
         self._least_deadline_s = step_deadline_s
         self._largest_step = largest_step
-        self._predicted_s = 0.0  # by the slowest model's measured rate, for the largest step
+        self._predicted_s = 0.0  # predicted time of the largest step, by the slowest model's measured rate
         self._num_late = 0  # hosts in a row that missed the deadline before their first step ended
         self.has_spoken = False  # the present host has sent a message
         self.has_computed = False  # the newest host has completed a step
-        self._is_ready = False  # it can load a model; before that it imports, and sends heartbeats
+        self._is_ready = False  # the host can load a model; before that it imports, and sends heartbeats
         self._work = 0  # sequences and loads in progress
         self._progress_at = 0.0
         self._last_step = -1
@@ -252,7 +253,7 @@ class ProgressWatch:
         self._idle_since = self._progress_at = time.monotonic()
 
     def end(self) -> None:
-        """Record that the host is gone; it is killed without a grace period."""
+        """Record that the host is gone. Its process, if it lives, is killed without a grace period."""
         self.has_spoken = False
 
     @contextmanager
@@ -279,7 +280,7 @@ class ProgressWatch:
         """Record a step; return whether the host has answered a request. Errors are no progress."""
         self.has_spoken = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
-        if has_answered or (-1 < self._last_step < step.step and not step.outputs):  # without outputs: part of a prompt
+        if has_answered or (-1 < self._last_step < step.step and not step.outputs):  # no outputs: part of a prompt
             self.has_computed = True
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
@@ -312,7 +313,7 @@ class RestartHistory:
         self.num_restarts = 0
         self.last_death = ""
         self._failures = 0  # hosts in a row that failed
-        self._crashes = 0  # of these, hosts that crashed
+        self._crashes = 0  # hosts in a row that crashed
 
     @property
     def is_hopeless(self) -> bool:
@@ -337,7 +338,8 @@ class RestartHistory:
         self._failures += 1
 
     def note_exit(self, has_crashed: bool, has_computed: bool = False) -> None:
-        """Record the end of a process. `has_computed`: it had completed a step, so its successor can work."""
+        """Record the end of a process.
+        `has_computed` is True if it had completed a step, so its successor can work, too."""
         self._crashes = self._crashes + 1 if has_crashed else 0
         if has_computed and not has_crashed:
             self._failures = min(self._failures, 1)

@@ -166,7 +166,7 @@ class HostProcess:
         return read_journal(self._place.journal)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop the process, and kill it after `grace_s`. Does nothing if it has ended."""
+        """Stop the process, kill it if it lives after `grace_s`, and remove the directory of its socket."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.client.close(), CLOSE_WITHIN_S)

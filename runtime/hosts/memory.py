@@ -9,7 +9,7 @@ GIB = 1 << 30
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes that are available without swapping.
-    They are the kernel's estimate, or less if a container has a lower limit."""
+    They are the kernel's estimate, or less if a container has a lower limit; None if unknown."""
     machine = _meminfo(proc / "meminfo").get("MemAvailable")
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # the file contains "max": no limit

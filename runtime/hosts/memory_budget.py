@@ -25,7 +25,7 @@ class AvailableMemory(NamedTuple):
     """The available memory for the tiers, in bytes."""
 
     memory: int  # available without swapping
-    place: int  # free in the file system of the tiers
+    place: int  # free bytes in the file system of the tiers
     held: int  # size of files of the site's previous run, which both other numbers count as used
 
     @classmethod

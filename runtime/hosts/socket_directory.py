@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.runtime.hosts.tier_directory import remove_if_dead, try_lock
 
-LATER_S = 5.0  # delay after the start, so that no request waits for it
+LATER_S = 5.0  # delay after a site's start until dead sites' directories are removed, so that no request waits for that
 _PREFIX = "pilotlight-ipc-"  # short, because a socket's path is limited to 107 bytes
 _LOCK = "site.lock"
 

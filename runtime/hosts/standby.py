@@ -20,11 +20,11 @@ log = logging.getLogger("pilotlight.engine")
 # host. Unless the site's file decides, a standby is started if it takes at most an eighth of the available memory.
 HOST_BYTES = 160 << 20
 SHARE = 8
-LATEST_S = 60.0  # a busy site starts one after this time, too
+LATEST_S = 60.0  # a site that is never quiet starts a standby after this time
 FIRST_PAUSE_S = 1.0  # pause after a standby has died; doubled if it lived for less than:
 LIVED_S = 60.0
 LONGEST_PAUSE_S = 300.0
-SILENT_S = 15.0  # 30 heartbeats
+SILENT_S = 15.0  # a standby is lost after this silence: 30 heartbeats
 STOP_GRACE_S = 1.0
 _LOOK_EVERY_S = 0.5
 

@@ -20,10 +20,10 @@ from pilotlight.support import background
 
 log = logging.getLogger("pilotlight.engine")
 
-SILENT_S = 15.0  # for a host without work: thirty heartbeats
+SILENT_S = 15.0  # a host without work is replaced after this silence: thirty heartbeats
 LIVED_S = 30.0  # a host that was up for so long worked, even if it never had a request
 STOP_GRACE_S = 3.0
-EXIT_S = 1.0  # for the process whose socket has closed
+EXIT_S = 1.0  # wait for the end of a process whose socket has closed
 
 
 class Supervisor:
@@ -124,7 +124,7 @@ class Supervisor:
 
     async def _greet(self, host: HostProcess, launched_at: float | None) -> None:
         """Record the host's report; `launched_at` is given if requests wait for its start."""
-        with suppress(EngineError):  # it died: `_until_dead` knows
+        with suppress(EngineError):  # the host died, which `_until_dead` reports
             self.device_host.ready = ready = await host.client.hello()
             self.device_host.progress.note_ready()
             if launched_at is not None:

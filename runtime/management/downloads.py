@@ -25,7 +25,7 @@ class Downloads:
         """`fetch` downloads a source and raises SourceError; `on_done` is called with the source afterwards."""
         self._fetch = fetch
         self._on_done = on_done
-        self._known: dict[str, Download] = {}  # by source, the newest last
+        self._known: dict[str, Download] = {}  # source -> download, the newest last
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def statuses(self) -> tuple[Download, ...]:

@@ -90,7 +90,7 @@ class AdapterRegistry:
 
         `owner` is the account whose uploads may be used. Raises ApiError for an unknown adapter."""
         named = self.named_in(request.requested_model, request.model)
-        if request.lora and named is not None:  # an account's list of models names such a pair as a third model
+        if request.lora and named is not None:  # accounts' lists of models have no form for two adapters
             message = f"the request names two adapters, {named[:100]!r} after the model's name and {request.lora[:100]!r}: leave one out"
             raise ApiError("invalid_request", message, param="lora")
         name = request.lora or named
@@ -115,7 +115,7 @@ class AdapterRegistry:
         return None if requested in (model, *config.aliases) else requested.rpartition(SEPARATOR)[2]
 
     def _find(self, model: str, adapter: str, owner: str) -> Path | None:
-        """Return the folder of an adapter. The owner's uploads take precedence."""
+        """Return the folder of an adapter; None if it is unknown. The owner's uploads take precedence."""
         own = None if self.finetunes is None else self.finetunes.find(owner, adapter)
         if self.finetunes is not None and own is not None and own.is_whole and own.model == model:
             return self.finetunes.place(own)

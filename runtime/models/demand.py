@@ -88,7 +88,7 @@ class Arrivals:
         hour = int(now_s // HOUR_S)
         if self._hour is None:
             self._hour = hour
-        if hour - self._hour > 24 * 30:  # a longer silence changes the averages no further
+        if hour - self._hour > 24 * 30:  # averages do not change any more after a month
             self._hour = hour - 24 * 30
         while self._hour < hour:
             of_day = self._hour % 24

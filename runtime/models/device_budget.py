@@ -81,7 +81,7 @@ class DeviceBudget:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), min(waits_s) + 0.001 if waits_s else None)
                 self._replica(state).holds_memory = True
-                # Without an await in between, in which a request could start to use one of them.
+                # No await between the plan and this: a request could start to use one of the models in it.
                 asleep = [self._begin_sleep(self._states[name]) for name in plan.evict]
                 await asyncio.gather(*map(asyncio.shield, asleep))
                 return bool(plan.evict)

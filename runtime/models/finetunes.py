@@ -1,7 +1,7 @@
 """The adapters that accounts have uploaded to a site. Each has a folder with two files and a record.
 
 A file is stored completely or not at all; an adapter is usable when both files are there and valid. The ids of removed adapters are kept for a while,
-so that a site that was down learns of the removal. It knows files and owners, but not HTTP or models.
+so that a site that was down learns of the removal. Independent of HTTP and of models.
 """
 
 import errno
@@ -40,7 +40,7 @@ class FinetuneStore:
         self.config = config
         self._directory = directory
         self._writing = threading.Lock()  # held for one change at a time, while the disk is written
-        self._lock = threading.Lock()  # for the records in memory, which requests look up in the event loop
+        self._lock = threading.Lock()  # guards the records in memory, which requests look up in the event loop
         self._known: dict[str, Finetune] = {}
         self._owned: dict[str, dict[str, str]] = {}  # owner -> name -> id
         self._changes = 0
@@ -73,7 +73,8 @@ class FinetuneStore:
             return found if found is not None and found.owner == owner else None
 
     def get(self, owner: str, name: str) -> Finetune:
-        """Return an adapter of an owner. Raises ApiError (404) if it belongs to another account."""
+        """Return an adapter of an owner.
+        Raises ApiError (404) if it does not exist or belongs to another account."""
         found = self.find(owner, name)
         if found is None:
             raise ApiError("not_found", f"there is no fine-tune {name[:100]!r}")
@@ -210,7 +211,7 @@ def _write(folder: Path, finetune: Finetune) -> None:
 
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Convert the errors of the disk and of fine-tunes to ApiError."""
+    """Convert errors of the disk to ApiError."""
     try:
         yield
     except OSError as error:

@@ -26,7 +26,7 @@ class HostMemory:
 
     def file_for(self, state: ModelState) -> str | None:
         """Return the path for the model's weights, after evicting sleeping models if necessary.
-        None if there is not enough room."""
+        None if there is not enough room or no tier, or if the model's residency is `disk`."""
         tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None

@@ -123,7 +123,7 @@ class ModelState:
         self.config = config
         self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
-        self.info: ModelInfo | None = None  # from the last load; stays valid while the model sleeps
+        self.info: ModelInfo | None = None  # facts found by the last load; stays valid while the model sleeps
         self.text: TextSide | None = None
         self.directory: Path | None = None
         self.num_bytes = 0  # size of the weights; an estimate until an engine reports it

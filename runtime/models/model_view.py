@@ -90,7 +90,7 @@ class ModelRegistry:
         return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
 
     def missing(self) -> list[str]:
-        """Return why the site is not ready: a sentence for each pinned model that is not on its device."""
+        """Return a sentence for each pinned model of the site's file that is not awake or has a flaw."""
         return [
             f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
             for state in self._states.values()

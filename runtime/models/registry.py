@@ -180,7 +180,7 @@ class Models:
             self._queue.begin(state)
 
     async def put_to_sleep(self, name: str) -> None:
-        """Put the model to sleep on every device. Raises ApiError if requests use it."""
+        """Put the model to sleep on every device. Raises ApiError if requests use it or it is waking."""
         state = self.states[name]
         if state.demand.users or state.waking:
             raise ApiError("conflict", f"{name} is in use: it sleeps when its requests have ended")
@@ -205,7 +205,7 @@ class Models:
     async def remove(self, name: str) -> None:
         """Stop serving a model that `add` added; its files stay.
 
-        Raises ApiError if requests use it, or its weights are being loaded."""
+        Raises ApiError if it is in the site's file, requests use it, or its weights are being loaded."""
         state = self.states[name]
         if not state.is_added:
             raise ApiError("conflict", f"{name} is in the site's file: remove it there, and restart the site")

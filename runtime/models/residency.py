@@ -41,7 +41,7 @@ class EvictionCandidate(NamedTuple):
 class EvictionPlan(NamedTuple):
     """The models to evict.
 
-    If `is_possible` is False none can be evicted yet: try again after `wait_s`, or when a request ends (None: only then)."""
+    If `is_possible` is False, not enough can be evicted yet: try again when a request ends, or after `wait_s` if it is not None."""
 
     evict: tuple[str, ...] = ()
     is_possible: bool = True  # possible now
@@ -74,7 +74,7 @@ def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str
         freed += candidate.num_bytes
     if freed < missing:
         return None
-    for candidate in reversed(list(chosen)):  # spare the most valuable ones that are not needed
+    for candidate in reversed(list(chosen)):  # spare the most valuable models whose memory is not needed
         if freed - candidate.num_bytes >= missing:
             chosen.remove(candidate)
             freed -= candidate.num_bytes

@@ -42,7 +42,7 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
 
 def local_directory(source: str) -> Path | None:
     """Return the directory of a source without a download.
-    None for a hub id or URL that has not been fetched yet. Raises SourceError."""
+    None for a hub id, and for a URL that has not been fetched yet. Raises SourceError."""
     if source.startswith(PREFIX):
         return _embedded(source.removeprefix(PREFIX))
     if is_url(source):

@@ -45,7 +45,7 @@ class TextSide(NamedTuple):
 
     @classmethod
     def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
-        """`tool_format` is a format's name; None detects it from the chat template."""
+        """Read a checkpoint. `tool_format` is a format's name; None detects it from the chat template."""
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)

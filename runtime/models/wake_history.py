@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 
 from pilotlight.wire.errors import ApiError
 
-# How a wake came about: from the checkpoint; from host memory; another model was put to sleep for it; after the host had died; an extra replica, from
-# the host memory of the first one.
+# The kind of a wake: from the checkpoint; from host memory; with another model put to sleep for it; after the host had died; of an extra replica,
+# from the first replica's copy in host memory.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 RETRY_FAILED_S = 10.0  # after this time a request may retry a failed load
 # Hints of routers and pinned models retry after a delay that doubles with each failure, up to this limit: otherwise a broken model would be read, and
-# evict others, every ten seconds.
+# evict other models, every ten seconds.
 RETRY_FAILED_MAX_S = 300.0
 # Assumed speeds before the first measurement: of reading from a disk, and of mapping from host memory.
 _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
@@ -58,7 +58,8 @@ class WakeHistory:
         return self.failure is not None and self.failure.word == "overloaded"
 
     def expected_s(self, is_in_host_memory: bool, num_bytes: int) -> float:
-        """Return a wake's expected seconds: the last measurement from there, else an estimate by size."""
+        """Return a wake's expected seconds: those of the last wake from host memory or from disk.
+        Without such a wake it is an estimate by size."""
         measured = self.last_ms_from.get("host" if is_in_host_memory else "disk", 0.0)
         if measured:
             return measured / 1e3

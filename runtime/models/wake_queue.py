@@ -90,7 +90,8 @@ class WakeQueue:
         return state.history.lacked_a_host and self._fleet.why_down is None
 
     def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:
-        """Wake the model on the most suitable device, or on that of the given replicas."""
+        """Wake the model on the most suitable device, of the given replicas if there are any.
+        A device for prompts only is the last choice."""
         replicas = replicas or state.replicas
         replicas = [replica for replica in replicas if replica.host.role != "prefill"] or replicas
         if len(replicas) > 1:

@@ -70,7 +70,7 @@ def open_tier(
 ) -> WeightsTier | None:
     """Return the site's tier; None if its file sets none, or no directory can be used.
 
-    Raises ConfigError if the site's file assigns more host memory than the machine has."""
+    Raises ConfigError if the site's file assigns more host memory than the machine has, or needs a tier whose directory cannot be used."""
     place = place or TierDirectory(site.name, kind="weights")
     supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
     check_memory_budget(site, supply)

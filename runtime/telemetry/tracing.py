@@ -40,7 +40,7 @@ class SiteTracing:
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator["RequestSpan | None"]:
-        """Open the span of a request, and make it the parent in the request's headers."""
+        """Open a request's span, and make it the parent in its headers. The value is None if it is not traced."""
         path, method = str(scope["path"]), str(scope.get("method", "GET"))
         if not path.startswith(TRACED):
             yield None

@@ -1,6 +1,6 @@
 """A site's traffic, published to routers: each model's arrivals, and the cached conversation prefixes.
 
-A router names a prefix by a digest, salted per tenant. The site can only compare digests, so no tenant can find out another's prefixes (I4). The
+A router names a prefix by a digest, salted per tenant. The site can only compare digests, so no tenant can find out another's prefixes. The
 record is an estimate of the engine's cache: it is limited to the cache's size, corrected by the hits that the engine reports, and emptied when the
 model leaves its last device.
 """

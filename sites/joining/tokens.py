@@ -90,7 +90,7 @@ class Tokens:
             self._write(tokens)
 
     def revoke(self, id: str) -> bool:
-        """Return whether a token with that id existed."""
+        """Revoke the token with this id. Return whether there was one that could still be revoked."""
         with self._locked():
             tokens = self.kept()
             changed = [msgspec.structs.replace(each, revoked=True) if each.id == id else each for each in tokens]

@@ -1,4 +1,4 @@
-"""Bundles: a function's folder as one immutable tar, named by its SHA-256, and the reverse.
+"""Pack a function's folder as a bundle, an immutable tar named by its SHA-256, and unpack bundles.
 
 The same files make the same bytes on every machine: names are sorted, and there are no times and owners. Packing and unpacking both refuse links,
 devices, names outside the folder, and too many or too large files. Only tars that `pack` writes are accepted, and `tarfile` is not used to read them:

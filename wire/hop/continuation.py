@@ -1,7 +1,7 @@
 """Messages by which another site continues a stream, on signed hops only: clients never see them.
 
 Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE` sets an answer's random numbers and id, the same at every site. For a continued
-stream a fourth part gives the number of bytes before the client's body: the delivered part of each choice.
+stream a fourth part gives the size of the delivery, which precedes the client's body: the tokens and text of each choice that the client already has.
 
 Site to router: a header that announces resume points, and the resume points. A resume point is a comment line at the start of an event. It names the
 tokens of all events since the previous resume point, including its own event: events without their resume point do not count.

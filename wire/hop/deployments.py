@@ -68,7 +68,8 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((version for version in self.versions if version.number == number), None)
 
     def chosen(self, key: str) -> Version | None:
-        """Return the version for a client's key. A client of the newest version keeps it as its share grows."""
+        """Return the version for a client's key; None if none has traffic.
+        A client of the newest version keeps it as its share grows."""
         point, total = _point(self.name, key), 0.0
         for share in self.shares:
             total += share.percent

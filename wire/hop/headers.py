@@ -38,7 +38,7 @@ OVERLOADED = ((REFUSAL, "overloaded"),)
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
 DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
 HOP_MAX_AGE_S = 60.0
-FOR_ROUTERS = ""  # instead of a site's name
+FOR_ROUTERS = ""  # recipient of a hop to a router, instead of a site's name
 
 # RFC 9110 section 7.6.1, and proxy-* of RFC 9110 section 11.7
 HOP_BY_HOP = frozenset({

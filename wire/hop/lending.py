@@ -16,9 +16,9 @@ PROBE_BYTES = 2 << 20  # 0.2 s at 100 Mbit/s
 
 
 class Lendable(msgspec.Struct, frozen=True):
-    # models whose prompts it would compute now, with their rate in tokens per second; 0 if not measured yet
+    # models whose prompts the site would compute now -> prefill rate in tokens per second; 0 if not measured yet
     models: dict[str, float]
-    why_not: str = ""  # why there are none
+    why_not: str = ""  # why `models` is empty
 
 
 class BorrowedPrompt(msgspec.Struct, frozen=True):

@@ -127,10 +127,10 @@ class GenerationTimes(msgspec.Struct, frozen=True):
     request_id: str
     model: str
     at_s: float  # start, in seconds since the epoch
-    wake_ms: float  # until the model was awake
+    wake_ms: float  # wait until the model was awake
     admission_ms: float  # time from admission until the engine has the rendered and tokenised prompt
-    queue_ms: float  # until its first step
-    prefill_ms: float  # until its first token
+    queue_ms: float  # wait until the sequence's first step
+    prefill_ms: float  # time from the first step to the first token
     decode_ms: float
     prompt_tokens: int
     cached_tokens: int
@@ -151,7 +151,7 @@ class StoreQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: StoreKind
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     table: Annotated[str, Meta(max_length=1000)] = ""  # empty for the first table
-    prefix: Annotated[str, Meta(max_length=512)] = ""  # of the keys
+    prefix: Annotated[str, Meta(max_length=512)] = ""  # beginning of the keys
     after: Annotated[str, Meta(max_length=512)] = ""  # `next` of the previous page
     limit: Annotated[int, Meta(ge=1, le=MAX_STORE_ROWS)] = 50
 

@@ -119,7 +119,7 @@ class MeterFile:
                 continue
             length = self._words[base + _LENGTH]
             request = _decode(self._map[start + REQUEST_AT : start + min(SLOT_BYTES, REQUEST_AT + length)])
-            if request is None:  # the machine lost power while it was written, so nothing was sent for the request
+            if request is None:  # power was lost while the record was written, so nothing was sent for the request
                 self.free(number)
                 continue
             more = [0] * 5 if length > _MOST else self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()
@@ -154,7 +154,7 @@ class MeterSlot:
         self.request = request
         self.site = ""
         self.use = ResourceUse()
-        self.bytes_out = 0  # of the answer's body
+        self.bytes_out = 0  # bytes of the answer's body
         self.cpu_us = 0  # CPU time of a function's processes
         self._file = file
 
@@ -188,7 +188,7 @@ _decoder = msgspec.json.Decoder(MeteredRequest)
 
 def _encode(request: MeteredRequest) -> bytes:
     encoded = _encoder.encode(request)
-    if len(encoded) > _MOST:  # only for names that no site serves
+    if len(encoded) > _MOST:  # happens only for model names that no site serves
         model, adapter = ascii(request.model)[1:-1][:200], ascii(request.adapter)[1:-1][:100]
         short = msgspec.structs.replace(request, model=model, adapter=adapter, request_id=request.request_id[:128])
         encoded = _encoder.encode(short)

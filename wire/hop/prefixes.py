@@ -59,7 +59,7 @@ def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[i
     """Return the set after changes.
     Raises ValueError for bytes that `changed_prefixes` cannot have written, and above MAX_PUBLISHED."""
     if not held:
-        return decode_prefixes(came)  # not a copy of a whole digest, which has 8,192 entries
+        return decode_prefixes(came)  # the cached set itself: it may have 8,192 entries, so it is not copied
     found = held - decode_prefixes(gone) | decode_prefixes(came)
     if len(found) > MAX_PUBLISHED:
         raise ValueError(f"a prefix digest has at most {MAX_PUBLISHED} entries; with these changes it has {len(found)}")

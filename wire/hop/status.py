@@ -47,7 +47,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     arriving_tokens_per_s: float = 0.0  # prompt tokens per second that had to be computed, a moving average
     prompt_tokens: int = 0  # tokens of all prompts since the site's start (counter)
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (counter)
-    kv_store: str = ""  # name of the KV store of its prefix cache, the same for all its members; "" if none answers
+    kv_store: str = ""  # name of the KV store that its prefix cache shares with other sites; "" if none answers
     kv_store_tokens_per_s: float = 0.0  # rate at which prompts are read from the store; 0 if not measured yet
     prefixes: bytes = (
         b""  # digest of its cached prefixes (wire/hop/prefixes.py); in an incremental status, those that were added
@@ -63,7 +63,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     pid: int
     site: str | None = None
     url: str | None = None
-    device: str | None = None  # of an engine host
+    device: str | None = None  # device of an engine host
     computes: Literal["prefill", "decode", "both"] | None = None  # current role of an engine host
 
 
@@ -97,7 +97,7 @@ class LenderStatus(msgspec.Struct, frozen=True):
 
 class SiteStatus(msgspec.Struct, frozen=True):
     site: str
-    version: str  # of Pilotlight
+    version: str  # version of Pilotlight
     place: Place
     sequence: int  # number of this publication in the life of its process; routers ignore older ones
     ready: bool

@@ -26,7 +26,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     part: str = ""  # the part of a journal that stores the answer of a durable stream
     adapter: str = ""
     bytes_in: int = 0  # size of its body
-    function: str = ""  # the function that made the request inside its site, or whose CPU time this is
+    function: str = ""  # the function that made the request inside its site, or whose CPU time the record counts
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UsageTold(msgspec.Struct, frozen=True):
-    """Site -> router: records that the ledger does not confirm to have.
-    More may follow when these are written."""
+    """Site -> router: records that the ledger has not confirmed to have written.
+    The site may have more, which it sends when these are confirmed."""
 
     records: tuple[UsageRecord, ...]

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pilotlight.wire.errors import ApiError
 
-BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest body that a site accepts by default
+BODY_TIMEOUT_S = 60.0  # limit of a whole body's time: 140 kB/s for the largest body that a site accepts by default
 
 Headers = Iterable[tuple[str, str]]
 
@@ -64,7 +64,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     try:
         await work
     except asyncio.CancelledError:
-        if not has_left or task.cancelling() > 1:  # another task has cancelled this one
+        if not has_left or task.cancelling() > 1:  # another task has cancelled this task
             raise
     finally:
         watcher.cancel()
@@ -84,7 +84,7 @@ def response_start(status: int, headers: Headers) -> Message:
 
 
 def header(scope: Scope, name: str) -> str | None:
-    """Return the first header of that (lower-case) name."""
+    """Return the first header with this name, in lower case; None if there is none."""
     wanted = name.encode()
     for key, value in scope["headers"]:
         if key == wanted:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-MAX_HEAD_BYTES = 64 << 10  # of a response
+MAX_HEAD_BYTES = 64 << 10  # limit of a response's head
 # If a client does not read its response, each connection costs one such buffer; a transport by itself reads 256 KiB at once.
 READ_BYTES = 32 << 10  # bytes of one read
 HELD_BYTES = 32 << 10  # limit of received bytes that were not taken yet; above it the socket is not read
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
     host: str
     port: int
     is_tls: bool
-    authority: str  # as in the Host header
+    authority: str  # host and port as in the Host header
 
     @classmethod
     @lru_cache(4096)  # requests to one site have the same text
@@ -344,7 +344,7 @@ class ConnectionPool:
         return None
 
     def put_back(self, connection: UpstreamConnection) -> None:
-        """Keep a connection whose response was read to its end; close any other."""
+        """Keep the connection if its response was read to the end; otherwise close it."""
         if not connection.is_fit:
             return self._end(connection)
         connection.idle_since = time.monotonic()
@@ -365,7 +365,7 @@ class ConnectionPool:
         self._idle.clear()
 
     async def connect(self, origin: Origin) -> UpstreamConnection:
-        """Open a connection. Raises CannotConnect."""
+        """Open a connection. Raises CannotConnect, or its subclass NoDescriptors."""
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:

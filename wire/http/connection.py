@@ -46,19 +46,19 @@ NEVER = float("inf")
 class HttpLimits(NamedTuple):
     max_head_bytes: int = 64 << 10
     max_headers: int = 128
-    head_timeout_s: float = 15.0  # from the head's first byte, and from the connection's start to the first head
+    head_timeout_s: float = 15.0  # limit of a head, and of the time until the connection's first head begins
     keep_alive_s: float = 75.0  # longer than clients' pools keep an idle connection, so that clients close first
     stall_s: float = 60.0  # time for a client to read after its buffer became full
     write_buffer_bytes: int = 64 << 10  # above it the application waits; the kernel's buffer is not included
     max_message_bytes: int = 32 << 20  # limit of a WebSocket's message
-    # limit for the answers that wait for clients, all together; a quarter of it for one address
+    # limit of the bytes of all answers that clients have not read yet; the limit for one client address is a quarter of it
     max_unread_bytes: int = 256 << 20
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # per client address
     sweep_s: float = 0.5  # interval between checks of all connections
     given_back_bytes: int = (
         4 << 20
-    )  # unread bytes from which freed memory is returned to the system, once three quarters of them are gone
+    )  # after more unread bytes than this, memory is returned to the system when a quarter of them is left
 
 
 class ConnectionServer(ServerState, Protocol):
@@ -125,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
         if len(events) > EVENTS_AT_ONCE and not self._is_paused:
             self.pause_reading()
             self.loop.call_soon(self.resume_reading)
-        if idle and self._exchanges:  # after all received bytes were parsed, because most requests are then complete
+        if idle and self._exchanges:  # only after parsing all bytes, because most requests are complete then
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:
             self._has(self.server.limits.head_timeout_s)
@@ -197,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """Return the task that answers the request."""
+        """Return the task that answers the current request; None between requests."""
         return self._exchanges[0].task if self._exchanges else None
 
     def finished(self, exchange: HttpExchange) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pilotlight.wire.http.request import RequestHead
 
-SLICE_BYTES = 16 << 10  # of an answer written at once: a larger part cannot exceed a full buffer by more than this
+SLICE_BYTES = 16 << 10  # size of a write: the write buffer exceeds its limit by at most one slice
 HELD_BODY_BYTES = 512 << 10  # body bytes that the application has not read; above it the client is not read
 
 Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]

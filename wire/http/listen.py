@@ -19,12 +19,12 @@ except ImportError:  # not on Unix
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
-# A client is gone if its kernel sends nothing for this time (the first is in ms). Linux counts a full receive window as silence, too, but a reader
-# may only be slow.
+# A client is gone if its kernel sends nothing for this time (TCP_USER_TIMEOUT is in ms, the other times in s). Linux counts a full receive window as
+# silence, too, but a reader may only be slow.
 VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # longer than pools of clients and routers keep an idle connection: the client closes first, so a request never crosses a close
 KEEP_ALIVE_S = 75.0
-GRACE_S = 1.0  # for connections when the server stops; it has drained before, so the others are idle
+GRACE_S = 1.0  # time for open requests when the server stops; it has drained before, so most connections are idle
 
 
 class ListenError(Exception):
@@ -106,7 +106,8 @@ def file_limit() -> int | None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's event loop if it is installed, otherwise asyncio's, which is half as fast."""
+    """Return the factory of uvloop's event loops; None if uvloop is not installed.
+    asyncio's own loop is half as fast."""
     try:
         import uvloop
     except ImportError:

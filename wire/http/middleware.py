@@ -164,7 +164,7 @@ def _saying(said: Pairs, send: Any) -> Any:
     async def saying(message: Any) -> None:
         if message["type"] == "http.response.start":
             others = (pair for pair in message.get("headers", ()) if not pair[0].startswith(b"access-control-"))
-            # they replace those of a site, which may have added some
+            # `said` replaces the CORS headers that a site may have added
             message = {**message, "headers": [*others, *said]}
         await send(message)
 

@@ -24,7 +24,7 @@ from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.request_starts import RequestStarts
 
 SWEPT_AT_ONCE = 256
-REFUSED_AT_ONCE = 16  # connections above the limit that get an error response; further ones are closed at once
+REFUSED_AT_ONCE = 16  # connections above the limit that get an error response; more are closed at once
 # If sent bytes are not acknowledged for this time, the client is gone. A client that only does not read still acknowledges, and even with a loss of
 # one in three packets an acknowledgement arrives within this time.
 SILENT_MS = 15_000

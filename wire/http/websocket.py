@@ -17,12 +17,12 @@ from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
 PING_S = 20.0  # below 60 s, after which proxies, including ours, take a silent connection for dead
-LOST_S = 50.0  # silence of a peer, although it was pinged, after which it is lost
-CLOSE_S = 1.0  # for the peer's answer to a close; until then its bytes are read, because closing with unread bytes resets the connection
-HELD_BYTES = 64 << 10  # of unread messages; above this or the next limit the peer is not read
+LOST_S = 50.0  # a peer is lost if it was pinged and is silent for this time
+CLOSE_S = 1.0  # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
+HELD_BYTES = 64 << 10  # bytes of unread messages; above this or HELD_MESSAGES the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
-# of one peer before other connections get their turn: a frame takes 20 us, and 64 KiB may be 10,000 frames
+# frames of one peer that are handled before other connections get a turn: a frame takes 20 us, and 64 KiB may be 10,000 frames
 FRAMES_AT_ONCE = 32
 
 NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
@@ -59,8 +59,8 @@ class WebSocket(asyncio.Protocol):
         self._end: WebSocketClose | None = None
         self._is_broken = False  # further bytes are ignored
         self._frames: Iterator[Event] = iter(())  # frames that have arrived
-        self.is_behind = False  # some messages are unread, and the peer is not read meanwhile
-        self._is_lost = False  # the connection was lost while messages were unread
+        self.is_behind = False  # some frames are not handled yet, and the peer is not read meanwhile
+        self._is_lost = False  # the connection was lost; its last frames are still handled
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0
         self._watch = _Watch(self)
@@ -120,7 +120,7 @@ class WebSocket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         if self.is_behind:
-            return  # messages that arrived before the end are returned first
+            return  # frames that arrived before the end are handled first
         self._ended(WebSocketClose(ABNORMAL))
         self._watch.stop()
         self._on_lost()
@@ -168,7 +168,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Read from the peer again if it is not held, or if only its close is awaited."""
+        """Read from the peer again, unless frames wait, or too many messages are unread on an open WebSocket."""
         has_enough = self._incoming.is_full and self._codec.state is ConnectionState.OPEN
         if not (has_enough or self.is_behind or self._transport.is_closing()):
             if self._watch.is_held:

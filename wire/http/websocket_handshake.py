@@ -32,7 +32,7 @@ class PendingUpgrade:
     """An ASGI application for the HTTP request of a WebSocket; `app` gets it as a `websocket`."""
 
     def __init__(self, app: Application, open_socket: Open) -> None:
-        """`open_socket` answers with 101 and these headers, and takes the connection over."""
+        """`open_socket` answers with 101 and the given headers, and takes the connection over."""
         self._app = app
         self._open = open_socket
         self._is_told = False  # the application has received `websocket.connect`

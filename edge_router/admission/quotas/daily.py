@@ -45,7 +45,7 @@ class DayUse:
 
 class DailyQuotas:
     def __init__(self, clock: Callable[[], float], shared: SharedQuotas | None = None) -> None:
-        """`clock`: seconds since the epoch."""
+        """Count by days of `clock`, which returns seconds since the epoch."""
         self._clock = clock
         self._shared = shared
         self._before: dict[str, DayUse] = {}  # usage of accounts today, before this router started

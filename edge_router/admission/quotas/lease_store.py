@@ -25,12 +25,12 @@ class LeaseClaim(NamedTuple):
     before: float  # usage before the store knew the limit
     spent: float  # usage since the last report
     at_work: float  # amount that open requests hold and will return
-    spare: float  # wanted in addition to open requests
+    spare: float  # amount wanted in addition to `at_work`
 
 
 class LeaseGrant(NamedTuple):
-    held: float  # this router's part from now on: at least that of its open requests
-    free: float  # the part without a lease; negative if more is used than the limit allows
+    held: float  # this router's part of the limit from now on: at least the claim's `at_work`
+    free: float  # the part of the limit that no router has leased; negative if more is used than the limit allows
 
 
 def granted(claim: LeaseClaim, used: float, held_by_others: float) -> LeaseGrant:

@@ -111,7 +111,7 @@ class SharedQuotas:
     def __init__(
         self, store: "PostgresLeases", *, serves_without: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`serves_without`: admit requests by this router's own counts while the store fails."""
+        """`serves_without` admits requests by this router's own counts while the store fails."""
         self.fault: str | None = None  # why the store cannot be used
         self._store = store
         self._serves_without = serves_without

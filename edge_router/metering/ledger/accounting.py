@@ -38,8 +38,8 @@ class Accounting:
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
         """Start to count a request for a model.
-        Return None for other requests, and without a ledger. `own_names` are the names of the model and of its adapter, without aliases; `part` names
-        the part of a journal that stores the answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
+        Return None without a ledger, and for requests that run no model. `own_names` are the names of the model and of its adapter, without aliases;
+        `part` names the part of a journal that stores the answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
         head = request.head
         if self.ledger is None or request.model is None or head.is_for_function or head.method != "POST":
             return None

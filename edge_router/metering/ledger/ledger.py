@@ -32,7 +32,7 @@ from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
 WRITE_EVERY_S = 0.1
-TRY_AGAIN_S = 1.0  # while the store cannot be written
+TRY_AGAIN_S = 1.0  # interval of attempts while the store cannot be written
 ANSWERS_WITHIN_S = 10.0  # longest wait for any answer of the store
 BATCH = 2000  # records written at once, in far less than that time
 NOTHING = ResourceUse()
@@ -56,15 +56,16 @@ class Ledger:
     ) -> None:
         """Open the store.
 
-        `clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises ConfigError.
+        `clock` returns seconds since the epoch. `kept` corrects a crashed router's record by the journal of the router that took over. Raises
+        ConfigError.
         """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
         self._config = config
         self._clock = clock
-        self._ended: list[tuple[int, UsageRecord]] = []  # with the numbers of their meters; not written yet
+        self._ended: list[tuple[int, UsageRecord]] = []  # (meter's number, record) of ended requests, not written yet
         self._wake = asyncio.Event()
-        # an id is a random text of this start, and a number
+        # a record's id is a random string of this process, followed by a number
         self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._writing = asyncio.Lock()
@@ -102,9 +103,8 @@ class Ledger:
             return waiting
 
     def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
-        """Return a meter.
-
-        Raises ApiError if the ledger is failing and the configuration refuses requests then."""
+        """Return a meter for a request. Raises ApiError if all meters are in use,
+        or if the ledger is failing and the configuration refuses requests then."""
         if self.fault is not None and self._config.when_failing == "refuse":
             raise _failing()
         holder = request.head.holder

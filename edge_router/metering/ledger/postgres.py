@@ -30,7 +30,7 @@ class PostgresDatabase:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
         except psycopg.ProgrammingError as error:
-            # The part after the first quote may contain any part of the URL, even its password.
+            # psycopg's message may quote any part of the URL, even its password: drop everything after the first quotation mark.
             raise UsageStoreError(str(error).partition('"')[0].strip(" :\n")) from None
         if "@" in str(given.get("host", "")):
             raise UsageStoreError("it has two @: write one of a name or password as %40")
@@ -61,7 +61,7 @@ class PostgresDatabase:
             with socket.socket(fileno=os.dup(connection.fileno())) as ours:
                 ours.shutdown(socket.SHUT_RDWR)
         except (OSError, psycopg.Error):
-            pass  # it has ended already
+            pass  # the connection has ended already
 
     def close(self) -> None:
         if self._connection is not None:

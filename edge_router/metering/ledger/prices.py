@@ -32,7 +32,7 @@ class PriceList:
         return bool(self._newest_first)
 
     def price(self, model: str, at_s: float) -> PriceConfig | None:
-        """Return the newest price of a model that is valid at a time, in seconds since the epoch."""
+        """Return the newest price of a model that is valid at a time (seconds since the epoch), or None."""
         fitting = self._of_model.get(model)
         if fitting is None:
             fitting = [price for price in self._newest_first if fnmatchcase(model, price.model)]
@@ -54,7 +54,7 @@ class PriceList:
         return round(sums)
 
     def listed(self, model: str, at_s: float) -> dict[str, Any] | None:
-        """Return a model's price in the form of model lists: decimal strings, per token."""
+        """Return a model's price in the form of model lists: decimal strings, per token; None without a price."""
         price = self.price(model, at_s)
         if price is None:
             return None

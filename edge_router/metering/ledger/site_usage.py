@@ -36,7 +36,7 @@ class SiteUsage:
         self._identity = ""
         self._written: defaultdict[str, tuple[str, ...]] = defaultdict(
             tuple
-        )  # by site: records that are written but not yet confirmed to it
+        )  # site -> records that are written but not yet confirmed to the site
 
     async def run(self) -> None:
         while True:

@@ -16,8 +16,8 @@ from pilotlight.edge_router.services.batches.lines import AskedLine, Fields, que
 from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
-KEPT_S = 24 * 3600  # for results after a batch's end, and for a file that no batch has used
-WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
+KEPT_S = 24 * 3600  # lifetime of results after a batch's end, and of a file that no batch has used
+WITHIN_S = 24 * 3600  # a batch's time, after which its requests without an answer expire
 MOST_WAITING = 100_000  # waiting requests of one owner
 MOST_MODELS = 100  # models of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # batches of one owner, including those that ended within the day
@@ -131,7 +131,7 @@ class BatchStore:
         return file
 
     def file(self, name: str, owner: str) -> StoredFile:
-        """Return a file. Raises ApiError (404) if it belongs to another account."""
+        """Return a file. Raises ApiError (404) if it does not exist or belongs to another account."""
         row = self._connection.execute(
             f"SELECT {_FILE} FROM files WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
@@ -217,7 +217,7 @@ class BatchStore:
         return batch
 
     def batch(self, name: str, owner: str) -> tuple[StoredBatch, BatchCounts]:
-        """Return a batch. Raises ApiError (404) if it belongs to another account."""
+        """Return a batch. Raises ApiError (404) if it does not exist or belongs to another account."""
         found = self._connection.execute(
             f"SELECT {_BATCH} FROM batches WHERE id = ? AND owner = ?", (name, owner)
         ).fetchone()
@@ -256,7 +256,7 @@ class BatchStore:
         return self._connection.execute("SELECT DISTINCT owner, model FROM requests WHERE status IS NULL").fetchall()
 
     def next_waiting(self, owner: str, model: str, behind: int) -> WaitingRequest | None:
-        """Return the owner's next waiting request for a model after the one with a number."""
+        """Return the owner's first waiting request for a model, of those above number `behind`, or None."""
         chosen = f"""SELECT requests.number, requests.body, {_BATCH} FROM requests JOIN batches ON batches.id = requests.batch
             WHERE requests.owner = ? AND requests.model = ? AND requests.status IS NULL AND requests.number > ? ORDER BY requests.number LIMIT 1"""
         row = self._connection.execute(chosen, (owner, model, behind)).fetchone()

@@ -8,7 +8,7 @@ from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.wire.errors import ApiError, Dialect
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-MOST_REQUESTS = 50_000  # in one batch, as at OpenAI
+MOST_REQUESTS = 50_000  # limit of one batch, as at OpenAI
 MOST_FAULTS = 100  # errors reported for one file
 OUT_OF_TIME = "the request was not answered within the batch's time"
 

@@ -28,7 +28,7 @@ IDLE_BELOW = 8  # requests in progress at a site, from all owners
 LOOK_EVERY_S = 0.5  # interval between looks at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
 TRIES_OF_ERRORS = 3  # attempts of a request if sites fail
-FIRST_WAIT_S = 1.0  # before the second try; doubled for each further one
+FIRST_WAIT_S = 1.0  # pause before the second attempt; doubled before each later attempt
 LONGEST_WAIT_S = 60.0
 TRY_LATER = (429, 502, 503)  # statuses that are not the request's fault: it is tried again until the batch's time ends
 FAILED = (408, 500, 504)
@@ -43,7 +43,7 @@ class BatchQueue:
     """Answers waiting requests of batches. Run `run()` as a task, and `close()` after it."""
 
     def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since the epoch. Raises sqlite3.Error, OSError."""
+        """`clock` returns seconds since the epoch. Raises sqlite3.Error, OSError."""
         self.store = BatchStore(path)
         self._proxy = proxy
         self._access = access
@@ -111,7 +111,7 @@ class BatchQueue:
                 request = await self.do(self.store.next_waiting, lane.owner, lane.model, lane.last)
             except ApiError:
                 raise
-            except Exception:  # an unreadable row delays its owner by a minute, and no other account
+            except Exception:  # an unreadable row delays only its owner, by a minute
                 log.exception("the next request of %s for %s cannot be read", lane.owner, lane.model)
                 request = None
             if request is None:
@@ -190,7 +190,8 @@ class BatchQueue:
         return head
 
     def _holder(self, batch: StoredBatch) -> Key | None:
-        """Return the key that created the batch, with its current rights. Raises ApiError if it was deleted."""
+        """Return the key that created the batch, with its current rights; None if it was an unknown one.
+        Raises ApiError if the key was deleted or has no right to models, or if unknown keys are no longer accepted."""
         if not batch.key:
             return self._access.key(None, "models") if self._access.is_required else None
         key = next((key for key in self._access.keys.values() if key.name == batch.key), None)

@@ -58,7 +58,7 @@ export function catalogue(filter, told) {
   }
 
   function costs(fit) {
-    // The same formula as in `pilotlight plan --price`. `devices` is such as "2xh100".
+    // The same formula as in `pilotlight plan --price`. `devices` is for example "2xh100".
     const perToken = (Number(price.value) * parseInt(fit.devices, 10)) / 3600 / fit.tokens_per_s;
     return perToken > 0 && isFinite(perToken) ? `, ${(1e6 * perToken).toPrecision(3)} per million tokens` : "";
   }

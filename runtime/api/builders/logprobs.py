@@ -78,8 +78,8 @@ def echoed_logprobs(
 def prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> PromptLogprobs:
-    """Return a table for each prompt token.
-    It maps token ids to log-probabilities: those of the token itself and of the likeliest ones in its place."""
+    """Return a table for each prompt token; None for the first one, because nothing precedes it.
+    A table maps token ids to log-probabilities: those of the token itself and of the likeliest ones in its place."""
     return (
         None,
         *(

@@ -71,7 +71,7 @@ class OpenAIBuilder(Generic[RequestT]):
         return tokenizer
 
     def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
-        """Return the usage field of a chunk before the last one."""
+        """Return the usage of a chunk before the last: UNSET if not requested, None if only the last has it."""
         if not self._request.include_usage:
             return UNSET
         return generation.usage if self._request.usage_in_every_chunk else None
@@ -92,12 +92,12 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
 
     def __init__(self, request: ValidChat, generator: Generator) -> None:
         super().__init__(request, generator)
-        self._inputs: dict[tuple[int, int], InputReader] = {}  # by choice and position of a custom tool call
+        self._inputs: dict[tuple[int, int], InputReader] = {}  # (choice, position of a custom tool call) -> reader
         self._resumed = set(self._started)  # choices that another site has started
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return one event for each part of the delta and a separate one for the finish.
-        The last part's event has the delta's log-probabilities and token ids."""
+        A choice's first event has only the role. The last part's event has the delta's log-probabilities and token ids."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
         if delta.choice in self._resumed:

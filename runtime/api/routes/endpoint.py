@@ -139,7 +139,7 @@ class Endpoint(Generic[RequestT]):
 def naming_ignored(request: ValidGeneration | TextRequest, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Return the header that lists the fields of a request that this site ignores, if any.
 
-    `left_out` are fields that the answer does not comply with."""
+    `left_out` names fields that are not enforced on the answer."""
     return _ignored_header(request.requested_model, (*request.ignored, *left_out))
 
 

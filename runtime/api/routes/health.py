@@ -1,4 +1,4 @@
-"""Routes for operators and routers: /livez, /readyz, /metrics, /status, and other engines' names."""
+"""Routes for operators and routers: /livez, /readyz, /metrics, /status, and other names of these."""
 
 import time
 from typing import TYPE_CHECKING

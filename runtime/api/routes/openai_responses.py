@@ -21,7 +21,7 @@ from pilotlight.wire.errors import Dialect
 
 
 class ResponsesEndpoint:
-    """A pure ASGI application for all of these paths.
+    """A pure ASGI application for /v1/responses and the paths below it.
     Run `run()` as a task while it serves, and call `close()` afterwards."""
 
     def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:

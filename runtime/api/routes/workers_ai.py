@@ -72,7 +72,7 @@ _BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
-    """`is_busy` tells whether a request for a model would be queued or refused."""
+    """Return the routes. `is_busy` tells whether a request for a model would be queued or refused."""
     endpoints: dict[str, Endpoint[Any] | TextsEndpoint[Any] | DecisionEndpoint] = {
         "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
         "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
@@ -262,7 +262,7 @@ async def _tasks(request: Request) -> Response:
 
 
 async def _token(request: Request) -> Response:
-    """Confirm that the request's key is valid; the middleware refuses others."""
+    """Confirm that the request's key is valid; the middleware has refused requests with invalid keys."""
     key = bearer_token(header(request.scope, "authorization"))
     if not key:
         raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
@@ -282,7 +282,7 @@ def _results(delta: Delta) -> Iterator[TextResult]:
 
 
 def _call(call: CallPart, arguments: str) -> Call:
-    """Return a call's arguments as an object, or as text if they are not valid JSON."""
+    """Return a call with its arguments as JSON, or as a JSON string if they are not valid JSON."""
     if not _is_json(arguments):
         arguments = msgspec.json.encode(arguments).decode()
     # An event has one line. A line end in JSON can only be white space.

@@ -119,7 +119,8 @@ class _Router:
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
 
     def face(self, fingerprint: str) -> NetworkFace:
-        """Return the network's public data. Raises CliError if the authority does not match the token."""
+        """Return the network's public data, and trust its authority from now on.
+        Raises CliError if the authority does not match the token."""
         face = self._ask("GET", AUTHORITY_PATH, None, NetworkFace)
         try:
             found = fingerprint_of(face.authority.encode())

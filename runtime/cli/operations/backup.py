@@ -65,7 +65,8 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
 def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
     """Restore a snapshot's files; return a sentence about them.
 
-    Raises CliError, before anything is written, if a root is in use, is not empty, or is missing in the snapshot.
+    Raises CliError, before anything is written, if a root is in use or not empty, or if the snapshot has none of the roots or lacks chunks.
+    A root that is not in the snapshot is left as it is.
     """
     backups = BackupFolder(folder)
     snapshot = backups.read(name)

@@ -1,8 +1,9 @@
 """A request for decisions as a scope: its permit, its model, and a tree of tokens.
 
 The state is the root of the tree, each question is a branch, and its options are the leaves. The first leaf computes the state, whose blocks are then
-cached for all others. For each other question one option is computed first; that also gives the scores of all options of one token. The remaining
-options follow. An option's score is the sum of its tokens' log-probabilities, so it depends only on its own question. Independent of dialects.
+cached for all other leaves. For each other question one option is computed first; that also gives the scores of all options of one token. The
+remaining options follow. An option's score is the sum of its tokens' log-probabilities, so it depends only on its own question. Independent of
+dialects.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ class Decisions:
     runtime/telemetry/metrics.py measures it like a generation."""
 
     def __init__(self, input_tokens: int) -> None:
-        self.probabilities: list[list[float]] = []  # for each question, one per option
+        self.probabilities: list[list[float]] = []  # for each question a list with one probability per option
         self.input_tokens = input_tokens
         self.cached_tokens = 0
         self.device_us = 0
@@ -134,7 +135,7 @@ class Decider:
     async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
         """Return a question and its options as tokens.
 
-        Raises ApiError if the model would reason before it answers."""
+        Raises ApiError if the model would reason before it answers, or if question and options do not fit into its context."""
         prompt = await encode(model, request, request.asked(question), self._generator.images)
         if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
             sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"

@@ -29,7 +29,7 @@ class PairPieces(NamedTuple):
     """The text around the places of instruction, query and document."""
 
     pieces: tuple[str, ...]  # one more than `places`
-    places: tuple[str, ...]  # role for each place
+    places: tuple[str, ...]  # roles in the order of the gaps between pieces
     strips: bool  # the template removes spaces around a text
 
     def text(self, filled: Mapping[str, str]) -> str:

@@ -66,7 +66,7 @@ class TextPooler:
         encode: Callable[[AwakeModel], Awaitable[list[EncodedText]]],
         finish: Callable[[AwakeModel, list[Vector]], list[Vector]],
     ) -> PooledTexts:
-        """Return the vectors of a request's texts.
+        """Compute the vectors of a request's texts, and return them with its usage.
 
         `encode` returns the texts as tokens, or raises ApiError for an unsuitable model or text; `finish` converts their vectors."""
         site = self._generator
