@@ -64,7 +64,7 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _read_content(value: Any) -> Any:
-    """Convert content: a string or a list of blocks.
+    """Convert the content of a message, which is a string or a list of blocks.
 
     A tool call's input that is nested too deep becomes text, because an earlier answer may have contained such a call."""
     if not isinstance(value, list):
@@ -227,7 +227,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) ->
             case "thinking":
                 thoughts.append(string_in(block, "thinking", at))
             case "redacted_thinking":
-                pass  # encrypted by another service, which alone can read it
+                pass  # encrypted by another service; no other service can read it
             case str(kind) if kind == "server_tool_use" or kind.endswith("_tool_result"):
                 left_out.append(f"{at} {kind[:50]}")
             case _:
@@ -435,7 +435,7 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Return a call's arguments as written, keeping numbers of any size; {} if incomplete or invalid."""
+    """Return a call's arguments as the model wrote them, with numbers of any size; {} if they are incomplete or invalid."""
     try:
         _objects.decode(arguments)
     except (ValueError, RecursionError):

@@ -84,7 +84,7 @@ class ValidChat(ValidGeneration, frozen=True):
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     return_token_ids: bool = False
-    custom_tools: frozenset[str] = frozenset()  # tools whose calls have a text as their input
+    custom_tools: frozenset[str] = frozenset()  # names of tools whose input is free text
 
 
 def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:

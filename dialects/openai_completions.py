@@ -1,4 +1,4 @@
-"""OpenAI's completions: a continuation of a text or of token ids."""
+"""OpenAI's completions: the model continues a text or token ids."""
 
 from typing import Annotated, Any, ClassVar
 

@@ -31,7 +31,7 @@ from pilotlight.dialects.requests import Prompt, ScoredText, ValidEmbedding, Val
 from pilotlight.dialects.scoring_api import MAX_DOCUMENTS
 from pilotlight.wire.errors import ApiError
 
-USUAL_MAX_TOKENS = 256  # default of Cloudflare's text models; models with another default have their own
+USUAL_MAX_TOKENS = 256  # Cloudflare's default for text models; some models have another one
 
 
 class RunToolBody(ToolBody, frozen=True, kw_only=True):

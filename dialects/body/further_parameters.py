@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 
 class UnsupportedParameter(NamedTuple):
-    """A parameter of other APIs that is not supported, with its values that have no effect."""
+    """A parameter of other APIs that is not supported.
+
+    `neutral` are its values without an effect, which are accepted; `instead` is the advice in the error message."""
 
     neutral: tuple[Any, ...]
     instead: str
@@ -41,7 +43,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "ebnf": UnsupportedParameter(("",), _LARK),
     "grammar": UnsupportedParameter(("",), _LARK),
     "json_schema": UnsupportedParameter(("", {}), _CONSTRAIN),
-    # Parameters of vLLM without which the answer would be another one.
+    # Parameters of vLLM that would change the answer, so they cannot be ignored.
     "use_beam_search": UnsupportedParameter((False,), "answers are sampled, or greedy with temperature 0"),
     "bad_words": UnsupportedParameter(
         ([],), "a word of several tokens cannot be forbidden; forbid single tokens by logit_bias"
