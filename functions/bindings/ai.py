@@ -192,7 +192,7 @@ class AI(Binding):
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
-        if not self._inference.serves(model):  # served by another site, if by any: the router records the usage
+        if not self._inference.serves(model):  # another site may serve it: the router records the usage
             account = self._usage.account_of(self._function)
             return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
         name, adapter = self._inference.own_names(model)
@@ -227,7 +227,7 @@ class AI(Binding):
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        """Run one request of a batch; return whether it succeeded, and its result or error as JSON.
+        """Run one request of a batch; return whether it succeeded, and its result or its error as JSON.
         Retries without a time limit while the model is busy."""
         while True:
             response = await self._counted(model, inputs, {}, True)

@@ -113,7 +113,7 @@ class FunctionPool:
     async def ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
     ) -> ExchangeResult:
-        """Send an event to an isolate and return its result. Raises Fault.
+        """Send an event to an isolate and return its result. Raises Fault if the function failed, Failure if no isolate is free.
 
         All Durable Objects live in the oldest isolate. A GET or HEAD request is repeated once in another isolate if a signal stopped the first one's
         process.

@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
 """
 MAX_BUSY = 10  # after so many checks an object with an open transaction gets an empty event
 Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
-"""Calls a method of an object with arguments, in the runtime's name."""
+"""Calls a method of an object with arguments, as the runtime and not as a function."""
 
 
 class Alarms:

@@ -222,7 +222,7 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the real paths of those that exist and are not inside another one."""
+    """Yield the real paths of `paths`, without those that do not exist or are inside another of them."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []
     for path in real:

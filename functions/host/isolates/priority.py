@@ -79,7 +79,7 @@ class CpuHistory:
             return PriorityClass.BACKGROUND
         if self.num_answers < PROVEN:
             return PriorityClass.BACKGROUND if self._is_on_probation else PriorityClass.NORMAL
-        # the sum to which a steady share of a core converges
+        # `_spent_s` converges to this sum at a steady use of PROMPT_SHARE of a core
         is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)
         return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 

@@ -96,7 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Take the oldest event of a type that arrived before the step's deadline; None if there is none."""
+        """Take the oldest event of a type that arrived by `until_s`; None if there is none. It becomes the result of the step `key`."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -140,11 +140,11 @@ class WorkflowStep:
         return decorate(name) if callable(name) else decorate
 
     async def sleep(self, name: str, duration: Any) -> None:
-        """Wait for a number of milliseconds, or a text such as "2 hours"."""
+        """Wait for a number of milliseconds, or for a duration such as "2 hours"."""
         await self._sleep_until(name, time.time() + seconds_of(duration))
 
     async def sleep_until(self, name: str, timestamp: Any) -> None:
-        """Wait until a datetime, a Date, or a Unix time in ms."""
+        """Wait until a datetime or its ISO 8601 text, a Date, or a Unix time in ms."""
         if isinstance(timestamp, str):
             timestamp = datetime.fromisoformat(timestamp)
         is_time = isinstance(timestamp, datetime)
@@ -272,7 +272,7 @@ class WorkflowStep:
             await self._wait(until_s)
 
     async def _deadline(self, key: str, until_s: float) -> float:
-        """Return the deadline that was stored when the step first started."""
+        """Return the stored deadline of a step; when the step first starts, store `until_s`."""
         if (noted := self._log.get("until", key)) is not None:
             return float(noted)
         await self._log.put("until", key, until_s)
@@ -364,7 +364,7 @@ async def _given(source: Any) -> Any:
 
 
 def seconds_of(duration: Any) -> float:
-    """Return the seconds of a number of milliseconds, or of a text such as "5 minutes"."""
+    """Return in seconds a number of milliseconds, or a duration such as "5 minutes"."""
     if isinstance(duration, (int, float)):
         return max(0.0, duration / 1000)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(duration))
