@@ -184,7 +184,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def num_open(self) -> int:
-        """Return the number of exchanges that either side started."""
+        """Return the number of open exchanges, whichever side started them."""
         return len(self._open)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------------------------

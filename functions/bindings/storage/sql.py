@@ -159,7 +159,7 @@ class StatementGuard:
 
 
 def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
-    """Execute one statement. Raises SqlError, and the database errors that `storage_word` knows."""
+    """Execute one statement. Raises SqlError; errors of the storage or the time limit are raised as sqlite3.Error."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
     with as_sql_errors(guard):
