@@ -32,7 +32,7 @@ from pilotlight.support import atomic_files
 MAX_LOADED = 8  # per loading function; beyond, the least recently used is unloaded
 MAX_MODULES = 200
 MAX_CODE_BYTES = 4 << 20
-_numbers = itertools.count(1)  # numbers loaders, because two versions of a function may each have one, and workers
+_numbers = itertools.count(1)  # make the names of folders and pools unique
 
 
 class HasWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -100,7 +100,7 @@ class SiteFunctions:
 
     async def __aenter__(self) -> "SiteFunctions":
         async with AsyncExitStack() as stack:
-            apply_priority(0, PriorityClass.INTERACTIVE)  # the event loop that relays all requests and responses
+            apply_priority(0, PriorityClass.INTERACTIVE)  # this thread's event loop relays all requests and responses
             stack.callback(apply_priority, 0, PriorityClass.NORMAL)
             stack.push_async_callback(self.invocations.close)
             await stack.enter_async_context(background.running(self.invocations.run, "the log of functions"))

@@ -81,7 +81,7 @@ class ObjectStore:
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
         """Start to move or delete the objects of these classes, by `work`, once their files are closed.
-        Their instances become stale. Requests for these classes wait, except that those for classes in `gone` are refused."""
+        Their instances become stale. Requests for these classes wait; requests for classes in `gone` are refused."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
         for key in [key for key in self._instances if key.class_name in moved]:

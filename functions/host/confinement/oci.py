@@ -1,8 +1,8 @@
 """Tier 3: the zygote of each function runs in a container, and forks the function's isolates there.
 
-Uses OCI bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar runtimes share: `run`, `delete
---force`, `--preserve-fds`. The control socket is descriptor 3. The rest is the same as in other tiers, so requests to a warm function start no
-container.
+This module uses OCI bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar runtimes share: `run`,
+`delete --force`, `--preserve-fds`. The control socket is descriptor 3. The rest is the same as in other tiers, so requests to a warm function start
+no container.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Linux system calls that Python lacks: clone, mounts, capabilities, Landlock, seccomp.
 
-Through ctypes: 200 lines instead of three dependencies. Each function raises OSError with the call's name.
+This module calls them through ctypes, in 200 lines, instead of using three dependencies. Each function raises OSError with the call's name.
 """
 
 import ctypes

@@ -42,7 +42,8 @@ class IsolateHandle:
         is_on_probation: bool = False,
     ) -> None:
         """`on_fault` is called for responses that fail after they have started.
-        `is_on_probation`: another isolate of this function computes for long or ended badly, so this one starts with background priority."""
+        With `is_on_probation`, the isolate starts with background priority, because another isolate of the function computes for long or has ended
+        badly."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())

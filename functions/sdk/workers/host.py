@@ -45,10 +45,10 @@ def patch_env(given: Mapping[str, Any] | None = None, **named: Any) -> Iterator[
 
 
 before_leaving: set[Callable[[], None]] = set()
-"""Called before any message leaves the process: a Durable Object commits its writes before others can see their effects."""
+"""Callbacks that run before any message leaves the process, so that a Durable Object commits its writes before others see their effects."""
 EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
-"""Set inside a Durable Object: runs a handler that is called later as an event of the object."""
+"""Runs a handler that is called later as an event of the current Durable Object; None outside of Durable Objects."""
 max_message_bytes = 1 << 20  # per WebSocket message; the site sets it
 _channel: Channel | None = None
 

@@ -318,7 +318,7 @@ class _Pulled:
 
 class _Export:
     """An object of this side that the other side may call.
-    Calls run as events of the Durable Object that sent it, if one did."""
+    If a Durable Object sent it, calls run as events of that object."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -186,8 +186,8 @@ class WorkflowStep:
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Wait until no step runs and all waits are long; return the Unix time in seconds of the first end.
-        Return None if all wait only for events."""
+        """Wait until no step runs and all waits are long; return the Unix time in seconds at which the first wait ends.
+        Return None if no wait has an end."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
