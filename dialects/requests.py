@@ -152,7 +152,7 @@ class ValidEmbedding(Struct, frozen=True):
 
 
 class ScoredText(Struct, frozen=True):
-    """A text whose classes are scored, or a pair of texts that are scored together."""
+    """A text to classify, or a pair of texts to score together."""
 
     first: str
     second: str | None = None  # None for a single text

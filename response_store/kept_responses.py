@@ -35,7 +35,7 @@ class KeptResponse:
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
         """`fields` are the response as clients see it.
-        `own` are the input items besides those of `before`, as JSON."""
+        `own` are the input items of this request, as JSON objects separated by commas; those of `before` come first."""
         self.tenant = tenant
         self.fields = fields
         self.own = own

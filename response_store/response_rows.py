@@ -143,8 +143,8 @@ def add(
 
 def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
     """Record that a maker is alive, and its progress.
-    Responses of makers without a report for EXPIRES_S fail. This is done only if this maker has reported without a gap for the same time, because
-    after an outage of the database no maker has reported."""
+    Responses whose maker has not reported for EXPIRES_S are ended as failed, if this maker itself has reported for that long without a gap: after an
+    outage of the database no maker has."""
     if _confirm_maker(connection, maker):
         _end_lost(connection)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"

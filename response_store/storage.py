@@ -1,7 +1,7 @@
 """Storage of responses: they survive a restart, and belong to their tenants for a limited time.
 
-Responses in progress are in memory. A response is written before its last event is sent, together with others that end at the same time; earlier
-events do not wait. If the database is full or does not answer, responses that end meanwhile are lost, and their clients get `store` as false;
+Responses in progress are in memory. A response is written before its last event is sent, together with other responses that end at the same time;
+earlier events do not wait. If the database is full or does not answer, responses that end meanwhile are lost, and their clients get `store` as false;
 background responses are written later. If processes share the database, each one reports its progress and that it is alive. Responses of a dead
 process fail, and a response that was ended or deleted through another process ends here. This module is independent of HTTP and of the kind of
 database.

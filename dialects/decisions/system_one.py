@@ -111,7 +111,7 @@ def system_one_object(
 def enveloped(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the same response in Cloudflare's envelope."""
+    """Return the response of `system_one_object` in Cloudflare's envelope."""
     return msgspec.json.encode(Envelope(_object(request, probabilities, input_tokens)))
 
 
