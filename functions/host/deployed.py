@@ -31,7 +31,7 @@ log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
 ASK_AGAIN_S = 1.0  # pause before the router is asked again about unknown names
-PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched or started; its requests fail meanwhile
+PAUSE_AFTER_FAILURE_S = 5.0  # pause after a version could not be fetched or started; its requests fail during it
 AT_ONCE = 16  # functions applied concurrently: each may install packages and wait for its health call
 DIGEST_CHARS = 16  # characters of a version's digest in its pool's name
 MISFITS = "misfits"  # error code of a version that does not fit the existing objects

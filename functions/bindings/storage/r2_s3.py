@@ -289,7 +289,7 @@ class S3Content:
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
     """Turn failures of the S3 endpoint into R2Errors.
-    The function gets the reason, but no keys or names of the site."""
+    The function gets the reason, but never the site's credentials."""
     try:
         yield
     except S3Error as error:

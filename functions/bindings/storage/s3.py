@@ -274,7 +274,7 @@ async def _failure(response: aiohttp.ClientResponse) -> S3Error:
         response.close()
     try:
         return _as_error(ElementTree.fromstring(body), response.status)
-    except ElementTree.ParseError:  # no XML: the response to a HEAD, or one of a proxy in between
+    except ElementTree.ParseError:  # no XML: the response to a HEAD, or the response of a proxy
         return S3Error(
             _BY_STATUS.get(response.status, f"HTTP{response.status}"), response.reason or "", response.status
         )

@@ -17,7 +17,7 @@ MAX_SQL_BYTES = 100_000
 MAX_VALUE_BYTES = 2_000_000  # per string, blob or row
 MAX_PARAMETERS = 100
 MAX_COLUMNS = 100
-MAX_RESULT_BYTES = 16 << 20  # because a reply is one message of at most 32 MiB
+MAX_RESULT_BYTES = 16 << 20  # limit of a result, because a reply is one message of at most 32 MiB
 ROWS_AT_ONCE = 256
 RESERVED = "_cf_"
 

@@ -179,7 +179,7 @@ class _Container:
         self.bundle = bundle
         self.child = child
         self.zygote = zygote
-        # kept open until the start succeeds or fails: its end would end the zygote before the reason is known
+        # kept open until the start succeeds or fails: closing it would end the zygote before the reason is known
         self.theirs = theirs
         self.log, self.pid_file = bundle / "log", bundle / "pid"
         self.monitor = 0

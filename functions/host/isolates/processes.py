@@ -29,7 +29,7 @@ def descendants(pid: int) -> set[int]:
     found: set[int] = set()
     left = [pid]
     while left:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             folder = f"/proc/{left.pop()}/task"
             for thread in os.listdir(folder):
                 with suppress(OSError):

@@ -95,7 +95,7 @@ def run_sync(awaitable: Awaitable[T]) -> T:
         return asyncio.run_coroutine_threadsafe(_awaited(awaitable), _loop).result()
     caller, loop = asyncio.current_task(), _loop
     ready = loop._ready  # type: ignore[attr-defined]  # internals of asyncio's loops, 3.11 to 3.14
-    owed = len(ready)  # handles that the current iteration of the outer loop still expects to take
+    owed = len(ready)  # number of handles that the outer loop's current iteration will still take
     task = asyncio.ensure_future(awaitable)
     if caller is not None:
         asyncio.tasks._leave_task(loop, caller)

@@ -111,7 +111,7 @@ class Asker:
     def abandon(self) -> None:
         """Roll back uncommitted writes, because this instance is discarded."""
         host.before_leaving.discard(self._settle)
-        with suppress(Exception):  # if this fails, the start of the next instance rolls back
+        with suppress(Exception):  # if this fails, the writes are rolled back when the next instance starts
             host.call_now(STORAGE, "abandon", **self._who)
 
     def _settle(self) -> None:

@@ -397,7 +397,7 @@ def recorded(error: Exception) -> dict[str, Any]:
 
 
 def restored(error: dict[str, Any]) -> Exception:
-    """Return a step's exception from its stored form: of the original class, if its module has it."""
+    """Restore a step's exception from its stored form. It has its original class if that can be imported."""
     module, name = error.get("kind") or ("builtins", error["name"])
     kind, text = _found(module, name), f"{error['name']}: {error['message']}"
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
@@ -423,5 +423,5 @@ def _found(module: str, name: str) -> Any:
 def _plain(value: Any) -> Any:
     try:
         return pack(value, "a part of an exception")
-    except Exception:  # it cannot be stored
+    except Exception:  # the value cannot be stored
         return UNKEPT
