@@ -63,7 +63,7 @@ class Progress(NamedTuple):
     @classmethod
     def of(cls, response: KeptResponse) -> "Progress":
         name = (response.tenant, response.id)
-        if response.is_ended:  # its fields and events are stored with its end
+        if response.is_ended:  # the fields and events of an ended response are stored with its end
             return cls(name, None, (), len(response.events))
         till, fields = response.told
         changed = None if fields is response.fields else _fields(response)

@@ -299,7 +299,7 @@ class CallBody(Body, frozen=True, kw_only=True):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CallFunctionBody
-    index: int | None = None  # from streamed deltas, which clients send back unchanged
+    index: int | None = None  # a field of streamed deltas, which clients send back unchanged
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -69,5 +69,5 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "spaces_between_special_tokens",
-    "prediction",  # it makes OpenAI faster and does not change the answer
+    "prediction",  # makes OpenAI faster and does not change the answer
 })  # fmt: skip
