@@ -55,7 +55,8 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of AI Gateway for one call.
-    `metadata`, `collect_log` and `event_id` are accepted and ignored: AI Gateway's own log does not exist here, the router's ledger records calls."""
+    `metadata`, `collect_log` and `event_id` are accepted and ignored: AI Gateway's log does not exist here. The router's ledger records calls
+    instead."""
 
     id: Annotated[str, Meta(min_length=1, max_length=200)] = "default"
     cache_ttl: Annotated[float, Meta(ge=0)] | None = None  # seconds

@@ -48,7 +48,7 @@ class IsolateUsage(NamedTuple):
     request_cpu_s: float = 0.0  # CPU time of the request that has used most
     sockets_cpu_s: float = 0.0  # CPU time of WebSockets above their allowed share
     memory_mib: int = 0
-    silent_s: float = 0.0  # time since the event loop last replied
+    silent_s: float = 0.0  # time for which the event loop has owed a reply to a ping
     background_s: float = 0.0  # time of background work after responses, while no request is open
 
 

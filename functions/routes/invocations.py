@@ -369,7 +369,7 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 
 
 def _below(response: Response, prefix: str) -> Response:
-    """Add the prefix below which the files are served to the location of an asset's redirect."""
+    """Prefix the location of an asset's redirect with the path below which the files are served."""
     return response._replace(
         headers=[
             (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)

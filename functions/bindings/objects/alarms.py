@@ -2,8 +2,8 @@
 
 Failed alarms are retried after growing pauses.
 
-An object's own file has its alarm. The file here only lists the objects to look at; it may list too many, because it is written before the object
-commits.
+An object's own file has its alarm. The file `alarms.sqlite` only lists the objects to look at; it may list too many, because it is written before the
+object commits.
 """
 
 import asyncio

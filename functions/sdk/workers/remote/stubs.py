@@ -22,7 +22,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """A reference to a remote object, shared by several stubs; the last one releases it."""
+    """A counted reference to a remote object, shared by stubs. The object is released when the last stub lets go of it."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
