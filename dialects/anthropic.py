@@ -192,7 +192,7 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield each tool result as a separate message, then the user's other content."""
+    """Yield each tool result as a separate message, and the content before, between and after the tool results as messages of the user."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -214,7 +214,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
-    """Return an assistant's turn. Blocks of Anthropic's own tools are added to `left_out`."""
+    """Return an assistant's turn. Blocks of Anthropic's own tools are listed in `left_out`, by position and type."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -286,7 +286,7 @@ def _text_of(block: dict[str, Any], where: str) -> str:
 def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[ToolBody]:
     """Yield the tools that the client runs.
 
-    Tools with a type other than `custom` run at Anthropic; their names are appended to `left_out`."""
+    Tools with a type other than `custom` run at Anthropic; they are listed in `left_out`, by position and type."""
     for i, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             left_out.append(f"tools[{i}] {tool.type[:50]}")

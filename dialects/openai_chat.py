@@ -126,7 +126,7 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
 def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
     """Return a tool as a function.
 
-    If a custom tool's format cannot be enforced, its name is added to `not_enforced`.
+    If a custom tool's format cannot be enforced, the path of the field is added to `not_enforced`.
     """
     declared = tool.function if tool.type == "function" else tool.custom
     if declared is None:

@@ -163,7 +163,7 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
     """Yield the messages of an `input`.
 
     Adjacent items of the assistant form one turn: reasoning, text, calls. Items of another service's own tools, and items that only another service
-    can read, are named in `left_out`."""
+    can read, are listed in `left_out`, by position and type."""
     if isinstance(given, str):
         yield MessageBody(role="user", content=given)
         return

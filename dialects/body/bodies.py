@@ -154,7 +154,7 @@ def _function_name(value: Any) -> str | None:
 
 
 def _biases(value: Any) -> Any:
-    """Convert {"token id": bias} to pairs with numeric ids."""
+    """Convert {"token id": bias} to a dict with numeric ids. Raises ValidationError."""
     if not isinstance(value, dict):
         raise ValidationError('must be an object such as {"1234": -100}: token ids and their biases')
     if len(value) > MAX_BIASES:

@@ -105,5 +105,5 @@ def expected_level(probabilities: Sequence[float]) -> float:
 
 
 def likeliest_of(probabilities: Sequence[float]) -> int:
-    """Return the first of the most likely options."""
+    """Return the index of the most likely option, or of the first one if several are equally likely."""
     return max(range(len(probabilities)), key=probabilities.__getitem__)
