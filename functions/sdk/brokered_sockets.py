@@ -43,7 +43,7 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 class BrokeredSocket(_System):
     """A TCP socket that the runtime connects.
-    Other kinds of sockets, and sockets made from a descriptor, behave as Python's own."""
+    Sockets of other families, and sockets made from a descriptor, behave as Python's own; UDP and raw sockets raise PermissionError."""
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         self._is_brokered = fileno is None and _broker is not None and family in (-1, socket.AF_INET, socket.AF_INET6)

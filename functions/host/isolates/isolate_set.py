@@ -162,7 +162,7 @@ class IsolateSet:
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
 
     def _taint(self, isolate: IsolateHandle) -> None:
-        """Retire an isolate: it finishes its requests, and new ones go elsewhere."""
+        """Retire an isolate: it finishes its requests, and new requests go to other isolates."""
         if isolate in self.living and not isolate.is_tainted:
             isolate.is_tainted = isolate.is_retiring = True
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)

@@ -48,8 +48,8 @@ class RpcStub:
 
     `await stub(...)`, `await stub.method(...)`, `await stub.property`.
 
-    A stub that came as an argument is released when the call returns, unless `dup` was called; others by `dispose`, at the end of `with stub:`, or
-    with the last reference.
+    A stub that came as an argument is released when the call returns, unless `dup` was called; any other stub is released by `dispose`, at the end of
+    `with stub:`, or with the last reference.
     """
 
     def __init__(self, handle: Handle) -> None:
