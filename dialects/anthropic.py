@@ -192,7 +192,9 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield each tool result as a separate message, and the content before, between and after the tool results as messages of the user."""
+    """Yield each tool result as a separate message.
+
+    The content before, between and after tool results becomes messages of the user."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -214,7 +216,9 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
-    """Return an assistant's turn. Blocks of Anthropic's own tools are listed in `left_out`, by position and type."""
+    """Return an assistant's turn.
+
+    Blocks of Anthropic's own tools are listed in `left_out`, by position and type."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -435,7 +439,9 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Return a call's arguments as the model wrote them, with numbers of any size; {} if they are incomplete or invalid."""
+    """Return a call's arguments as the model wrote them; {} if they are incomplete or invalid.
+
+    They may contain numbers of any size."""
     try:
         _objects.decode(arguments)
     except (ValueError, RecursionError):

@@ -305,7 +305,9 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
 
 
 def _call(kind: str, item: dict[str, Any], where: str) -> CallBody:
-    """Return a call that the client answers: to a function, a custom tool, or a typed tool such as `local_shell_call`."""
+    """Return a call that the client answers.
+
+    The call is to a function, a custom tool, or a typed tool such as `local_shell_call`."""
     arguments: str | dict[str, Any]
     match kind:
         case "function_call":

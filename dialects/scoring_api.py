@@ -13,7 +13,7 @@ from pilotlight.dialects.requests import ScoredText, ValidScoring
 from pilotlight.wire.errors import ApiError
 
 MAX_DOCUMENTS = 2048  # limit of one request, as at Jina
-COHERE_DOCUMENT_TOKENS = 4096  # tokens to which Cohere's second rerank API cuts a document by default
+COHERE_DOCUMENT_TOKENS = 4096  # tokens to which version 2 of Cohere's rerank API cuts a document by default
 
 _Query = Annotated[str, Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -85,7 +85,7 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
 
 
 def parse_rerank(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidScoring:
-    """Parse a body of Jina's and Cohere's first rerank API, or of text-embeddings-inference. Raises ApiError."""
+    """Parse a rerank body of Jina, Cohere (version 1) or text-embeddings-inference. Raises ApiError."""
     body, ignored = parse_body(RerankBody, raw, strict)
     if (body.documents is None) == (body.texts is None):
         raise ApiError("invalid_request", "documents: send documents or texts", param="documents")
@@ -95,7 +95,7 @@ def parse_rerank(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Valid
 
 
 def parse_rerank_v2(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidScoring:
-    """Parse a body of Cohere's second rerank API, which cuts documents that are too long. Raises ApiError."""
+    """Parse a rerank body of Cohere (version 2), which cuts documents that are too long. Raises ApiError."""
     body, ignored = parse_body(RerankBody, raw, strict)
     if body.documents is None:
         raise ApiError("invalid_request", "documents: required", param="documents")

@@ -1,4 +1,4 @@
-"""The parts of a dialect that a router needs: a body's fields, the pieces of a prompt, and the test for an answer's last event."""
+"""The parts of a dialect that routers need: a body's fields, a prompt's pieces, the last event's test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -33,7 +33,7 @@ from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_eve
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
-INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # words that stand in place of a response's id in paths
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # words that paths contain in place of a response's id
 AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop, in a few milliseconds
 REFUSED_WITHIN_S = 1.0  # if a background response is refused within this time, its client gets the refusal as an error
 HEARTBEAT_S = 10.0
@@ -259,7 +259,7 @@ class ResponsesApp:
         await self._app(_sized(scope, raw), _replayed(raw, receive), send)
 
     async def _asked(self, read_body: ReadBody) -> tuple[bytes, Any]:
-        """Return a request's body and its fields; the fields are None if it is not a JSON object. Raises ApiError."""
+        """Return a request's body, and its fields or, if it is not a JSON object, None. Raises ApiError."""
         raw = await read_body(self._max_body_bytes)
         return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
 
@@ -370,7 +370,7 @@ class _Patched:
         await self._send({**message, "body": b"".join(events)})
 
     async def _kept(self, last: bytes) -> bytes:
-        """Store the response that the last event contains; return that event, with `store` false if storing failed."""
+        """Store the response in the last event; return the event, with `store` false if storing failed."""
         event = parse_event(last)
         assert event.data is not None
         assert event.name is not None
@@ -411,7 +411,7 @@ class _Patched:
 
 
 class _Recorded(_Patched):
-    """An ASGI `send` for a background response: stores the events and the state of the response; no client is attached."""
+    """An ASGI `send` for a background response: stores its events and its state; there is no client."""
 
     def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
         super().__init__(asked, self._ignored, None)

@@ -64,7 +64,7 @@ class AskedResponse:
     """A client's request for a response; `inner` makes the request for the inner application."""
 
     def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
-        """With `is_kept`, responses can be stored here. Raises ApiError."""
+        """`is_kept` tells whether responses can be stored here. Raises ApiError."""
         self.tenant = tenant
         self.fields = fields
         self.previous = fields.get("previous_response_id")
@@ -139,7 +139,8 @@ def _reference(item: Any) -> str | None:
 
 
 def kept_item(item: Any) -> bytes:
-    """Return an item as JSON in its stored form: with an id and a type; the content of a message is a list of parts."""
+    """Return an item as JSON in its stored form: with an id and a type.
+    The content of a message becomes a list of parts."""
     if not isinstance(item, dict):
         return orjson.dumps(item)
     kept = (

@@ -88,7 +88,7 @@ class KeptResponse:
         self._changed = asyncio.Event()
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
-        """Wait until there are events from number `place` on; return them, and whether they include the last one."""
+        """Wait for events from number `place` on; return them, and whether they include the last one."""
         while len(self.events) <= place and not self.is_ended:
             await self._changed.wait()
         return self.events[place:], self.is_ended

@@ -70,8 +70,8 @@ class ResponseStore:
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as `row` or in its current state. A response that another process has ended is left as it is.
-        Return False if the database failed."""
+        """Write a response, as `row` or in its current state. Return False if the database failed.
+        A response that another process has ended is left as it is."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -131,15 +131,17 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return the input of a response, with the conversation before it, as JSON objects separated by commas. Raises ApiError."""
+        """Return the input of a response as JSON objects separated by commas. Raises ApiError.
+        The conversation before the response is part of it."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from number `place` on of a response that another process computes, and whether the last one is included.
+        """Return events of a response that another process computes, and whether they include the last.
 
-        It waits until there are any. If the other process has died, the last event is a failure. Raises ApiError.
+        The events begin at number `place`; this waits until there are any. If the other process has died, the last event is a failure. Raises
+        ApiError.
         """
         work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
         while (told := await self._do(work)) is not None:
@@ -157,8 +159,8 @@ class ResponseStore:
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel a response that another process computes, and return it; that process stops when it next reports.
-        Raises ApiError."""
+        """Cancel a response that another process computes, and return it. Raises ApiError.
+        The other process stops computing when it next reports."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
@@ -230,7 +232,7 @@ class ResponseStore:
         return True
 
     async def _take_back(self) -> None:
-        """Delete responses that may have been stored although clients were told that they were not."""
+        """Delete responses that may have been stored although clients got `store` as false or an error."""
         while self._refused:
             await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
@@ -240,7 +242,7 @@ class ResponseStore:
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
-        """Report to the other processes from time to time: that this one is alive, and the progress of its responses."""
+        """Report periodically that this process is alive, and the progress of its responses."""
         while True:
             await asyncio.sleep(self.timings.progress_s)
             self._has_started.clear()

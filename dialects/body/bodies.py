@@ -67,7 +67,7 @@ def at_most(most: int) -> Reader:
 
 
 def objects(most: int) -> Reader:
-    """Return a reader that accepts a string, or a list of at most `most` objects, if it is not nested too deep."""
+    """Return a reader of a string, or of a list of up to `most` objects that are not nested too deep."""
 
     def read(value: Any) -> Any:
         at_most(most)(value)
@@ -191,7 +191,9 @@ def _empty_is_absent(value: Any) -> Any:
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request body, or an object in one. READERS convert fields that have several forms; PARTS are the fields with nested bodies.
+    """A request body, or an object in one.
+
+    READERS convert fields that have several forms; PARTS are the fields with nested bodies.
 
     Readers are never called with null."""
 
@@ -272,9 +274,9 @@ def _read_arguments(value: Any) -> Any:
 
 
 def object_or_text(value: Any) -> Any:
-    """Return an object unchanged. Encode it as JSON text if it is nested too deep, and also any other value.
+    """Return an object unchanged; encode any other value as JSON text.
 
-    Raises ValidationError."""
+    An object that is nested too deep is encoded, too. Raises ValidationError."""
     try:
         if isinstance(value, dict):
             return not_deep(value)

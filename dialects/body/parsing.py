@@ -142,7 +142,7 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
 
 
 def prompt_options(body: SamplingBody) -> dict[str, Any]:
-    """Return the fields of a ValidGeneration for the prompt's cache salt and its truncation. Raises ApiError."""
+    """Return a ValidGeneration's fields for the prompt: cache salt and truncation. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most == 0:
         raise ApiError(

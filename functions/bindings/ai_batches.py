@@ -49,7 +49,8 @@ class Batches:
         return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
-        """Start to answer batches: run each request by `serve`, first those that an earlier process left unanswered."""
+        """Start to answer batches: run each request by `serve`.
+        Requests that an earlier process left unanswered come first."""
         self._serve = serve
         self._wake()
 

@@ -87,7 +87,8 @@ class Crons:
                 await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
-        """Return the time after which firings are due: the last firing, but at most one day ago; now for a new trigger."""
+        """Return the time after which firings are due.
+        It is the last firing, but at most one day ago; for a new trigger it is now."""
         now_s = self._now_s()
 
         def look(connection: Connection) -> float:

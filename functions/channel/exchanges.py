@@ -183,7 +183,8 @@ class IncomingExchange:
         channel.write_bytes(reply)
 
     def _over(self, task: "asyncio.Future[None]") -> None:
-        """Remove the exchange. This is a done callback, because a task that is cancelled before its first step never runs its `finally`."""
+        """Remove the exchange.
+        This is a done callback, because a task that is cancelled before its first step never runs its `finally`."""
         ignore_result(task)
         self._channel.forget(self._id)
         self._channel.release(self._size)

@@ -1,4 +1,4 @@
-"""A router's requests about deployed functions: try a version, confirm that it is served, stream its output, find invocations.
+"""A router's requests about deployed functions: their versions, their output, their invocations.
 
 Requests are signed if the network has a secret. Output may be private, so in a network without a secret requests for it are signed with the deploy
 token.

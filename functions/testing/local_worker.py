@@ -139,7 +139,8 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await a call of `env`, as in `worker.run(worker.env.KV.get("key"))`; return its result or raise its exception."""
+        """Await a call of `env`, and return its result or raise its exception.
+        An example is `worker.run(worker.env.KV.get("key"))`."""
         return self._run(work, WAIT_S)
 
     def _run(self, work: Awaitable[T], limit_s: float) -> T:

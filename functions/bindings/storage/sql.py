@@ -159,7 +159,8 @@ class StatementGuard:
 
 
 def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
-    """Execute one statement. Raises SqlError; errors of the storage or the time limit are raised as sqlite3.Error."""
+    """Execute one statement.
+    Raises SqlError, and sqlite3.Error if the storage fails or the time limit is exceeded."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
     with as_sql_errors(guard):

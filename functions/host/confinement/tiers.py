@@ -188,7 +188,7 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
 def _reveal(needed: Iterable[str]) -> None:
     """Make the needed paths reachable for the users of functions.
 
-    If a directory above a needed path is closed to other users (an interpreter in /root), a private mount hides it from this process behind a
+    If a directory above a needed path is closed to other users (an interpreter in /root), a private mount covers it, for this process, with a
     directory that has only the needed entries. If no directory is closed, no namespace is created.
     """
     closed: dict[str, list[str]] = {}

@@ -67,7 +67,7 @@ def requirements_of(folder: Path) -> tuple[str, ...]:
 
 
 class LayerBudget(NamedTuple):
-    """Limits of the unused layers that are kept for rollbacks: their size in MiB, and the days since their last use."""
+    """Limits of the unused layers that are kept for rollbacks: size in MiB, and days since the last use."""
 
     mib: int = 4096
     days: float = 30.0

@@ -1,4 +1,4 @@
-"""The log of invocations: invocations and their output go to the store, as far as they are sampled, and to tail consumers.
+"""The log of invocations: they and their output go to the store, if sampled, and to tail consumers.
 
 No request waits for it: ended invocations are written in batches, once a second.
 """

@@ -73,7 +73,7 @@ class SocketRelay:
         return self._to_function.messages()
 
     async def run(self, stream: AsyncIterator[bytes], draining: Awaitable[None]) -> None:
-        """Relay messages until one side closes, no message has come for `socket_idle_s`, or `draining` returns.
+        """Relay messages until one side closes, none has come for `socket_idle_s`, or `draining` returns.
         Then close the connection on both sides. `stream` has the function's messages."""
         from_client = asyncio.ensure_future(self._from_client())
         from_function = asyncio.ensure_future(self._from_function(stream))

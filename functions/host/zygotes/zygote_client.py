@@ -303,7 +303,8 @@ class FunctionZygote:
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """Check, if a check is due, whether the zygote's packages exceed the function's limits; return the reason to end it, or ""."""
+        """Return why the zygote must end, because its packages exceed the function's limits.
+        Return "" if they do not, or if no check is due yet."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""

@@ -22,7 +22,8 @@ class Remote(Protocol):
 
 
 class Handle:
-    """A counted reference to a remote object, shared by stubs. The object is released when the last stub lets go of it."""
+    """A counted reference to a remote object, shared by stubs.
+    The object is released when the last stub has been released."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote

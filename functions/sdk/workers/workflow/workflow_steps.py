@@ -96,7 +96,8 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Take the oldest event of a type that arrived by `until_s`; None if there is none. It becomes the result of the step `key`."""
+        """Take the oldest event of a type that arrived by `until_s`; None if there is none.
+        The event becomes the result of the step `key`."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -186,8 +187,8 @@ class WorkflowStep:
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Wait until no step runs and all waits are long; return the Unix time in seconds at which the first wait ends.
-        Return None if no wait has an end."""
+        """Wait until no step runs and all waits are long.
+        Return the Unix time in seconds at which the first wait ends; None if no wait has an end."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
