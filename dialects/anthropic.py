@@ -192,9 +192,7 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield each tool result as a separate message.
-
-    The content before, between and after tool results becomes messages of the user."""
+    """Yield tool results and the user's other content as separate messages, in their order."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -216,9 +214,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
-    """Return an assistant's turn.
-
-    Blocks of Anthropic's own tools are listed in `left_out`, by position and type."""
+    """Return an assistant's turn. Blocks of Anthropic's own tools are listed in `left_out`."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -439,9 +435,7 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Return a call's arguments as the model wrote them; {} if they are incomplete or invalid.
-
-    They may contain numbers of any size."""
+    """Return a call's arguments, with numbers of any size; {} if they are incomplete or invalid."""
     try:
         _objects.decode(arguments)
     except (ValueError, RecursionError):

@@ -43,9 +43,7 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def without_billing(system: Any) -> Any:
-    """Return instructions without the billing line.
-
-    It is the first block of a list, or the first line of a string."""
+    """Return instructions without the billing line: the first block of a list or line of a string."""
     if isinstance(system, list) and system and isinstance(system[0], dict):
         is_billing = str(system[0].get("text")).startswith(_BILLING)
         return system[1:] if is_billing else system

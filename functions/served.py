@@ -182,8 +182,7 @@ class ServedFunctions:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def _with_own_stores(self, manifest: Manifest) -> Manifest:
-        """Give each unnamed store of a deployed function the name FUNCTION/BINDING.
-        So no other function shares it."""
+        """Name each unnamed store of a deployed function FUNCTION/BINDING, so that no other function has it."""
         bindings = []
         for binding in manifest.bindings:
             names = UNNAMED.get(binding.kind, ())

@@ -139,8 +139,7 @@ def _reference(item: Any) -> str | None:
 
 
 def kept_item(item: Any) -> bytes:
-    """Return an item as JSON in its stored form: with an id and a type.
-    The content of a message becomes a list of parts."""
+    """Return an item as stored JSON: with an id and a type, and a message's content as a list."""
     if not isinstance(item, dict):
         return orjson.dumps(item)
     kept = (

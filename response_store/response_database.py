@@ -32,8 +32,7 @@ class ResponseDatabase(Protocol):
     name: str  # name in logs
 
     async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
-        """Run work in one transaction; only one writer runs at a time.
-        Raises ResponsesFault if the work fails or takes longer than `within_s`."""
+        """Run work in one transaction, one writer at a time. Raises ResponsesFault on failure or timeout."""
 
     async def tidy(self, keep_s: float) -> None:
         """Delete damaged files that were set aside more than `keep_s` ago."""

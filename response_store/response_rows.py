@@ -185,8 +185,7 @@ def events(connection: RowConnection, tenant: str, name: str, place: int) -> Eve
 
 
 def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
-    """Return the input of a response as JSON objects separated by commas.
-    The conversation before the response is part of it."""
+    """Return a response's input and the conversation before it, as JSON objects separated by commas."""
     found = find(connection, tenant, name)
     return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
 
@@ -214,8 +213,7 @@ def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: 
 
 
 def cancel(connection: RowConnection, tenant: str, name: str) -> KeptResponse | None:
-    """Cancel a response if it is in progress, whatever its maker.
-    Return its final state; None if it is unknown."""
+    """Cancel a response in progress, of any maker; return its final state, or None if it is unknown."""
     chosen = f"tenant = ? AND id = ? AND state < {GONE}"
     _end_made(connection, chosen, (tenant, name), "cancelled", None)
     found = find(connection, tenant, name)
@@ -233,8 +231,7 @@ def delete_all(connection: RowConnection, names: Iterable[Name]) -> None:
 
 
 def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
-    """Delete those of the named responses that are in progress at this maker.
-    The maker does not compute them, although the database has them."""
+    """Delete those of the named responses that are in progress at this maker."""
     chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"
     for name in names:
         if (row := connection.execute(chosen, (*name, maker)).fetchone()) is not None:
@@ -320,8 +317,7 @@ def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
 
 
 def _forget(connection: RowConnection, forgotten: int) -> None:
-    """Delete a response.
-    Its row, and the rows of deleted responses before it, stay only while a later response needs them."""
+    """Delete a response. Its row, and deleted rows before it, stay while a later response needs them."""
     number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
     connection.execute("DELETE FROM response_items WHERE response = ?", (number,))

@@ -131,8 +131,7 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return the input of a response as JSON objects separated by commas. Raises ApiError.
-        The conversation before the response is part of it."""
+        """Return a response's input and the conversation before it, as JSON objects. Raises ApiError."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))

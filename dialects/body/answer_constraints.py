@@ -26,9 +26,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def constraint_of(body: SamplingBody) -> AnswerConstraint | None:
-    """Return the request's constraint; None if it has none.
-
-    Raises ApiError if one is invalid, or if there are several."""
+    """Return the request's constraint, if any. Raises ApiError if it is invalid or there are several."""
     found: dict[str, AnswerConstraint] = {}
     for name in CONSTRAINING:
         value = getattr(body, name)

@@ -193,9 +193,7 @@ def _empty_is_absent(value: Any) -> Any:
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request body, or an object in one.
 
-    READERS convert fields that have several forms; PARTS are the fields with nested bodies.
-
-    Readers are never called with null."""
+    READERS convert fields with several forms, and never get null; PARTS are the fields with nested bodies."""
 
     READERS: ClassVar[dict[str, Reader]] = {}
     PARTS: ClassVar[dict[str, type["Body"]]] = {}

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 
 class UnsupportedParameter(NamedTuple):
-    """A parameter of other APIs that is not supported.
-
-    `neutral` are its values without an effect, which are accepted; `instead` is the advice in the error message."""
+    """A parameter of other APIs that is not supported, except for its `neutral` values without an effect."""
 
     neutral: tuple[Any, ...]
     instead: str

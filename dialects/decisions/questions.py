@@ -35,9 +35,7 @@ class Question(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return the text of the question for the model.
-
-        It is short, because it is prefilled for each question."""
+        """Return the question for the model. It is short, because it is prefilled for each question."""
         described = [f"{option.label}: {option.description}" for option in self.options if option.description]
         asked = [self.instructions] if self.instructions else []
         if self.kind == "predicate":

@@ -104,9 +104,7 @@ def _options(criteria: Any, where: str) -> Iterator[Option]:
 def system_one_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the response, by question.
-
-    `probabilities` has, for each question, the probabilities of its options."""
+    """Return the response. `probabilities` has, for each question, the probabilities of its options."""
     return msgspec.json.encode(_object(request, probabilities, input_tokens))
 
 

@@ -87,8 +87,7 @@ class Crons:
                 await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
-        """Return the time after which firings are due.
-        It is the last firing, but at most one day ago; for a new trigger it is now."""
+        """Return the time after which firings are due: the last one, at most a day ago; now if there is none."""
         now_s = self._now_s()
 
         def look(connection: Connection) -> float:

@@ -53,8 +53,7 @@ class FunctionRegistry(Protocol):
         """Apply a version's D1 migrations, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets `values`, and delete those of the names `before` that are not among them.
-        Raises Failure."""
+        """Store the secrets `values`; delete those in `before` that are not in `values`. Raises Failure."""
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of this version's resources. Raises Failure if one has another owner."""
@@ -136,8 +135,7 @@ class DeployedFunctions:
             return other  # a version that cannot be fetched is replaced by the live one
 
     def account_of(self, name: str) -> str:
-        """Return the account that owns a function.
-        It is empty if the function belongs to the network or is not deployed."""
+        """Return the account that owns a function; empty if the network owns it or it is not deployed."""
         deployment = self._known.get(name)
         return "" if deployment is None or name in self._taken else deployment.account
 
@@ -154,8 +152,7 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Ask the router, and start this revision's versions if the function runs here.
-        Return whether that succeeded."""
+        """Ask the router, start this revision's versions if they run here, and return whether that worked."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         try:

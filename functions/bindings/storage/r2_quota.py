@@ -19,16 +19,14 @@ class BucketQuota:
         self._replaced: dict[Hashable, int] = {}  # bytes that open writes will free, once per object
 
     def refresh(self, used: int, done: "OpenWrite | None" = None) -> None:
-        """Set the bytes that the index has counted.
-        They include the finished write `done`, whose reservation ends."""
+        """Set the bytes that the index has counted, which include the finished write `done`."""
         with self._lock:
             self._used = used
             if done is not None:
                 self._release(done)
 
     def open_write(self, place: Hashable, replaced: int) -> "OpenWrite":
-        """Start a write of the object `place`.
-        When the write is done, it frees the `replaced` bytes of the previous object."""
+        """Start a write of `place`; at its end, it frees the `replaced` bytes of the previous object."""
         with self._lock:
             is_first = place not in self._replaced
             if is_first:

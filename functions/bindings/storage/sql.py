@@ -159,8 +159,7 @@ class StatementGuard:
 
 
 def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
-    """Execute one statement.
-    Raises SqlError, and sqlite3.Error if the storage fails or the time limit is exceeded."""
+    """Execute one statement. Raises SqlError, or sqlite3.Error if the storage fails or time runs out."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
     with as_sql_errors(guard):

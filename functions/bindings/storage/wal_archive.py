@@ -287,8 +287,7 @@ class WalArchive(WalHistory):
         return not is_busy
 
     def _forget(self) -> None:
-        """Delete all files before the newest base that is older than the kept period.
-        Only moments that are too old need these files."""
+        """Delete the files before the newest base that is older than the kept period."""
         oldest_s = self._now_s() - self._kept_s
         bases = [moment for moment in self._moments() if moment.bookmark.offset == 0 and moment.at_s <= oldest_s]
         if not bases:

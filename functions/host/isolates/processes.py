@@ -40,8 +40,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _read_at_once(path: str) -> bytes:
-    """Return the content of a file of /proc.
-    All requests wait meanwhile. Without pathlib it takes 30 us, a quarter of the time."""
+    """Return the content of a file of /proc. Without pathlib, all requests wait 30 us instead of 120 us."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 1 << 14)

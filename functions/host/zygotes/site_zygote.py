@@ -65,8 +65,7 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Return the memory in MiB that children share with this zygote.
-        The result is valid once a child has imported everything."""
+        """Return the MiB that children share with this zygote; valid once a child has imported everything."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib

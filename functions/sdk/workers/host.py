@@ -76,8 +76,7 @@ def channel() -> Channel:
 
 
 def call_now(binding: str, method: str, **kwargs: Any) -> Any:
-    """Call a binding's method without awaiting; the process blocks until the reply.
-    The storage of Durable Objects uses this."""
+    """Call a binding's method from code that cannot await; the process blocks until the reply."""
     if _channel is None:
         raise RuntimeError("storage works inside a handler, and not while the module is imported")
     return _channel.call_now(binding, method, **kwargs)

@@ -22,8 +22,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """A counted reference to a remote object, shared by stubs.
-    The object is released when the last stub has been released."""
+    """A reference to a remote object, shared by stubs; the object is released with the last stub."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote

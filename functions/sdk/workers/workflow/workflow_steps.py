@@ -96,8 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Take the oldest event of a type that arrived by `until_s`; None if there is none.
-        The event becomes the result of the step `key`."""
+        """Take the oldest event that came by `until_s`, store it for the step, and return it, or None."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
