@@ -27,7 +27,7 @@ from pilotlight.dialects.body.parsing import (
 from pilotlight.dialects.requests import Prompt, ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-MAX_PROMPTS = 64  # most prompts of one request; a router can continue a stream of so many choices
+MAX_PROMPTS = 64  # maximum of one request; a router can continue a stream of so many choices
 
 
 def _prompts(value: Any) -> Any:

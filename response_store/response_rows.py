@@ -22,7 +22,7 @@ ROW_BYTES = 500  # overhead of a row, including its entries in indexes
 SWEPT = 200  # rows deleted at once, which takes some milliseconds
 DEFLATE = 1  # the fastest level: repeated names in events shrink to a twelfth
 EXPIRES_S = 10.0  # a process that has not reported for this time counts as dead
-NAMES_AT_ONCE = 500  # most ids in one statement
+NAMES_AT_ONCE = 500  # maximum number of ids in one statement
 FOREVER_S = 1e12
 
 Name = tuple[str, str]  # a response's tenant and id

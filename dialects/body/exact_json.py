@@ -12,7 +12,7 @@ import orjson
 from pilotlight.wire.errors import ApiError
 
 _MANY_DIGITS = re.compile(rb"[0-9]{19}")
-_MOST_SIGNS = 20  # most characters of a 64-bit integer
+_MOST_SIGNS = 20  # maximum number of characters of a 64-bit integer
 _RANGE = range(-(2**63), 2**64)
 # Fields with the conversation's history. Calls in it may have integers of any size, because answers contain such calls.
 _HISTORIES = ("messages", "input")
