@@ -64,7 +64,7 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _read_content(value: Any) -> Any:
-    """Convert content: a string or a list of blocks.
+    """Convert the content of a message, which is a string or a list of blocks.
 
     A tool call's input that is nested too deep becomes text, because an earlier answer may have contained such a call."""
     if not isinstance(value, list):
@@ -192,7 +192,7 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield each tool result as a separate message, then the user's other content."""
+    """Yield tool results and the user's other content as separate messages, in their order."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -214,7 +214,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
-    """Return an assistant's turn. Blocks of Anthropic's own tools are added to `left_out`."""
+    """Return an assistant's turn. Blocks of Anthropic's own tools are listed in `left_out`."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -227,7 +227,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) ->
             case "thinking":
                 thoughts.append(string_in(block, "thinking", at))
             case "redacted_thinking":
-                pass  # encrypted by another service, which alone can read it
+                pass  # encrypted by another service; no other service can read it
             case str(kind) if kind == "server_tool_use" or kind.endswith("_tool_result"):
                 left_out.append(f"{at} {kind[:50]}")
             case _:
@@ -286,7 +286,7 @@ def _text_of(block: dict[str, Any], where: str) -> str:
 def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[ToolBody]:
     """Yield the tools that the client runs.
 
-    Tools with a type other than `custom` run at Anthropic; their names are appended to `left_out`."""
+    Tools with a type other than `custom` run at Anthropic; they are listed in `left_out`, by position and type."""
     for i, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             left_out.append(f"tools[{i}] {tool.type[:50]}")
@@ -435,7 +435,7 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Return a call's arguments as written, keeping numbers of any size; {} if incomplete or invalid."""
+    """Return a call's arguments, with numbers of any size; {} if they are incomplete or invalid."""
     try:
         _objects.decode(arguments)
     except (ValueError, RecursionError):

@@ -15,16 +15,16 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 class Block:
-    """A part of an answer: reasoning, text, or a call with its arguments as its text."""
+    """A part of an answer: reasoning, text, or a call. The `text` of a call is its arguments."""
 
     __slots__ = ("_pieces", "call_id", "kind", "logprobs", "name")
 
     def __init__(self, kind: Kind, name: str = "", call_id: str = "") -> None:
-        """Start a block; `name` and `call_id` are for calls."""
+        """Start a block. Only calls have `name` and `call_id`."""
         self.kind = kind
         self.name = name
         self.call_id = call_id
-        self.logprobs: list[TokenLogprob] = []  # log-probabilities of a text, if requested
+        self.logprobs: list[TokenLogprob] = []  # log-probabilities of the block's tokens, if requested
         self._pieces: list[str] = []
 
     def add(self, text: str) -> None:

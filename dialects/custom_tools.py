@@ -61,7 +61,7 @@ class InputReader:
         self._arguments = ""  # arguments that are not processed yet
 
     def push(self, arguments: str) -> str:
-        """Return the part of the input that additional arguments contain."""
+        """Process more of the arguments; return the part of the input that they contain."""
         self._arguments += arguments
         if not self._is_open:
             found = _BEGINNING.match(self._arguments)
@@ -74,7 +74,7 @@ class InputReader:
         return self._grown(json.loads(f'"{whole[0]}"', strict=False))
 
     def finish(self) -> str:
-        """Return the rest of the input. Arguments of another form are the input unchanged."""
+        """Return the rest of the input. If the arguments have another form, they themselves are the input."""
         return "" if self._is_open else self._grown(self._arguments)
 
     def _grown(self, text: str) -> str:

@@ -35,7 +35,7 @@ class EmbeddingBody(Body, frozen=True, kw_only=True):
     input: tuple[str | TokenIds, ...]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    prompt_name: Annotated[str, Meta(max_length=200)] | None = None  # text-embeddings-inference's name
+    prompt_name: Annotated[str, Meta(max_length=200)] | None = None  # a parameter of text-embeddings-inference
 
 
 def parse_embedding(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidEmbedding:

@@ -67,12 +67,12 @@ def plain_name(name: str) -> str:
 
 
 def _limit(value: Any) -> Any:
-    """Treat a number below 1 as no limit of the answer's length."""
+    """Return None, for no limit of the answer's length, if the number is below 1."""
     return None if type(value) is int and value < 1 else value
 
 
 def _seed(value: Any) -> Any:
-    """Treat a negative number as no seed: each answer gets a random one."""
+    """Return None, for a random seed, if the number is negative."""
     return None if type(value) is int and value < 0 else value
 
 
@@ -175,7 +175,7 @@ class OllamaEmbedBody(Body, frozen=True, kw_only=True):
 
 
 class OllamaEmbeddingsBody(Body, frozen=True, kw_only=True):
-    """The body of the older path, for one text."""
+    """The body of /api/embeddings, the older path, for one text."""
 
     PARTS: ClassVar = {"options": OptionsBody}
 
@@ -202,7 +202,7 @@ class ModelBody(Body, frozen=True, kw_only=True):
 class ValidOllama(ValidGeneration, frozen=True):
     shown_model: str = ""  # name as the client sent it
     is_chat: bool = True
-    loads_only: bool = False  # the request asks for no answer, only to wake the model
+    loads_only: bool = False  # the request only wakes the model and gets no answer
     received_ns: int = msgspec.field(default_factory=time.time_ns)
 
     @property
@@ -351,7 +351,7 @@ def _embedding(
 
 
 def parse_model(raw: bytes) -> str:
-    """Return the model's name in a request for a model. Raises ApiError."""
+    """Parse a body that names one model; return the name as the client sent it. Raises ApiError."""
     body, _ = parse_body(ModelBody, raw, strict=False)
     return body.asked
 
@@ -417,7 +417,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
 
 
 class OllamaEnd(msgspec.Struct, frozen=True):
-    """The end of an answer. Durations are in nanoseconds, at the site that finished it."""
+    """The end of an answer. Durations are in nanoseconds, measured at the site that finished the answer."""
 
     done_reason: Literal["stop", "length", "load"]
     total_duration: int

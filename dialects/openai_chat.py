@@ -84,7 +84,7 @@ class ValidChat(ValidGeneration, frozen=True):
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     return_token_ids: bool = False
-    custom_tools: frozenset[str] = frozenset()  # tools whose calls have a text as their input
+    custom_tools: frozenset[str] = frozenset()  # names of tools whose input is free text
 
 
 def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:
@@ -126,7 +126,7 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
 def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
     """Return a tool as a function.
 
-    If a custom tool's format cannot be enforced, its name is added to `not_enforced`.
+    If a custom tool's format cannot be enforced, the path of the field is added to `not_enforced`.
     """
     declared = tool.function if tool.type == "function" else tool.custom
     if declared is None:

@@ -1,4 +1,4 @@
-"""OpenAI's completions: a continuation of a text or of token ids."""
+"""OpenAI's completions: the model continues a text or token ids."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +27,7 @@ from pilotlight.dialects.body.parsing import (
 from pilotlight.dialects.requests import Prompt, ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-MAX_PROMPTS = 64  # a router can continue a stream with this many choices
+MAX_PROMPTS = 64  # maximum of one request; a router can continue a stream of so many choices
 
 
 def _prompts(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """OpenAI's Responses: the request body, its translation, the answer and the events of its stream.
 
-Source: OpenAI's reference of POST /v1/responses and of its streaming events. app.py handles the state between requests (`store`,
+Source: OpenAI's reference of POST /v1/responses and of its streaming events. response_store/app.py handles the state between requests (`store`,
 `previous_response_id`, `background`): a body that reaches this module contains its whole conversation.
 """
 
@@ -163,7 +163,7 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
     """Yield the messages of an `input`.
 
     Adjacent items of the assistant form one turn: reasoning, text, calls. Items of another service's own tools, and items that only another service
-    can read, are named in `left_out`."""
+    can read, are listed in `left_out`, by position and type."""
     if isinstance(given, str):
         yield MessageBody(role="user", content=given)
         return
@@ -204,7 +204,7 @@ class _Turn:
         return bool(self.thoughts or self.texts or self.calls)
 
     def ended(self) -> MessageBody:
-        """Return the turn so far, and start a new one."""
+        """Return the assistant's turn so far, and start a new one."""
         message = MessageBody(
             role="assistant",
             content="".join(self.texts),
@@ -215,7 +215,7 @@ class _Turn:
         return message
 
 
-# Items that only another service can read: its summaries, and its side of an MCP connection.
+# Types of items that only the service that made them can read: summaries, and its side of an MCP connection.
 _FOREIGN = (
     "compaction",
     "compaction_summary",
@@ -229,7 +229,7 @@ _FOREIGN = (
 def _is_foreign(kind: Any, item: dict[str, Any]) -> bool:
     """Tell whether an item belongs to a tool of another service.
 
-    Calls that the client answers have a `call_id`; others do not."""
+    A call without a `call_id` ran at that service; the client answers the others."""
     if kind in ("function_call", "custom_tool_call"):
         return False
     return kind in _FOREIGN or (isinstance(kind, str) and kind.endswith("_call") and "call_id" not in item)
@@ -261,7 +261,7 @@ def _output(kind: str, item: dict[str, Any], where: str) -> str | Content:
 
 
 def _content_of(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of an item of any other type, without its bookkeeping fields."""
+    """Return an item's fields without its type, ids and status."""
     return {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
 
 
@@ -305,9 +305,9 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
 
 
 def _call(kind: str, item: dict[str, Any], where: str) -> CallBody:
-    """Return a call that the client answers, to a function, a custom tool or a typed tool.
+    """Return a call that the client answers.
 
-    An example of the last is `local_shell_call`."""
+    The call is to a function, a custom tool, or a typed tool such as `local_shell_call`."""
     arguments: str | dict[str, Any]
     match kind:
         case "function_call":
@@ -375,7 +375,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _said(item: Any) -> Any:
-    """Return an item's content in a form that does not depend on whether client or server wrote it."""
+    """Return an item in a form that is the same whether the client or the server wrote it."""
     if not isinstance(item, dict):
         return item
     content = item.get("content")
@@ -394,7 +394,7 @@ class ResponsesWriter(BlockWriter):
         super().__init__(request)
         self._told = request.told if isinstance(request, ValidResponse) else {}
         self._tools = request.tools if isinstance(request, ValidResponse) else {}
-        self._input = InputReader()  # reads the last call, if it is of a custom tool
+        self._input = InputReader()  # extracts the input of the last call, if it is to a custom tool
 
     def started(self, usage: Usage) -> bytes:
         response = self._response("in_progress", None, None)
@@ -452,7 +452,7 @@ class ResponsesWriter(BlockWriter):
         return encode_event(_encoder.encode(event), name=kind)
 
     def _place(self, content_index: int | None = None) -> dict[str, Any]:
-        """Return the fields with the position of the last block, for an event."""
+        """Return the fields of an event that locate the last block in the response."""
         last = len(self.blocks) - 1
         place = {"item_id": self._item_id(last), "output_index": last}
         return place if content_index is None else {**place, "content_index": content_index}
@@ -463,7 +463,7 @@ class ResponsesWriter(BlockWriter):
         return ("ctc_" if is_custom else _ID_PREFIXES[block.kind]) + self.request.answer_name.item_id(0, index)
 
     def _tool_of(self, block: Block) -> ClientTool:
-        """Return the tool of a call."""
+        """Return the tool that a block of kind "call" calls."""
         return self._tools.get(block.name) or ClientTool(block.name)
 
     def _item(self, index: int, *, is_empty: bool = False) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def _object(**properties: Schema) -> Schema:
 
 
 _TEXT: Schema = {"type": "string"}
-_EVENT = _object(data=_TEXT)  # in OpenAPI before 3.2, a stream's schema is the schema of each event
+_EVENT = _object(data=_TEXT)  # schema of one event; OpenAPI before 3.2 describes a stream by it
 _NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
 _LISTED = _object(object={"const": "list"}, data={"type": "array"}, has_more={"type": "boolean"})
 _DELETED = _object(id=_TEXT, object={"const": "response"}, deleted={"const": True})

@@ -1,4 +1,4 @@
-"""A prompt in pieces that a later turn repeats, so that a router recognises the conversation.
+"""Splits a prompt into pieces that later turns repeat, so that a router recognises the conversation.
 
 This module handles OpenAI's messages and plain texts."""
 
@@ -9,14 +9,14 @@ import orjson
 from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
-IMAGE_BYTES = 4096  # size of any image in a prefix, like 1,000 tokens of text
+IMAGE_BYTES = 4096  # bytes for which each image counts in a prefix, as many as 1,000 tokens of text
 # Start of the line that Claude Code puts before its instructions. It differs in each request, so it is left out of prompts and fingerprints.
 _BILLING = "x-anthropic-billing-header:"
 _IMAGES = ("image_url", "input_image", "image")  # types of image parts in all dialects
 
 
 def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the pieces, each with whether it identifies a conversation. Messages are JSON objects."""
+    """Yield the pieces of a prompt, and whether each identifies a conversation. Messages are JSON objects."""
     messages, prompt, image = fields.get("messages"), fields.get("prompt"), fields.get("image")
     if image is not None and not isinstance(messages, list):
         yield digest_of(image), True
@@ -43,7 +43,7 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def without_billing(system: Any) -> Any:
-    """Return instructions without the billing line, which is the first block, or the first line of a text."""
+    """Return instructions without the billing line: the first block of a list or line of a string."""
     if isinstance(system, list) and system and isinstance(system[0], dict):
         is_billing = str(system[0].get("text")).startswith(_BILLING)
         return system[1:] if is_billing else system

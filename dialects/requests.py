@@ -68,7 +68,7 @@ Prompt = Conversation | str | tuple[int, ...]
 class ValidGeneration(Struct, frozen=True):
     """A request of any generating endpoint.
 
-    `model` is the site's name of the model, `requested_model` the client's, `n` the number of answers to each prompt."""
+    `model` is the site's name of the model, `requested_model` the name that the client sent, `n` the number of answers to each prompt."""
 
     model: str
     requested_model: str
@@ -90,7 +90,7 @@ class ValidGeneration(Struct, frozen=True):
     data_sites: DataSites = NO_OTHERS  # other sites that may see the request, according to the router
     cache_salt: str = ""  # the prompt shares cached blocks only with requests of the same tenant and salt
     most_prompt_tokens: int | None = (
-        None  # number of last tokens to keep of a longer prompt; -1 for as many as leave room for the answer
+        None  # cut a longer prompt to this many last tokens; -1: to as many as leave room for the answer
     )
     lora: str | None = None  # the adapter, if the request names it separately from the model
 
@@ -147,16 +147,16 @@ class ValidEmbedding(Struct, frozen=True):
     prompt_name: str | None = None
 
     def where(self, position: int) -> str:
-        """Return a name for one of the texts, for error messages."""
+        """Return the name of the text at a position, for error messages."""
         return self.field if len(self.inputs) == 1 else f"{self.field}[{position}]"
 
 
 class ScoredText(Struct, frozen=True):
-    """A text whose classes are scored, or a pair of texts that are scored together."""
+    """A text to classify, or a pair of texts to score together."""
 
     first: str
     second: str | None = None  # None for a single text
-    where: str = "input"  # name in error messages, of the second text if there are two
+    where: str = "input"  # name of the text in error messages; of a pair, the name of the second text
 
 
 class ValidScoring(Struct, frozen=True):
@@ -170,7 +170,7 @@ class ValidScoring(Struct, frozen=True):
     returns_texts: bool = False  # include the documents in the answer
     is_raw: bool = False  # return logits instead of probabilities
     truncates: bool = False  # cut a text that is too long for the model at its end; of a pair, the second text
-    most_second_tokens: int | None = None  # limit of a pair's second text, which is cut there
+    most_second_tokens: int | None = None  # a pair's second text is cut to this many tokens
     instruction: str | None = None  # for models whose template accepts one; None uses the template's own
     is_bare: bool = False  # return text-embeddings-inference's form: a bare list
     ignored: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ _FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
 
 
 class ClientTool(Struct, frozen=True):
-    """A tool in the client's form."""
+    """A tool as the client names it."""
 
     name: str
     namespace: str | None = None
@@ -38,7 +38,7 @@ class ClientTool(Struct, frozen=True):
 
     @property
     def named(self) -> dict[str, str]:
-        """Return an item's fields with the tool's name and namespace."""
+        """Return the fields of an item that name the tool."""
         return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
 
 

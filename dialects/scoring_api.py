@@ -13,7 +13,7 @@ from pilotlight.dialects.requests import ScoredText, ValidScoring
 from pilotlight.wire.errors import ApiError
 
 MAX_DOCUMENTS = 2048  # limit of one request, as at Jina
-COHERE_DOCUMENT_TOKENS = 4096  # limit of a document in Cohere's second version, if the request does not set one
+COHERE_DOCUMENT_TOKENS = 4096  # tokens to which version 2 of Cohere's rerank API cuts a document by default
 
 _Query = Annotated[str, Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -33,12 +33,12 @@ def read_documents(value: Any) -> Any:
 
 
 def read_texts(value: Any) -> Any:
-    """Convert a text or a list of texts to a list."""
+    """Convert a string or a list of texts to a list of texts."""
     return read_documents([value] if isinstance(value, str) else value)
 
 
 def read_fields(value: Any) -> Any:
-    """Return the fields of documents that are ranked. Raises ValidationError unless it is only the text."""
+    """Return the value of `rank_fields`. Raises ValidationError if it has any field but "text"."""
     if value not in ([], ["text"]):
         raise ValidationError('must be ["text"]: documents are ranked by their text alone; join other fields to it')
     return value
@@ -57,11 +57,11 @@ class RerankBody(Body, frozen=True, kw_only=True):
     raw_scores: bool | None = None
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] | None = None
-    truncate_prompt_tokens: Literal[-1] | None = None  # vLLM's name for the same
+    truncate_prompt_tokens: Literal[-1] | None = None  # vLLM's name for `truncate`
     max_tokens_per_doc: _Count | None = None
     rank_fields: tuple[str, ...] | None = None
     instruction: Annotated[str, Meta(max_length=10_000)] | None = None
-    instruct: Annotated[str, Meta(max_length=10_000)] | None = None  # SGLang's name for the same
+    instruct: Annotated[str, Meta(max_length=10_000)] | None = None  # SGLang's name for `instruction`
 
 
 class ScoreBody(Body, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     model: str
     text_1: tuple[str, ...] | None = None
     text_2: tuple[str, ...] | None = None
-    queries: tuple[str, ...] | None = None  # vLLM's other names for the two texts
+    queries: tuple[str, ...] | None = None  # this field and the next are vLLM's names for text_1 and text_2
     documents: tuple[str, ...] | None = None
     truncate_prompt_tokens: Literal[-1] | None = None
     instruction: Annotated[str, Meta(max_length=10_000)] | None = None
@@ -85,7 +85,7 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
 
 
 def parse_rerank(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidScoring:
-    """Parse a body of the first version, or of text-embeddings-inference. Raises ApiError."""
+    """Parse a rerank body of Jina, Cohere (version 1) or text-embeddings-inference. Raises ApiError."""
     body, ignored = parse_body(RerankBody, raw, strict)
     if (body.documents is None) == (body.texts is None):
         raise ApiError("invalid_request", "documents: send documents or texts", param="documents")
@@ -95,7 +95,7 @@ def parse_rerank(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Valid
 
 
 def parse_rerank_v2(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidScoring:
-    """Parse the body of Cohere's second version, which cuts documents that are too long."""
+    """Parse a rerank body of Cohere (version 2), which cuts documents that are too long. Raises ApiError."""
     body, ignored = parse_body(RerankBody, raw, strict)
     if body.documents is None:
         raise ApiError("invalid_request", "documents: required", param="documents")

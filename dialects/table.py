@@ -1,4 +1,4 @@
-"""The parts of a dialect that a router needs: a body's fields, a prompt's pieces, the last event."""
+"""The parts of a dialect that routers need: a body's fields, a prompt's pieces, the last event's test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +28,7 @@ def routing_fields(dialect: Dialect, path: str, fields: dict[str, Any]) -> dict[
     """Return a body's fields with the names and defaults that a router expects."""
     if dialect is Dialect.OLLAMA:
         return ollama.routing_fields(path, fields)
-    if fields.get("questions") is not None and fields.get("messages") is None:  # decisions: their state is the prompt
+    if fields.get("questions") is not None and fields.get("messages") is None:  # a decision: its state is the prompt
         state = fields.get("input") if fields.get("state") is None else fields["state"]
         return {**fields, "prompt": state, "input": None}
     return fields

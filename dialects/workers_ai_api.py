@@ -31,7 +31,7 @@ from pilotlight.dialects.requests import Prompt, ScoredText, ValidEmbedding, Val
 from pilotlight.dialects.scoring_api import MAX_DOCUMENTS
 from pilotlight.wire.errors import ApiError
 
-USUAL_MAX_TOKENS = 256  # default of Cloudflare's text models; models with another default have their own
+USUAL_MAX_TOKENS = 256  # Cloudflare's default for text models; some models have another one
 
 
 class RunToolBody(ToolBody, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ def parse_finetune(raw: bytes) -> FinetuneBody:
 
 
 def _with_image(messages: list[MessageBody], image: ImagePart) -> list[MessageBody]:
-    """Return the messages with the image inserted before the last user message."""
+    """Put the image at the beginning of the last user message. Raises ApiError if there is none."""
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None:
         raise ApiError("invalid_request", "image: it needs a user message, and there is none", param="image")

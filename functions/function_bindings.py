@@ -47,8 +47,8 @@ class FunctionBindings:
 
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
-        """Open the bindings of a manifest, for one of several functions of a site.
-        The creator of `services` closes the databases."""
+        """Open the bindings of one function of a site.
+        Databases belong to `services`, whose creator closes them."""
         return cls(
             manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
         )

@@ -33,7 +33,8 @@ DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 WORKFLOW_PREFIX = "$workflow$"
 
 
-# Bindings with data on the site's disk. Rate limits are separate at each site, as on the platform, and secrets are stored wherever they are needed.
+# Kinds of bindings whose data is at one site only. Rate limits and secrets are not among them: each site counts separately, as on the platform, and
+# secrets are stored at each site that needs them.
 _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
 
 

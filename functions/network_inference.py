@@ -22,7 +22,7 @@ JSON_HEADERS = ("content-type", "application/json")
 
 
 class NetworkInference:
-    """Implements `Inference`: the site's own models first, others through the router."""
+    """Implements `Inference`: runs the site's own models here, and all other models through the router."""
 
     def __init__(self, own: Inference, router: RouterClient) -> None:
         self._own = own

@@ -163,7 +163,7 @@ class ServedFunctions:
     ) -> None:
         """Serve a function from its next request on; it replaces a function of the same name.
 
-        `pool` names one version among several of a deployed function; it becomes the owner of its resources only later (`claim`). Raises
+        `pool` is the name of one version of a deployed function, which becomes the owner of that version's resources only by `claim`. Raises
         ManifestError, with nothing changed.
         """
         served = name or manifest.name
@@ -182,7 +182,7 @@ class ServedFunctions:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def _with_own_stores(self, manifest: Manifest) -> Manifest:
-        """Name unnamed stores of a deployed function `FUNCTION/BINDING`, so that no functions share them."""
+        """Name each unnamed store of a deployed function FUNCTION/BINDING, so that no other function has it."""
         bindings = []
         for binding in manifest.bindings:
             names = UNNAMED.get(binding.kind, ())
@@ -192,7 +192,7 @@ class ServedFunctions:
         return replace(manifest, bindings=tuple(bindings))
 
     async def _follow_secrets(self, revision: int) -> None:
-        """Give functions the secrets that were put or deleted since `revision`. Runs until cancelled."""
+        """Restart functions whose secrets have changed since `revision`. Runs until cancelled."""
         while True:
             await asyncio.sleep(SECRETS_S)
             if (now := self._secrets.revision()) != revision:
@@ -228,8 +228,8 @@ class ServedFunctions:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Replace a function's secrets with the names `before` by `values`; the function gets them within 1 s.
-        Raises Failure."""
+        """Store a function's secrets `values`, and delete those of the names `before` that are not among them.
+        The function gets the changes within 1 s. Raises Failure."""
         try:
             for name in set(before) - set(values):
                 self._secrets.delete(function, name)

@@ -33,7 +33,7 @@ from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_eve
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
-INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # used instead of an id in paths
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # words that paths contain in place of a response's id
 AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop, in a few milliseconds
 REFUSED_WITHIN_S = 1.0  # if a background response is refused within this time, its client gets the refusal as an error
 HEARTBEAT_S = 10.0
@@ -53,13 +53,14 @@ _LIFECYCLE = (
 )  # fmt: skip
 _LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # last events of a stored response
 
-# returns the events from a number on, and whether they include the last one
+# takes the number of an event; returns the events from it on, and whether they include the last one
 EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]
 
 log = logging.getLogger("pilotlight.http")
 
 
-ReadBody = Callable[[int], Awaitable[bytes]]  # reads a body of at most so many bytes; raises ApiError, ClientDisconnect
+# reads a body of at most the given number of bytes; raises ApiError, ClientDisconnect
+ReadBody = Callable[[int], Awaitable[bytes]]
 
 
 class Door(Protocol):
@@ -86,7 +87,7 @@ class OpenDoor:
 
 
 class ResponsesApp:
-    """The application. Run `run()` as a task, and `close()` after it."""
+    """The ASGI application. Run `run()` as a task, and await `close()` after it."""
 
     def __init__(
         self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
@@ -103,7 +104,7 @@ class ResponsesApp:
     def store(self) -> "ResponseStore":
         if self._store is None:
             from pilotlight.response_store.response_file import (
-                ResponseFile,  # importing SQLite takes 9 ms, by which no start should be delayed
+                ResponseFile,  # imported at the first use, because SQLite takes 9 ms to import
             )
             from pilotlight.response_store.storage import ResponseStore
 
@@ -161,7 +162,7 @@ class ResponsesApp:
         return tenant_of(owner, found["account"]).id
 
     async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
-        """Return the response to a request for conversations. Raises ApiError."""
+        """Return the answer to a request at a path of conversations. Raises ApiError."""
         talks, method, id, item = self.conversations, scope["method"], found["id"], found["item"]
         fields: Fields = {}
         if method == "POST":
@@ -251,14 +252,14 @@ class ResponsesApp:
         return is_kept
 
     async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond with the number of tokens in the prompt of a response."""
+        """Send the client the number of prompt tokens that a response would have."""
         raw, fields = await self._asked(read_body)
         if isinstance(fields, dict) and isinstance(fields.setdefault("input", []), str | list):
             raw = await self._gathered(AskedResponse({**fields, "background": None}, tenant))
         await self._app(_sized(scope, raw), _replayed(raw, receive), send)
 
     async def _asked(self, read_body: ReadBody) -> tuple[bytes, Any]:
-        """Return a request's body, and its fields if it is an object. Raises ApiError."""
+        """Return a request's body, and its fields or, if it is not a JSON object, None. Raises ApiError."""
         raw = await read_body(self._max_body_bytes)
         return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
 
@@ -274,7 +275,7 @@ class ResponsesApp:
         return body
 
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Start a background response and send it to the client, unless it is refused at once."""
+        """Start a background response and send it to the client; if it is refused at once, send the refusal."""
         kept = asked.queued()
         recorded = _Recorded(asked, kept, self.store)
         kept.make_by(self._make(asked, recorded, scope, body))
@@ -311,7 +312,7 @@ class ResponsesApp:
             recorded.kept.end_as("failed", recorded.error or error)
             await self.store.settle(recorded.kept)
             if asked.conversation is not None and recorded.kept.fields["status"] in ("completed", "incomplete"):
-                with contextlib.suppress(ApiError):  # it was deleted meanwhile
+                with contextlib.suppress(ApiError):  # the conversation was deleted meanwhile
                     await self.conversations.advance(recorded.kept, asked.conversation)
 
     async def _cancel(self, kept: KeptResponse, send: Send) -> None:
@@ -325,14 +326,14 @@ class ResponsesApp:
         await send_json(send, orjson.dumps(kept.fields))
 
     def _events(self, kept: KeptResponse) -> EventsAfter:
-        """Return the source of a response's events: this process, or the database."""
+        """Return a function that reads a response's events, from this process or from the database."""
         if kept.fields["background"] is not True:
             raise ApiError("invalid_request", "only a response created with background: true can be streamed again")
         return kept.after if kept.task is not None else partial(self.store.after, kept)
 
 
 class _Patched:
-    """An ASGI `send` for the inner application: rewrites its events for the client, stores the response."""
+    """An ASGI `send` for the inner application: it rewrites events for the client and stores the response."""
 
     def __init__(
         self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
@@ -363,13 +364,13 @@ class _Patched:
         events = self.events(message.get("body", b""))
         last = next((i for i, event in enumerate(events) if self._keep is not None and event.startswith(_LAST)), None)
         if last is not None:
-            if last:  # events before the last one do not wait for the disk
+            if last:  # the earlier events of this chunk do not wait for the disk
                 await self._send({**message, "body": b"".join(events[:last]), "more_body": True})
             events = [await self._kept(events[last]), *events[last + 1 :]]
         await self._send({**message, "body": b"".join(events)})
 
     async def _kept(self, last: bytes) -> bytes:
-        """Store the response in the last event; return the event, which has the result of storing it."""
+        """Store the response in the last event; return the event, with `store` false if storing failed."""
         event = parse_event(last)
         assert event.data is not None
         assert event.name is not None
@@ -382,7 +383,7 @@ class _Patched:
             response["store"] = False
 
     def events(self, chunk: bytes) -> list[bytes]:
-        """Return the client's events for bytes from the inner application."""
+        """Convert a chunk from the inner application to the events for the client."""
         return [self._event(raw) for raw in self._decoder.split(chunk)] if chunk else []
 
     def _event(self, raw: bytes) -> bytes:
@@ -410,13 +411,13 @@ class _Patched:
 
 
 class _Recorded(_Patched):
-    """The same without a client: stores the events, and the response up to the present."""
+    """An ASGI `send` for a background response: stores its events and its state; there is no client."""
 
     def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
         super().__init__(asked, self._ignored, None)
         self._store = store
         self.kept = kept
-        self.is_kept = asyncio.Event()  # set when it is stored or cannot be stored
+        self.is_kept = asyncio.Event()  # set when the response is stored, or could not be stored
         self.has_started = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None
@@ -450,7 +451,7 @@ class _Recorded(_Patched):
             self.kept.add_event(raw)
 
     def refuse(self, error: ApiError) -> None:
-        """Record the error with which the inner application refuses the request."""
+        """Record an error as the refusal of the request."""
         body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
         self.error, self.refusal = error, (error.status(Dialect.OPENAI_RESPONSES), error.headers(), body)
 
@@ -533,7 +534,7 @@ def _sized(scope: Scope, body: bytes) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive | None) -> Receive:
-    """Return a `receive` for a body that was read already.
+    """Return a `receive` that delivers a body that was read already.
     Without the client's own `receive` it never reports a disconnect."""
     is_told = False
 

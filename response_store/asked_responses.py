@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 
 class _InputItem(msgspec.Struct, gc=False):
-    """Any JSON object."""
+    """Any JSON object; its fields are skipped."""
 
 
 class _InputShape(msgspec.Struct, gc=False):
@@ -61,10 +61,10 @@ def read_fields(raw: bytes) -> Any:
 
 
 class AskedResponse:
-    """A request for a response, from which the request for the inner application is made."""
+    """A client's request for a response; `inner` makes the request for the inner application."""
 
     def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
-        """`is_kept` is whether responses can be stored here. Raises ApiError."""
+        """`is_kept` tells whether responses can be stored here. Raises ApiError."""
         self.tenant = tenant
         self.fields = fields
         self.previous = fields.get("previous_response_id")
@@ -100,7 +100,7 @@ class AskedResponse:
         self.own = joined(*(found.get(_reference(item) or "") or kept_item(item) for item in items))
 
     def inner(self) -> Fields:
-        """Return the body for the inner application."""
+        """Return the fields of the body for the inner application."""
         named = ("previous_response_id", "background", "conversation")
         inner = {name: value for name, value in self.fields.items() if name not in named}
         inner["store"] = False
@@ -123,7 +123,7 @@ class AskedResponse:
         return {**response, **told, **({"id": self.id} if self.id is not None else {})}
 
     def queued(self) -> KeptResponse:
-        """Return a background response that has not started."""
+        """Return a background response in its first state, `queued`."""
         return self.kept(self.patched({
             "object": "response", "created_at": int(time.time()), "status": "queued", "error": None, "incomplete_details": None,
             "model": self.fields.get("model"), "output": [], "usage": None, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
@@ -139,7 +139,7 @@ def _reference(item: Any) -> str | None:
 
 
 def kept_item(item: Any) -> bytes:
-    """Return an item in its stored form: with an id and a type, and a message's text as a part."""
+    """Return an item as stored JSON: with an id and a type, and a message's content as a list."""
     if not isinstance(item, dict):
         return orjson.dumps(item)
     kept = (

@@ -25,13 +25,13 @@ class Conversations:
         self._store = store
         self._turns: WeakValueDictionary[str, asyncio.Lock] = (
             WeakValueDictionary()
-        )  # by conversation, because each change is a read and a write
+        )  # one lock per conversation, because each change is a read and a write
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def create(self, tenant: str, given: Fields) -> Fields:
-        """Return a new conversation. Raises ApiError."""
+        """Create and store a conversation; return it. Raises ApiError."""
         fields = {
             "id": f"{CONVERSATION}{os.urandom(24).hex()}", "object": "conversation", "created_at": int(time.time()),
             "metadata": _metadata(given.get("metadata")),
@@ -45,7 +45,7 @@ class Conversations:
         return {key: found.fields[key] for key in ("id", "object", "created_at", "metadata")}
 
     async def items(self, tenant: str, name: str) -> bytes:
-        """Return all items, as JSON separated by commas. Raises ApiError."""
+        """Return a conversation's items as JSON objects, separated by commas. Raises ApiError."""
         return (await self._said(tenant, name)).items
 
     async def update(self, tenant: str, name: str, given: Fields) -> Fields:
@@ -90,7 +90,7 @@ class Conversations:
         return {"id": name, "object": "conversation.deleted", "deleted": True}
 
     async def advance(self, response: KeptResponse, name: str) -> None:
-        """Append a finished response and its input to its conversation. Raises ApiError."""
+        """Append a finished response and its input to the conversation `name`. Raises ApiError."""
         async with self._turn(name):
             before, now = response.before, await self._said(response.tenant, name)
             if before is None or now.items != before.items:  # another response has changed the conversation meanwhile
@@ -106,7 +106,7 @@ class Conversations:
         await self._keep(tenant, await self.find(tenant, name), joined(said.items, added), None)
 
     async def _keep(self, tenant: str, fields: Fields, own: bytes, before: PreviousResponse | None) -> None:
-        """Replace the stored conversation by its current state. Raises ApiError."""
+        """Store the conversation, in place of its previous state. Raises ApiError."""
         if not await self._store.keep(
             KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
         ):

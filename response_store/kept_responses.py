@@ -20,32 +20,32 @@ CONVERSATION = "conv_"  # prefix of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
-    """A stored response that another one continues, with the conversation up to its end."""
+    """A stored response that a new one continues, with the conversation up to its end."""
 
     number: int  # number of its row; 0 if it is not written yet
     id: str
-    items: bytes  # JSON, separated by commas
+    items: bytes  # the conversation's items as JSON objects, separated by commas
     is_ended: bool = True  # only an ended response can be continued
 
 
 class KeptResponse:
-    """A response; in the background, the part of it that is computed so far."""
+    """A response to be stored; while it runs in the background, the part that is computed so far."""
 
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
-        """`fields` are the response in the form for clients.
-        `own` are the input items besides those of `before`, as JSON."""
+        """`fields` are the response as clients see it.
+        `own` are the input items of this request, as JSON objects separated by commas; those of `before` come first."""
         self.tenant = tenant
         self.fields = fields
         self.own = own
         self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
-        self.is_started = False  # it is in a shared database, where other processes may end or delete it
-        self.is_settled = False  # its end is stored
+        self.is_started = False  # its start is in a shared database, where other processes may end or delete it
+        self.is_settled = False  # its final state is stored
         self.is_deleted = False
-        self.told: tuple[int, Any] = (0, None)  # the number of events, and the fields, that other processes can read
+        self.told: tuple[int, Any] = (0, None)  # the number of events, and the fields, in the shared database so far
         self._changed = asyncio.Event()
 
     def make_by(self, making: Coroutine[Any, Any, None]) -> None:
@@ -88,7 +88,7 @@ class KeptResponse:
         self._changed = asyncio.Event()
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from a number on, once there are any, and whether they include the last one."""
+        """Wait for events from number `place` on; return them, and whether they include the last one."""
         while len(self.events) <= place and not self.is_ended:
             await self._changed.wait()
         return self.events[place:], self.is_ended
@@ -113,7 +113,7 @@ def joined(*items: bytes) -> bytes:
 
 
 def conversation_id(given: Any) -> str | None:
-    """Return the id of the conversation to which a response will belong.
+    """Return the id in a request's `conversation`; None if the request names none.
 
     `given` is an id or an object. Raises ApiError.
     """

@@ -32,18 +32,18 @@ class ResponseDatabase(Protocol):
     name: str  # name in logs
 
     async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
-        """Run work in one transaction. If it writes, no other writer runs meanwhile. Raises ResponsesFault."""
+        """Run work in one transaction, one writer at a time. Raises ResponsesFault on failure or timeout."""
 
     async def tidy(self, keep_s: float) -> None:
-        """Delete files beside the database that are older than `keep_s`."""
+        """Delete damaged files that were set aside more than `keep_s` ago."""
 
     async def close(self) -> None: ...
 
 
 class RetentionPolicy(NamedTuple):
-    """The place where responses are stored, their total size, and their lifetime."""
+    """The database of stored responses, their total size, and their lifetime."""
 
-    path: Path  # a file for this process only
+    path: Path  # the SQLite file, which only this process uses
     max_bytes: int  # 0 to store no responses
     keep_s: float
     database: ResponseDatabase | None = None  # a database that routers share, instead of a file

@@ -16,7 +16,7 @@ from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
 from pilotlight.support.database import Connection, Database, DatabaseError, claim_version, storage_word, transaction
 
-ROOM_BYTES = 64 << 20  # size in addition to twice the stored bytes, because pages may be half empty
+ROOM_BYTES = 64 << 20  # the file may take this much more than twice the stored bytes, because pages may be half empty
 _TRIGGERS = """
 CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON responses BEGIN
     INSERT INTO response_tenants VALUES (NEW.tenant, NEW.num_bytes) ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
@@ -113,7 +113,7 @@ def _make_tables(connection: Connection) -> None:
     if columns and "maker" not in columns:
         with transaction(connection):
             connection.execute("ALTER TABLE responses ADD COLUMN maker TEXT")
-            for name in ("added", "changed", "removed"):  # SQLite changes too much in them when a column is renamed
+            for name in ("added", "changed", "removed"):  # renaming a column would also change these triggers
                 connection.execute(f"DROP TRIGGER IF EXISTS response_{name}")
             for name in ("items_of", "tenants_largest"):
                 connection.execute(f"DROP INDEX IF EXISTS {name}")

@@ -17,19 +17,19 @@ from pilotlight.response_store.response_database import RowConnection
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
 
-MADE, ENDED, GONE = range(3)  # states: in progress, ended, needed only by other responses
+MADE, ENDED, GONE = range(3)  # states: in progress; ended; deleted, but needed by later responses
 ROW_BYTES = 500  # overhead of a row, including its entries in indexes
 SWEPT = 200  # rows deleted at once, which takes some milliseconds
 DEFLATE = 1  # the fastest level: repeated names in events shrink to a twelfth
-EXPIRES_S = 10.0  # a process counts as gone after this time without a report
-NAMES_AT_ONCE = 500  # in one statement
+EXPIRES_S = 10.0  # a process that has not reported for this time counts as dead
+NAMES_AT_ONCE = 500  # maximum number of ids in one statement
 FOREVER_S = 1e12
 
-Name = tuple[str, str]  # of a response: its tenant and its id
+Name = tuple[str, str]  # a response's tenant and id
 
 
 class ResponseRow(NamedTuple):
-    """A response in the form in which it is written."""
+    """The values of a row that is written for a response."""
 
     tenant: str
     id: str
@@ -40,7 +40,7 @@ class ResponseRow(NamedTuple):
     item_ids: tuple[str, ...]
     fields: bytes
     events: tuple[bytes, ...]
-    is_started: bool  # the row exists, unless another process deleted it
+    is_started: bool  # the row was written before, so if it is missing, another process deleted it
 
     @classmethod
     def of(cls, response: KeptResponse) -> "ResponseRow":
@@ -53,7 +53,7 @@ class ResponseRow(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of a response, for processes other than its maker."""
+    """The progress of a response since the last report, for processes other than its maker."""
 
     name: Name
     fields: bytes | None  # None if unchanged
@@ -63,7 +63,7 @@ class Progress(NamedTuple):
     @classmethod
     def of(cls, response: KeptResponse) -> "Progress":
         name = (response.tenant, response.id)
-        if response.is_ended:  # its fields and events are stored with its end
+        if response.is_ended:  # the fields and events of an ended response are stored with its end
             return cls(name, None, (), len(response.events))
         till, fields = response.told
         changed = None if fields is response.fields else _fields(response)
@@ -122,8 +122,8 @@ def add(
     connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
 ) -> dict[Name, KeptResponse | None]:
     """Write responses in their current state.
-    The oldest responses of the tenant with the most bytes are deleted to make room. Return the responses that were not written because other
-    processes changed them; None for deleted ones."""
+    The oldest responses of the tenant with the most bytes are deleted to make room. Return the state of each response that was not written, because
+    another process has ended it; None for a deleted one."""
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
@@ -143,8 +143,8 @@ def add(
 
 def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
     """Record that a maker is alive, and its progress.
-    Responses of makers without a report for EXPIRES_S fail. This is done only if this maker has reported without a gap for the same time, because
-    after an outage of the database no maker has reported."""
+    Responses whose maker has not reported for EXPIRES_S are ended as failed, if this maker itself has reported for that long without a gap: after an
+    outage of the database no maker has."""
     if _confirm_maker(connection, maker):
         _end_lost(connection)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
@@ -160,7 +160,7 @@ def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> 
 
 
 def end_all(connection: RowConnection) -> None:
-    """Mark the responses that earlier processes were computing as failed."""
+    """Mark all responses in progress as failed, because the processes that computed them are gone."""
     _end_made(connection, "TRUE", ())
 
 
@@ -171,7 +171,7 @@ def find(connection: RowConnection, tenant: str, name: str, keep_s: float = FORE
 
 
 def events(connection: RowConnection, tenant: str, name: str, place: int) -> EventPage | None:
-    """Return the stored events of a response."""
+    """Return a response and its stored events from number `place` on; None if it is unknown."""
     chosen = f"SELECT number, fields, output, events FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
     row = connection.execute(chosen, (tenant, name)).fetchone()
     if row is None:
@@ -185,13 +185,13 @@ def events(connection: RowConnection, tenant: str, name: str, place: int) -> Eve
 
 
 def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
-    """Return the input items of a response, as JSON separated by commas."""
+    """Return a response's input and the conversation before it, as JSON objects separated by commas."""
     found = find(connection, tenant, name)
     return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
 
 
 def conversation(connection: RowConnection, tenant: str, name: str, keep_s: float) -> PreviousResponse | None:
-    """Return the conversation up to a response's end."""
+    """Return the conversation up to a response's end; None if the response is unknown."""
     found = find(connection, tenant, name, keep_s)
     if found is None:
         return None
@@ -200,7 +200,7 @@ def conversation(connection: RowConnection, tenant: str, name: str, keep_s: floa
 
 
 def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: float) -> dict[str, bytes]:
-    """Return those of the named output items that are stored."""
+    """Return the stored output items among `names`, by id."""
     found = dict[str, bytes]()
     for start in range(0, len(names), NAMES_AT_ONCE):
         wanted = names[start : start + NAMES_AT_ONCE]
@@ -213,7 +213,7 @@ def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: 
 
 
 def cancel(connection: RowConnection, tenant: str, name: str) -> KeptResponse | None:
-    """End a response in progress, of any maker; return it in its final state."""
+    """Cancel a response in progress, of any maker; return its final state, or None if it is unknown."""
     chosen = f"tenant = ? AND id = ? AND state < {GONE}"
     _end_made(connection, chosen, (tenant, name), "cancelled", None)
     found = find(connection, tenant, name)
@@ -231,7 +231,7 @@ def delete_all(connection: RowConnection, names: Iterable[Name]) -> None:
 
 
 def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
-    """Delete responses in progress that their maker does not compute."""
+    """Delete those of the named responses that are in progress at this maker."""
     chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"
     for name in names:
         if (row := connection.execute(chosen, (*name, maker)).fetchone()) is not None:
@@ -239,7 +239,7 @@ def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
 
 
 def sweep(connection: RowConnection, keep_s: float) -> bool:
-    """Delete some responses that are older than `keep_s`; return whether there may be more."""
+    """Delete up to SWEPT responses that are older than `keep_s`; return whether there may be more."""
     chosen = f"SELECT number FROM responses WHERE state = {ENDED} AND kept_s <= now_s() - ? LIMIT {SWEPT}"
     over = connection.execute(chosen, (keep_s,)).fetchall()
     for (number,) in over:
@@ -269,7 +269,7 @@ def _end_lost(connection: RowConnection) -> None:
 def _end_made(
     connection: RowConnection, which: str, values: Sequence[Any], status: str = "failed", error: ApiError | None = LOST
 ) -> None:
-    """End some responses in progress, and store their events so far."""
+    """End the responses in progress that the condition `which` selects, and store their events so far."""
     found = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE} AND {which}", values)
     for number, fields in found.fetchall():
         told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
@@ -282,7 +282,7 @@ def _end_made(
 def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
     if progress.fields is not None:
         connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
-    if progress.events:  # an earlier write may have succeeded although its answer was lost
+    if progress.events:  # DO NOTHING, because an earlier write may have succeeded although its answer was lost
         added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
         connection.execute(added, (number, progress.till, _packed(progress.events)))
 
@@ -299,7 +299,7 @@ def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[
 def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
     before, given = None, row.input
     if row.before is not None:
-        # The response and its row may have been deleted meanwhile.
+        # The previous response and its row may have been deleted meanwhile.
         known = "SELECT 1 FROM responses WHERE number = ? AND tenant = ? AND id = ?"
         if connection.execute(known, (row.before.number, row.tenant, row.before.id)).fetchone() is not None:
             before = row.before.number
@@ -317,7 +317,7 @@ def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
 
 
 def _forget(connection: RowConnection, forgotten: int) -> None:
-    """Delete a response. Its row, and rows of earlier deleted ones, are deleted unless others need them."""
+    """Delete a response. Its row, and deleted rows before it, stay while a later response needs them."""
     number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
     connection.execute("DELETE FROM response_items WHERE response = ?", (number,))

@@ -1,9 +1,10 @@
 """Storage of responses: they survive a restart, and belong to their tenants for a limited time.
 
-Responses in progress are in memory. A response is written before its last event is sent, together with others that end at the same time; earlier
-events do not wait. If the database is full or does not answer, responses that end meanwhile are lost, and their clients get an error. If processes
-share the database, each one reports its progress and that it is alive. Responses of a dead process fail, and a response that was ended or deleted
-through another process ends here. This module is independent of HTTP and of the kind of database.
+Responses in progress are in memory. A response is written before its last event is sent, together with other responses that end at the same time;
+earlier events do not wait. If the database is full or does not answer, responses that end meanwhile are lost, and their clients get `store` as false;
+background responses are written later. If processes share the database, each one reports its progress and that it is alive. Responses of a dead
+process fail, and a response that was ended or deleted through another process ends here. This module is independent of HTTP and of the kind of
+database.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ log = logging.getLogger("pilotlight.responses")
 class StoreTimings(NamedTuple):
     """The store's time limits, in seconds."""
 
-    answer_s: float = 5.0  # wait for the database
-    # wait after it has failed to answer, so that not every response is delayed at its end
+    answer_s: float = 5.0  # longest wait for the database
+    # shorter wait after the database has failed to answer, so that responses are not delayed at their end
     answer_after_fault_s: float = 0.2
     retry_s: float = 5.0
     progress_s: float = 0.5  # interval between reports of the progress of responses
@@ -45,7 +46,7 @@ class StoreTimings(NamedTuple):
 
 
 class ResponseStore:
-    """Storage of responses. Call `sweep()` from time to time, and `close()` at the end."""
+    """Storage of responses. Await `sweep()` from time to time, and `close()` at the end."""
 
     def __init__(
         self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
@@ -56,7 +57,7 @@ class ResponseStore:
         self._keeping = keeping
         self.database = database
         self._maker = os.urandom(8).hex()
-        # background responses of this process that are not written with their end
+        # background responses of this process whose end is not stored yet
         self._made: dict[Name, KeptResponse] = {}
         self._unwritten: list[_Write] = []
         self._writing: asyncio.Task[None] | None = None
@@ -69,8 +70,8 @@ class ResponseStore:
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as `row` or in its current state, unless other processes have ended it.
-        Return whether it was written."""
+        """Write a response, as `row` or in its current state. Return False if the database failed.
+        A response that another process has ended is left as it is."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -89,7 +90,7 @@ class ResponseStore:
         self._has_started.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
-        """End a background response with its last event. The end is stored first, if possible."""
+        """Store the end of a background response if possible, then publish its last event."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
         row = row._replace(events=(*response.events, event), is_started=response.is_started)
         response.is_settled = await self.keep(response, row)
@@ -98,7 +99,7 @@ class ResponseStore:
             response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
-        """Write an ended response, trying until it succeeds; meanwhile it is read from memory."""
+        """Write an ended response; retry until that succeeds. Readers get it from memory meanwhile."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
@@ -130,15 +131,16 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return the input items of a response, as JSON separated by commas. Raises ApiError."""
+        """Return a response's input and the conversation before it, as JSON objects. Raises ApiError."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events of another process's response from a number on, and whether they are the last.
+        """Return events of a response that another process computes, and whether they include the last.
 
-        It waits until there are any. If the other process has died, the last event is a failure. Raises ApiError.
+        The events begin at number `place`; this waits until there are any. If the other process has died, the last event is a failure. Raises
+        ApiError.
         """
         work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
         while (told := await self._do(work)) is not None:
@@ -150,14 +152,14 @@ class ResponseStore:
         return [], True
 
     async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
-        """Return those of the named output items that are stored. Raises ApiError."""
+        """Return the stored output items among `names`, by id. Raises ApiError."""
         if not names:
             return {}
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel a response of another process, which stops when it notices. Return the final response.
-        Raises ApiError."""
+        """Cancel a response that another process computes, and return it. Raises ApiError.
+        The other process stops computing when it next reports."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
@@ -211,8 +213,8 @@ class ResponseStore:
             self._writing = None
 
     async def _add(self, batch: "list[_Write]") -> bool:
-        """Write all responses or none, except those that other processes have ended.
-        Return whether they were written."""
+        """Write all responses or none; those that other processes have ended are left as they are.
+        Return False if the database failed."""
         found = [write.row for write in batch]
         add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
         try:
@@ -229,7 +231,7 @@ class ResponseStore:
         return True
 
     async def _take_back(self) -> None:
-        """Delete responses that were stored although their clients got an error."""
+        """Delete responses that may have been stored although clients got `store` as false or an error."""
         while self._refused:
             await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
@@ -239,7 +241,7 @@ class ResponseStore:
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
-        """Report periodically to other processes that this one is alive, and its progress."""
+        """Report periodically that this process is alive, and the progress of its responses."""
         while True:
             await asyncio.sleep(self.timings.progress_s)
             self._has_started.clear()

@@ -14,7 +14,7 @@ from pilotlight.dialects.body.invalid_values import ValidationError
 from pilotlight.dialects.requests import AnswerConstraint
 from pilotlight.wire.errors import ApiError
 
-MAX_BYTES = 256 << 10  # limit of one constraint
+MAX_BYTES = 256 << 10  # maximum size of one constraint
 MAX_CHOICES = 4096
 ANY_OBJECT = AnswerConstraint("json_schema", '{"type":"object"}')
 
@@ -26,7 +26,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def constraint_of(body: SamplingBody) -> AnswerConstraint | None:
-    """Return the request's constraint; None if it has none. Raises ApiError if there are several."""
+    """Return the request's constraint, if any. Raises ApiError if it is invalid or there are several."""
     found: dict[str, AnswerConstraint] = {}
     for name in CONSTRAINING:
         value = getattr(body, name)
@@ -63,7 +63,8 @@ def _response_format(value: dict[str, Any]) -> AnswerConstraint | None:
         case "text":
             return None
         case "json_object":
-            return ANY_OBJECT if value.get("schema") is None else schema_constraint(value["schema"])  # as in llama.cpp
+            # llama.cpp accepts a schema here.
+            return ANY_OBJECT if value.get("schema") is None else schema_constraint(value["schema"])
         case "json_schema":
             given = value.get("json_schema", value if "schema" in value else None)
             if not isinstance(given, dict):
@@ -88,7 +89,7 @@ def _structured(kind: str, value: Any) -> AnswerConstraint:
 
 
 def schema_constraint(value: Any) -> AnswerConstraint:
-    """Return a JSON schema, or its text, as a constraint. Raises ValidationError."""
+    """Return the constraint for a JSON Schema, given as an object or as JSON text. Raises ValidationError."""
     if isinstance(value, str):
         try:
             value = exact_loads(value)

@@ -28,12 +28,12 @@ TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 
-# Converts the forms in which clients send a value to the declared one, or raises ValidationError.
+# Converts a value from any form that clients send to the declared form. Raises ValidationError.
 Reader = Callable[[Any], Any]
 
 
 def join_parts(value: Any) -> Any:
-    """Join text parts with newlines, because many templates expect a text; keep a list with images."""
+    """Join text parts with newlines, because many templates expect a string; keep a list that has images."""
     if not isinstance(value, list):
         if isinstance(value, str):
             return value
@@ -67,7 +67,7 @@ def at_most(most: int) -> Reader:
 
 
 def objects(most: int) -> Reader:
-    """Return a reader of a text, or of a list of at most `most` objects that are not nested too deep."""
+    """Return a reader of a string, or of a list of up to `most` objects that are not nested too deep."""
 
     def read(value: Any) -> Any:
         at_most(most)(value)
@@ -118,12 +118,12 @@ def are_token_ids(value: Any) -> bool:
 
 
 def read_tool_choice(value: Any) -> Any:
-    """Convert tool_choice: one of three words, one function, or a list of allowed functions.
+    """Convert tool_choice: "auto", "none" or "required", one function, or a list of allowed functions.
 
-    Functions may be wrapped as in OpenAI's chat completions or not."""
+    Functions may be wrapped as in OpenAI's chat completions, or unwrapped."""
     if value in ("auto", "none", "required"):
         return value
-    if value == "any":  # the word of Workers AI and other APIs
+    if value == "any":  # Workers AI and other APIs say "any" for "required"
         return "required"
     if (name := _function_name(value)) is not None:
         return {"mode": "required", "tools": [name]}
@@ -154,7 +154,7 @@ def _function_name(value: Any) -> str | None:
 
 
 def _biases(value: Any) -> Any:
-    """Convert {"token id": bias} to pairs with numeric ids."""
+    """Convert {"token id": bias} to a dict with numeric ids. Raises ValidationError."""
     if not isinstance(value, dict):
         raise ValidationError('must be an object such as {"1234": -100}: token ids and their biases')
     if len(value) > MAX_BIASES:
@@ -191,9 +191,9 @@ def _empty_is_absent(value: Any) -> Any:
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A body. READERS convert fields with several forms; PARTS are fields with bodies or lists of bodies.
+    """A request body, or an object in one.
 
-    Readers are never called with null."""
+    READERS convert fields with several forms, and never get null; PARTS are the fields with nested bodies."""
 
     READERS: ClassVar[dict[str, Reader]] = {}
     PARTS: ClassVar[dict[str, type["Body"]]] = {}
@@ -265,16 +265,16 @@ class ToolBody(Body, frozen=True, kw_only=True):
 
 
 def _read_arguments(value: Any) -> Any:
-    """Keep an object and a text; encode other arguments as JSON text.
+    """Return an object or a string unchanged; encode other arguments as JSON text.
 
     Clients send an invalid call back with the arguments that they received."""
     return value if isinstance(value, str) else object_or_text(value)
 
 
 def object_or_text(value: Any) -> Any:
-    """Return an object unchanged, but an object that is nested too deep, or any other value, as JSON text.
+    """Return an object unchanged; encode any other value as JSON text.
 
-    Raises ValidationError."""
+    An object that is nested too deep is encoded, too. Raises ValidationError."""
     try:
         if isinstance(value, dict):
             return not_deep(value)
@@ -299,7 +299,7 @@ class CallBody(Body, frozen=True, kw_only=True):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CallFunctionBody
-    index: int | None = None  # from streamed deltas, which clients send back unchanged
+    index: int | None = None  # a field of streamed deltas, which clients send back unchanged
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -322,7 +322,7 @@ class MessageBody(Body, frozen=True, kw_only=True):
     tool_calls: list[CallBody] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same under vLLM's name
+    reasoning: str | None = None  # vLLM's name for `reasoning_content`
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None

@@ -12,11 +12,11 @@ import orjson
 from pilotlight.wire.errors import ApiError
 
 _MANY_DIGITS = re.compile(rb"[0-9]{19}")
-_MOST_SIGNS = 20  # characters of a 64-bit integer
+_MOST_SIGNS = 20  # maximum number of characters of a 64-bit integer
 _RANGE = range(-(2**63), 2**64)
 # Fields with the conversation's history. Calls in it may have integers of any size, because answers contain such calls.
 _HISTORIES = ("messages", "input")
-_ARGUMENTS = ("input", "arguments")  # fields of a call; they are relevant if they are objects
+_ARGUMENTS = ("input", "arguments")  # fields with a call's arguments, if they are objects
 
 
 def exact_loads(raw: bytes | str) -> Any:
@@ -33,7 +33,7 @@ def refuse_inexact(raw: bytes | str) -> None:
 
 
 def body_values(raw: bytes) -> Any:
-    """Parse a body; integers in the calls of its history stay exact.
+    """Parse a body; integers in the calls of the conversation's history stay exact.
 
     Raises orjson.JSONDecodeError."""
     value = orjson.loads(raw)  # fast and strict
@@ -47,7 +47,7 @@ def body_values(raw: bytes) -> Any:
 
 
 def _with_calls(value: Any, exact: Any) -> Any:
-    """Return a value in which the arguments of calls are those of `exact`."""
+    """Return `value` with the arguments of its calls replaced by those in `exact`."""
     if isinstance(value, list):
         return [_with_calls(part, other) for part, other in zip(value, exact, strict=True)]
     if isinstance(value, dict):

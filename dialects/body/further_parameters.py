@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class UnsupportedParameter(NamedTuple):
-    """A parameter of other APIs that is not supported, with its values that have no effect."""
+    """A parameter of other APIs that is not supported, except for its `neutral` values without an effect."""
 
     neutral: tuple[Any, ...]
     instead: str
@@ -41,7 +41,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "ebnf": UnsupportedParameter(("",), _LARK),
     "grammar": UnsupportedParameter(("",), _LARK),
     "json_schema": UnsupportedParameter(("", {}), _CONSTRAIN),
-    # Parameters of vLLM without which the answer would be another one.
+    # Parameters of vLLM that would change the answer, so they cannot be ignored.
     "use_beam_search": UnsupportedParameter((False,), "answers are sampled, or greedy with temperature 0"),
     "bad_words": UnsupportedParameter(
         ([],), "a word of several tokens cannot be forbidden; forbid single tokens by logit_bias"
@@ -67,5 +67,5 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "spaces_between_special_tokens",
-    "prediction",  # it makes OpenAI faster and does not change the answer
+    "prediction",  # makes OpenAI faster and does not change the answer
 })  # fmt: skip

@@ -55,7 +55,7 @@ def read_image(value: Any) -> Any:
 
 
 def joined(pieces: Iterable[str | ImagePart], separator: str = "\n") -> str | Content:
-    """Return a message's content; without images one text, because many templates expect that."""
+    """Return a message's content: a list if it has images, else one string, which many templates expect."""
     content = list(pieces)
     texts = [piece for piece in content if isinstance(piece, str)]
     return separator.join(texts) if len(texts) == len(content) else content

@@ -35,7 +35,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tuple[str, ...]]:
-    """Return the body, and the names of unknown fields, which are left out."""
+    """Return the body without its unknown fields, and the names of these fields. Raises ApiError."""
     ignored: list[str] = []
     values = _asked(raw, body, None if strict else ignored)
     try:
@@ -49,7 +49,7 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
 
 
 def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:
-    """Return the parameters that have an effect: no nulls, harmless parameters, or neutral values.
+    """Return the parameters that have an effect, without nulls, harmless parameters and neutral values.
 
     Names of unknown fields are appended to `ignored`; they are refused if it is None."""
     try:
@@ -82,7 +82,7 @@ def _leave_out(name: str, value: Any, names: frozenset[str], ignored: list[str] 
 
 
 def _widened(neutral: Iterable[Any]) -> list[Any]:
-    """Add the floats that are equal to the neutral integers."""
+    """Return the neutral values and, for each integer among them, the equal float."""
     return [*neutral, *(float(value) for value in neutral if type(value) is int)]
 
 
@@ -142,7 +142,7 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
 
 
 def prompt_options(body: SamplingBody) -> dict[str, Any]:
-    """Return the fields of a ValidGeneration that come from a body's prompt. Raises ApiError."""
+    """Return a ValidGeneration's fields for the prompt: cache salt and truncation. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most == 0:
         raise ApiError(
@@ -225,7 +225,7 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
 def _content(content: str | Content) -> str | list[dict[str, str]]:
     """Return the content as the reference implementation passes it to a template.
 
-    It is a text, or parts with images; templates do not see pixels."""
+    It is a string, or a list of texts and images; templates do not see pixels."""
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"} for piece in content]
@@ -250,12 +250,12 @@ def read_arguments(text: str) -> str | dict[str, Any]:
 
 
 def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
-    """Return the error of a part of a body; the message begins with the part's name."""
+    """Return the ApiError for a part of a body; its message begins with the part's name `param`."""
     return ApiError(word, f"{param}: {sentence}", param=param)
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:
-    """Return the text field `name` of a part. Raises ApiError if it has none."""
+    """Return the field `name` of a part of a body. Raises ApiError if it is no string."""
     if not isinstance(value := part.get(name), str):
         raise refused("must be a string", f"{where}.{name}")
     return value

@@ -61,7 +61,7 @@ def _of_field(value: Any, field: structs.FieldInfo, body: type[Body], at: str) -
     except ValidationError as error:
         return ApiError(error.word, f"{at}: {error}", param=at)
     is_plain = field.name not in body.PARTS
-    if is_plain and _fits(value, field.type):  # 3 ns for each token id of a prompt; one by one, as below, 1,100 ns
+    if is_plain and _fits(value, field.type):  # takes 3 ns per token id of a prompt; `_of_value` takes 1,100 ns
         return None
     return _of_value(value, _described(field.type), at)
 
@@ -111,7 +111,7 @@ def _of_union(value: Any, declared: inspect.UnionType, at: str) -> ApiError | No
 
 
 class _JsonType(NamedTuple):
-    name: str  # as it follows "must be" in messages
+    name: str  # follows "must be" in messages
     types: tuple[type, ...]
 
 

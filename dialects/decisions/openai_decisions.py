@@ -146,7 +146,7 @@ def _values(body: QuestionBody) -> tuple[bool | str, ...]:
 def decision_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the response. `probabilities` are those of each question's options."""
+    """Return the response. `probabilities` has, for each question, the probabilities of its options."""
     assert isinstance(request, OpenAIDecision)
     answers = zip(request.questions, request.values, probabilities, strict=True)
     return msgspec.json.encode({

@@ -35,7 +35,7 @@ class Question(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Return the question as the model gets it. It is short, because it is computed for each question."""
+        """Return the question for the model. It is short, because it is prefilled for each question."""
         described = [f"{option.label}: {option.description}" for option in self.options if option.description]
         asked = [self.instructions] if self.instructions else []
         if self.kind == "predicate":
@@ -105,5 +105,5 @@ def expected_level(probabilities: Sequence[float]) -> float:
 
 
 def likeliest_of(probabilities: Sequence[float]) -> int:
-    """Return the first of the most likely options."""
+    """Return the index of the most likely option, or of the first one if several are equally likely."""
     return max(range(len(probabilities)), key=probabilities.__getitem__)

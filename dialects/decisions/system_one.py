@@ -68,7 +68,7 @@ def parse_system_one(raw: bytes, resolve: Resolve, model: str | None = None, *, 
 
 
 def _text(value: Any) -> str:
-    """Return a text unchanged, and any other JSON value encoded as text."""
+    """Return a string unchanged; encode any other value as JSON text."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
@@ -104,14 +104,14 @@ def _options(criteria: Any, where: str) -> Iterator[Option]:
 def system_one_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the response, by question. `probabilities` are those of each question's options."""
+    """Return the response. `probabilities` has, for each question, the probabilities of its options."""
     return msgspec.json.encode(_object(request, probabilities, input_tokens))
 
 
 def enveloped(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the same response in Cloudflare's envelope."""
+    """Return the response of `system_one_object` in Cloudflare's envelope."""
     return msgspec.json.encode(Envelope(_object(request, probabilities, input_tokens)))
 
 

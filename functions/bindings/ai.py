@@ -56,7 +56,8 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of AI Gateway for one call.
-    `metadata`, `collect_log` and `event_id` are accepted and ignored: AI Gateway's own log does not exist here, the router's ledger records calls."""
+    `metadata`, `collect_log` and `event_id` are accepted and ignored: AI Gateway's log does not exist here. The router's ledger records calls
+    instead."""
 
     id: Annotated[str, Meta(min_length=1, max_length=200)] = "default"
     cache_ttl: Annotated[float, Meta(ge=0)] | None = None  # seconds
@@ -199,7 +200,7 @@ class AI(Binding):
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
-        if not self._inference.serves(model):  # served by another site, if by any: the router records the usage
+        if not self._inference.serves(model):  # another site may serve it: the router records the usage
             account = self._usage.account_of(self._function)
             return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
         name, adapter = self._inference.own_names(model)
@@ -234,7 +235,7 @@ class AI(Binding):
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        """Run one request of a batch; return whether it succeeded, and its result or error as JSON.
+        """Run one request of a batch; return whether it succeeded, and its result or its error as JSON.
         Retries without a time limit while the model is busy."""
         while True:
             response = await self._counted(model, inputs, {}, True)

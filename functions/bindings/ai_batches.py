@@ -1,6 +1,7 @@
 """Batches of model calls that are answered later.
 
-SQLite keeps them across crashes, until one day after they were created and answered. A function passed to `serve` runs each request.
+SQLite keeps them across crashes. Answered batches are deleted one day after they were created. The function that is passed to `serve` runs each
+request.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class Batches:
         return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
-        """Start to answer batches by `serve`, beginning with those that an earlier process left unanswered."""
+        """Start to answer batches by `serve`, first the requests that an earlier process left unanswered."""
         self._serve = serve
         self._wake()
 

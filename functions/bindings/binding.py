@@ -64,7 +64,7 @@ class Called(Protocol):
 
 class Functions(Protocol):
     """The site's functions, as bindings call them.
-    `options` of an event may name a Durable Object: {object: class, id, name}."""
+    `options` of an event may name a Durable Object by the keys `object` (its class), `id` and `name`."""
 
     async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
         """Send an event to a function; return its result."""

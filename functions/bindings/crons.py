@@ -87,7 +87,7 @@ class Crons:
                 await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
-        """Return when the trigger last fired, at most one day ago; a new trigger starts now."""
+        """Return the time after which firings are due: the last one, at most a day ago; now if there is none."""
         now_s = self._now_s()
 
         def look(connection: Connection) -> float:

@@ -46,7 +46,7 @@ class Owners:
                 )
 
     def claim(self, manifest: Manifest) -> None:
-        """Check again, and make the function the owner of resources that have none.
+        """Make the function the owner of those resources that have no owner. Raises as `check` does.
         Call this only once the function is served, so that a refused version claims nothing."""
         self.check(manifest)
         for kind, id in _named(manifest):

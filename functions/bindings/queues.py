@@ -1,8 +1,8 @@
 """Queues: messages in SQLite, delivered at least once whatever fails.
 
 A message is accepted once it is on disk. Taking a message leases it and counts the attempt before the delivery, so a message that kills its consumer
-is counted too. A message that is not acknowledged is delivered again; after its retries it goes to the dead letter queue. The consumer is an async
-function passed in.
+is counted too. A message that is not acknowledged is delivered again; after its retries it goes to the dead letter queue or, without one, is dropped.
+The consumer is an async function passed in.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Rate limits: a number of calls per key and period, counted in the memory of this site only.
 
-A sliding window made of two counters: the current period's count, and the previous one's in proportion to its share of the window. Calls are assumed
-to be spread evenly, so after a burst the limit is slightly too loose or too strict. At most 100,000 keys are kept; a forgotten key starts at zero.
+The window slides: it adds the count of the current period and the share of the previous period's count that is still inside the window. Calls are
+assumed to be spread evenly, so after a burst the limit is slightly too loose or too strict. At most 100,000 keys are kept; a forgotten key starts at
+zero.
 """
 
 import time

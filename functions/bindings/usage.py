@@ -3,9 +3,9 @@
 It counts the functions' model calls and the CPU time of their processes, which routers do not see.
 
 Counts are in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing. Routers poll for finished
-records (wire/hop/usage_records.py). A record is assigned to the first ledger that gets it, because that ledger may have stored it; another ledger
-gets it only if that one has not polled for a day. The file is created when a ledger polls for the first time. While all meters are in use, model
-calls of functions are refused, so that no usage is lost.
+records (wire/hop/usage_records.py). A record is assigned to the first ledger that gets it, because that ledger may have stored it. Another ledger
+gets the record only if the first has not polled for a day. The file is created when a ledger polls for the first time. While all meters are in use,
+model calls of functions are refused, so that no usage is lost.
 """
 
 import os
@@ -25,7 +25,7 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageAske
 MAX_UNWRITTEN = 16_384  # finished and running records, 1 KiB each
 BATCH = 1000
 CPU_RECORD_S = 10.0  # period after which a function's CPU time becomes a record
-GONE_S = 86_400.0  # a ledger that has not polled for this long is gone
+GONE_S = 86_400.0  # a ledger that has not polled for this long counts as gone
 NOTHING = ResourceUse()
 
 
@@ -39,12 +39,12 @@ class FunctionUsage:
         self._site = site
         self.account_of = account_of
         self._clock = clock
-        # a record's id is both: the site's start and a number
+        # a record's id consists of a random name for this start of the site, and a number
         self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._meters: MeterFile | None = None
         self._ended: dict[
             str, tuple[int, UsageRecord]
-        ] = {}  # meters and finished records by id; `site` here is the ledger that got the record
+        ] = {}  # (meter's number, finished record) by the record's id; the record's `site` is the ledger that got it
         self._asked_s: dict[str, float] = {}  # time of each ledger's last poll
         self._cpu: dict[str, MeterSlot] = {}  # CPU meter of each function
         self._opened_s = clock()
@@ -81,7 +81,7 @@ class FunctionUsage:
             meter.computes(round(cpu_s * 1e6))
 
     def hand_out(self, asked: UsageAsked) -> UsageTold:
-        """Return a ledger's next finished records, and delete those that it has stored."""
+        """Return the next finished records for a ledger, and delete the records that it reports as stored."""
         if self._meters is None:
             self._open()
         assert self._meters is not None
@@ -113,7 +113,7 @@ class FunctionUsage:
             self._meters = None
 
     def _may_take(self, ledger: str, now_s: float) -> bool:
-        """Tell whether another ledger may get the records that were assigned to this one."""
+        """Tell whether another ledger may get the records of this one; "" means no ledger."""
         return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
 
     def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:

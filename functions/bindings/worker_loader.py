@@ -1,7 +1,7 @@
 """Dynamic workers: a function provides code, which is served as another function.
 
-It is confined like any other function, and served as long as its loader. Its bindings are plain values. It has network access unless it is loaded
-without.
+It is confined like any other function. It is served until its loader ends, or has loaded MAX_LOADED workers that were used later. Its bindings are
+plain values. It has network access unless the loader denies it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from pilotlight.support import atomic_files
 MAX_LOADED = 8  # per loading function; beyond, the least recently used is unloaded
 MAX_MODULES = 200
 MAX_CODE_BYTES = 4 << 20
-_numbers = itertools.count(1)  # number each loader: while one version of a function replaces another, both have one
+_numbers = itertools.count(1)  # make the names of folders and pools unique
 
 
 class HasWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +66,8 @@ class WorkerLoader(Binding):
         self._functions = functions
         self._function = function
         self._directory = directory
-        self._loaded: OrderedDict[str, str] = OrderedDict()  # pools by the ids that the function gave
-        self._folders: dict[str, Path] = {}  # folders of pools, including removed pools that still have open requests
+        self._loaded: OrderedDict[str, str] = OrderedDict()  # names of pools, by the function's own ids
+        self._folders: dict[str, Path] = {}  # folder by pool, also of removed pools, whose requests may still be open
         self._loading = asyncio.Lock()
         self._is_clean = False
 
@@ -149,7 +149,7 @@ class WorkerLoader(Binding):
         return folder / request.main
 
     def _clean(self) -> None:
-        """Remove what an earlier process left."""
+        """Remove the folders that earlier processes left."""
         if not self._is_clean:
             self._is_clean = True
             for left in self._directory.parent.iterdir() if self._directory.parent.is_dir() else ():

@@ -33,9 +33,9 @@ from pilotlight.functions.channel.open_exchanges import OpenExchanges
 from pilotlight.functions.channel.streams import WINDOW_BYTES
 
 MAX_FRAME_BYTES = 32 << 20  # fits a KV value of 25 MiB with its envelope
-FRAMES_AT_ONCE = 128  # then other tasks run: a small frame takes 2 us, and one read may bring 2 MB of them
-MAX_OPEN = 1024  # exchanges that the other side may have open
-MAX_HELD_BYTES = 128 << 20  # bytes of the other side's open requests and unread replies
+FRAMES_AT_ONCE = 128  # frames before other tasks run: a small one takes 2 us, and a read may bring 2 MB
+MAX_OPEN = 1024  # maximum number of exchanges that the other side may have open
+MAX_HELD_BYTES = 128 << 20  # maximum bytes held for the other side: its open requests and unread replies
 
 _WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # frames of an open exchange
 
@@ -184,7 +184,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def num_open(self) -> int:
-        """Return the number of exchanges that either side started."""
+        """Return the number of open exchanges, whichever side started them."""
         return len(self._open)
 
     # -- asyncio.Protocol ---------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Channel(asyncio.Protocol):
 
     def _take(self, frame: AnyFrame) -> None:
         if isinstance(frame, _WITHIN):
-            if (exchange := self._open.get(frame.id)) is not None:  # None if it ended here before the other side knew
+            if (exchange := self._open.get(frame.id)) is not None:  # None if it has ended at this side only
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
             if self.room.is_set():  # a peer that does not read its pongs gets no more

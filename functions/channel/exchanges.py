@@ -22,7 +22,7 @@ class StreamingReply(NamedTuple):
 
 
 class ExchangeResult(NamedTuple):
-    """An exchange's result, as its initiator gets it."""
+    """The result of an exchange, for the side that started it."""
 
     value: Any
     body: Inbound | None
@@ -67,7 +67,7 @@ class OutgoingExchange:
 
     def take(self, frame: AnyFrame) -> None:
         if self.result.cancelled():
-            return  # the frame came before the cancelled task could send its Cancel
+            return  # the task was cancelled, and the frame came before its Cancel frame was sent
         if isinstance(frame, Reply):
             if self.result.done():
                 raise FrameError("a second reply")
@@ -184,7 +184,7 @@ class IncomingExchange:
 
     def _over(self, task: "asyncio.Future[None]") -> None:
         """Remove the exchange.
-        A done callback, because the `finally` of a task cancelled before its first step never runs."""
+        This is a done callback, because a task that is cancelled before its first step never runs its `finally`."""
         ignore_result(task)
         self._channel.forget(self._id)
         self._channel.release(self._size)

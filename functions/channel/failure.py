@@ -20,7 +20,7 @@ class Failure(Exception):
         value: Any = None,
     ) -> None:
         """`retry_after_s` is sent to a function's callers with status 503.
-        `value` is the result that the exchange has despite the failure."""
+        `value` is a result that is sent together with the failure."""
         super().__init__(message)
         self.message = message
         self.code = code
@@ -31,7 +31,7 @@ class Failure(Exception):
         self.value = value
 
     def giving(self, value: Any) -> "Failure":
-        """Set the result that the exchange has despite the failure; return the failure."""
+        """Set the result that is sent together with the failure; return the failure."""
         self.value = value
         return self
 

@@ -15,7 +15,7 @@ from pilotlight.functions.channel.frames import AnyFrame, FrameError, More, Stre
 
 WINDOW_BYTES = 256 << 10  # per stream: bytes in transit or unread
 CHUNK_BYTES = 64 << 10
-JOINED_BYTES = 4 << 10  # unread chunks are joined up to this size: a window of single bytes took 8 MiB
+JOINED_BYTES = 4 << 10  # unread chunks are joined up to this size, because a window of chunks of one byte took 8 MiB
 
 
 class StreamChannel(Protocol):

@@ -93,7 +93,7 @@ def _dumped(
 
 def _rows(connection: sqlite3.Connection, table: str) -> Iterator[str]:
     name = _quoted(table, '"')
-    # without generated columns
+    # columns that are not generated
     columns = [row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})") if row[6] == 0]
     literals = " || ',' || ".join(f"quote({_quoted(column, chr(34))})" for column in columns)
     into = ", ".join(_quoted(column, '"') for column in columns)
@@ -117,7 +117,7 @@ def kv_export(namespace: str, output: OutputOption, site: SiteOption = None, dir
                 page = await kv.call("list", [], {"cursor": cursor})
                 for name, expires_s, metadata in page["keys"]:
                     found = await kv.call("get", [name], {})
-                    if found["found"]:  # it may have been deleted meanwhile
+                    if found["found"]:  # the key may have been deleted meanwhile
                         file.write(
                             ("," if count else "")
                             + "\n"
@@ -193,7 +193,7 @@ def r2_export(
                 page = await bucket.call("list", [], {"prefix": prefix, "cursor": cursor})
                 for listed in page["objects"]:
                     got = await bucket.call("get", [], {"key": listed["key"]})
-                    if got is None:  # it was deleted meanwhile
+                    if got is None:  # the object was deleted meanwhile
                         continue
                     count += 1
                     path = _place(output, listed["key"], count)

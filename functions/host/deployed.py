@@ -31,7 +31,7 @@ log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
 ASK_AGAIN_S = 1.0  # pause before the router is asked again about unknown names
-PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched or started; its requests fail meanwhile
+PAUSE_AFTER_FAILURE_S = 5.0  # pause after a version could not be fetched or started; its requests fail during it
 AT_ONCE = 16  # functions applied concurrently: each may install packages and wait for its health call
 DIGEST_CHARS = 16  # characters of a version's digest in its pool's name
 MISFITS = "misfits"  # error code of a version that does not fit the existing objects
@@ -53,10 +53,10 @@ class FunctionRegistry(Protocol):
         """Apply a version's D1 migrations, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Replace a function's secrets with the names `before` by `values`. Raises Failure."""
+        """Store the secrets `values`; delete those in `before` that are not in `values`. Raises Failure."""
 
     def claim(self, pool: str) -> None:
-        """Make the function the owner of this version's resources. Raises Failure if another one is."""
+        """Make the function the owner of this version's resources. Raises Failure if one has another owner."""
 
 
 class KeptSecrets(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class DeployedFunctions:
             return other  # a version that cannot be fetched is replaced by the live one
 
     def account_of(self, name: str) -> str:
-        """Return the account that owns a function; empty if it is not deployed, or by the network itself."""
+        """Return the account that owns a function; empty if the network owns it or it is not deployed."""
         deployment = self._known.get(name)
         return "" if deployment is None or name in self._taken else deployment.account
 
@@ -152,7 +152,7 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Tell whether this revision's versions are served here or belong elsewhere; ask the router first."""
+        """Ask the router, start this revision's versions if they run here, and return whether that worked."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         try:
@@ -236,7 +236,7 @@ class DeployedFunctions:
             raise Failure(f"version {version.number} of {name} cannot be served: {sentence}", code=code) from None
 
     async def _checked(self, pool: str, folder: Path, version: Version) -> None:
-        """Pass a version that is healthy, or remove its pool.
+        """Do nothing if the version is healthy; otherwise remove its pool.
         A version that fails its health call gets no traffic here, even if the router lists it. Raises Failure."""
         mark = folder.with_suffix(HEALTHY)
         if mark.exists():
@@ -255,7 +255,7 @@ class DeployedFunctions:
             if response.status >= 500:
                 raise Failure(f"its health call GET {version.health_path} answered {response.status}")
         except Failure as failure:
-            # it only consumes queues or runs cron triggers; the call has imported its module
+            # a function with only queues or cron triggers has no handler for the call, but the call has imported its module
             if failure.code != "no_handler":
                 self._serving.functions.remove(pool)
                 raise

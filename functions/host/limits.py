@@ -14,7 +14,7 @@ SOCKETS_SHARE = 0.5  # share of a core that all open WebSockets of an isolate ma
 @dataclass(frozen=True)
 class FunctionLimits:
     cpu_ms: int = 30_000  # per request; an isolate's CPU time is divided among its open requests
-    cpu_total_s: float = 3600.0  # per isolate; then it is replaced when no request is open
+    cpu_total_s: float = 3600.0  # per isolate, which is then replaced as soon as no request is open
     blocked_s: float = 10.0  # longest time in which the event loop does not reply
     wall_s: float = 300.0  # per request, including its stream
     start_s: float = 20.0  # from the fork to the end of the module's import
@@ -48,7 +48,7 @@ class IsolateUsage(NamedTuple):
     request_cpu_s: float = 0.0  # CPU time of the request that has used most
     sockets_cpu_s: float = 0.0  # CPU time of WebSockets above their allowed share
     memory_mib: int = 0
-    silent_s: float = 0.0  # time since the event loop last replied
+    silent_s: float = 0.0  # time for which the event loop has owed a reply to a ping
     background_s: float = 0.0  # time of background work after responses, while no request is open
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 log = logging.getLogger("pilotlight.function")
 
 KEPT_LINES = 200
-READ_BYTES = 4 << 10  # per read: each line costs 20 us in the event loop that serves all
+READ_BYTES = 4 << 10  # per read, because each line costs 20 us of the event loop that serves all functions
 MAX_LINE = 4096
 MAX_LABEL = 24
 MAX_REQUESTS = 4096  # requests of one process whose lines are distinguished; background work prints after its request

@@ -113,10 +113,10 @@ class FunctionPool:
     async def ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
     ) -> ExchangeResult:
-        """Send an event to an isolate and return its result. Raises Fault.
+        """Send an event to an isolate and return its result.
 
-        All Durable Objects live in the oldest isolate. A GET or HEAD request is repeated once in another isolate if a signal stopped the first one's
-        process.
+        Raises Fault if the function failed, Failure if no isolate is free. All Durable Objects live in the oldest isolate. A GET or HEAD request is
+        repeated once in another isolate if a signal stopped the first one's process.
         """
         self.num_asked += 1
         is_repeatable = body is None and _is_repeatable(event)

@@ -34,7 +34,7 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-IDLE_S = 0.2  # added to the pause while there are no requests
+IDLE_S = 0.2  # longest addition to the pause between checks, while there are no requests
 TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # trigger names of OpenTelemetry
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
     frames.TailEvent: "other",
@@ -100,7 +100,7 @@ class SiteFunctions:
 
     async def __aenter__(self) -> "SiteFunctions":
         async with AsyncExitStack() as stack:
-            apply_priority(0, PriorityClass.INTERACTIVE)  # the event loop that relays all requests and responses
+            apply_priority(0, PriorityClass.INTERACTIVE)  # this thread's event loop relays all requests and responses
             stack.callback(apply_priority, 0, PriorityClass.NORMAL)
             stack.push_async_callback(self.invocations.close)
             await stack.enter_async_context(background.running(self.invocations.run, "the log of functions"))
@@ -154,7 +154,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make a version the live one: bindings, queues and cron triggers then use it."""
+        """Make a version the live one: bindings, queues and cron triggers then use it. Raises Failure."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -191,7 +191,8 @@ class SiteFunctions:
     ) -> ExchangeResult:
         """Send an event to a function or one of its versions; return the result.
 
-        An event for a Durable Object goes to the version that runs the object. Raises Failure (404) if there is no such function, Fault if it failed.
+        An event for a Durable Object goes to the version that runs the object. Raises Failure (404) if there is no such function, Failure (503) if it
+        is overloaded, Fault if it failed.
         """
         pool = self.version(function) if isinstance(function, str) else function
         if (object := object_of(event)) is not None:

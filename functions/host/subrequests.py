@@ -59,7 +59,7 @@ class Subrequests:
         self._parents.pop(id, None)
 
     def _count(self, within: int) -> None:
-        if within not in self._work.requests:  # background work after a response, or a wrong id
+        if within not in self._work.requests:  # no open request: background work after a response, or a wrong id
             within = next(iter(self._work.requests), OUTSIDE)
             if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
                 self._outside_since, self._counts[OUTSIDE] = now, 0

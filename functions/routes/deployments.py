@@ -1,7 +1,7 @@
-"""A router's requests to a site about deployed functions.
+"""A router's requests about deployed functions: their versions, their output, their invocations.
 
-Try a version, confirm that it is served, stream a function's output, find its invocations. Requests are signed if the network has a secret. Output
-may be private, so without a secret a request needs the deploy token.
+Requests are signed if the network has a secret. Output may be private, so in a network without a secret requests for it are signed with the deploy
+token.
 """
 
 import os
@@ -60,7 +60,8 @@ class FunctionDeploymentRoutes:
 
     async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
         """Check and decode a router's request.
-        Raises ApiError if the sender is not a router, the site serves no deployed functions, or the body is invalid."""
+        Raises ApiError if the network has a secret or a deploy token and no router signed the request, the site serves no deployed functions, or the
+        body is invalid."""
         if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
             raise ApiError("forbidden", "only the network's routers may try and serve versions")
         if self._served.deployed is None:

@@ -120,7 +120,7 @@ class FunctionRoute:
         name = self._name or scope["path_params"]["name"]
         body = await self._body(scope, receive)
         watching: asyncio.Future[None] | None = None
-        if isinstance(body, bytes):  # otherwise the end of the body's stream starts the watch
+        if isinstance(body, bytes):  # for a streamed body, `until_gone` below watches
             watching = asyncio.ensure_future(_until_gone(receive))
         work = asyncio.ensure_future(self._answer(name, scope, body, send))
         if isinstance(body, UploadStream):
@@ -142,7 +142,7 @@ class FunctionRoute:
             version = await self._served.version_of(name, scope)
             whole, stream = (body, None) if isinstance(body, bytes) else (b"", aiter(body))
             event = self._event(scope, name, scope["method"], whole)
-            with version.held():  # it may be replaced while the file is opened
+            with version.held():  # the version may be replaced while the file is opened
                 response = await self._functions.static(version, event)
                 if response is not None and self._is_below(scope):
                     response = _below(response, f"/fn/{name}")
@@ -369,7 +369,7 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 
 
 def _below(response: Response, prefix: str) -> Response:
-    """Add the prefix below which the files are served to the location of an asset's redirect."""
+    """Prefix the location of an asset's redirect with the path below which the files are served."""
     return response._replace(
         headers=[
             (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)

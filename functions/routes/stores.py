@@ -40,7 +40,7 @@ class StoreRoutes:
         return await asyncio.to_thread(list_stores, self._state_dir)
 
     async def read(self, query: StoreQuery) -> StorePage:
-        """Return a page of a store as JSON. Raises ApiError."""
+        """Return a page of a store. Raises ApiError."""
         try:
             return await asyncio.to_thread(read_page, self._state_dir, query)
         except NoStoreError as error:

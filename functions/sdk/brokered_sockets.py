@@ -2,7 +2,7 @@
 
 The runtime applies its egress policy. Here `socket.socket` is replaced by a class whose `connect` asks the runtime, which also resolves names. So
 everything that is built on Python's sockets works: `ssl`, asyncio, requests, urllib3, httpx, aiohttp, database drivers. Import this before `ssl` and
-asyncio, whose classes derive from `socket.socket`. Independent of functions.
+asyncio, whose classes derive from `socket.socket`. This module is independent of functions.
 """
 
 import _socket
@@ -19,7 +19,7 @@ ANSWER_S = 30.0  # time for the runtime to resolve and connect; it has shorter t
 MAX_NAMES = 1024  # addresses whose names are remembered
 _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
-_names: dict[str, str] = {}  # names by resolved address: the runtime gets the name, and checks and resolves it again
+_names: dict[str, str] = {}  # names by resolved address; to connect, the runtime gets the name and resolves it again
 _broker: socket.socket | None = None
 _within: Callable[[], int] = int  # returns the id of the request being handled; set by `use`
 
@@ -43,7 +43,7 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 class BrokeredSocket(_System):
     """A TCP socket that the runtime connects.
-    Other kinds of sockets, and sockets made from a descriptor, behave as Python's own."""
+    Sockets of other families, and sockets made from a descriptor, behave as Python's own; UDP and raw sockets raise PermissionError."""
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         self._is_brokered = fileno is None and _broker is not None and family in (-1, socket.AF_INET, socket.AF_INET6)

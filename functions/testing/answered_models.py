@@ -9,7 +9,7 @@ from pilotlight.functions.inference import InferenceResponse
 from pilotlight.wire.hop.usage import ResourceUse
 
 Answer = Callable[[str, dict[str, Any]], Any]
-"""Maps a model's name and its inputs to the result: a dict, a text, or chunks of a text; it may be awaitable."""
+"""Maps a model's name and its inputs to the result: a dict, a string, or an iterable of strings; it may be awaitable."""
 
 
 class AnsweredModels:

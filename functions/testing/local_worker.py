@@ -97,7 +97,7 @@ class LocalWorker:
         services: Iterable[Path] = (),
         layers: Path | None = None,
     ) -> None:
-        """Serve the function of `directory`.
+        """Load the manifest of the function in `directory`; `__enter__` serves the function.
 
         `state` is the folder for the bindings' data; by default a temporary one. `layers` is a folder of installed packages that workers share;
         without it each installs its own.
@@ -139,8 +139,8 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await a call of `env`:
-        `worker.run(worker.env.KV.get("key"))`; return its result or raise its exception."""
+        """Await a call of `env`, and return its result or raise its exception.
+        An example is `worker.run(worker.env.KV.get("key"))`."""
         return self._run(work, WAIT_S)
 
     def _run(self, work: Awaitable[T], limit_s: float) -> T:
@@ -196,7 +196,7 @@ class LocalWorker:
         self.run(self._asked(TailEvent(UNNUMBERED, events)))
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock; alarms, crons, delayed messages and expirations up to then become due."""
+        """Advance the clock; alarms, crons, delayed messages and expirations up to the new time become due."""
         self._clock.added_s += seconds
 
     def until_idle(self) -> None:

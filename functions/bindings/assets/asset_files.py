@@ -2,7 +2,7 @@
 
 The fallback for other paths is here, too.
 
-A path is resolved part by part below the folder; anything that leads out of it, even through a link, does not exist.
+A path is resolved part by part below the folder; a path that leads out of it, even through a link, is treated as missing.
 """
 
 import asyncio

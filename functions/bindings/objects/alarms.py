@@ -2,8 +2,8 @@
 
 Failed alarms are retried after growing pauses.
 
-An object's own file has its alarm. The file here only lists the objects to look at; it may list too many, because it is written before the object
-commits.
+An object's own file has its alarm. The file `alarms.sqlite` only lists the objects to look at; it may list too many, because it is written before the
+object commits.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
 """
 MAX_BUSY = 10  # after so many checks an object with an open transaction gets an empty event
 Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
-"""Calls a method of an object with arguments, in the runtime's name."""
+"""Calls a method of an object with arguments, as the runtime and not as a function."""
 
 
 class Alarms:

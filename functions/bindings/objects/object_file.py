@@ -116,7 +116,7 @@ class ObjectFile:
         return found
 
     def delete_all(self) -> None:
-        """Delete all keys, the alarm and all tables."""
+        """Delete all keys, the alarm, and all tables and views."""
         self._write()
         with self._guard.trusting():
             self._connection.execute("PRAGMA defer_foreign_keys = ON")

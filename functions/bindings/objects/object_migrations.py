@@ -30,7 +30,7 @@ class MigrationRecord(msgspec.Struct):
     """The applied migrations of one function."""
 
     done: list[str] = []  # tags of applied migrations
-    gone: dict[str, str] = {}  # removed classes, each with what happened to it
+    gone: dict[str, str] = {}  # removed classes, each with the reason: renamed or deleted, and by which migration
 
     def note(self, migration: Migration, bound: Collection[str]) -> None:
         """Record a migration as applied. A deleted class that the version still binds (`bound`) starts empty."""
@@ -60,7 +60,7 @@ class ObjectMigrations:
         return [migration for migration in self._migrations if migration.tag not in done]
 
     def after(self) -> MigrationRecord:
-        """Return the record as it will be after all migrations."""
+        """Return the record as it will be after the pending migrations."""
         record = self.record()
         for migration in self.pending:
             record.note(migration, self._classes)
@@ -107,7 +107,7 @@ class ObjectMigrations:
         atomic_files.write(self._directory / "migrations.json", msgspec.json.encode(record))
 
     def record(self) -> MigrationRecord:
-        """Load the applied migrations. An older format was a plain list of tags."""
+        """Load the record from disk. Its older format is a plain list of tags."""
         path = self._directory / "migrations.json"
         found = json.loads(path.read_bytes()) if path.is_file() else {}
         return msgspec.convert({"done": found} if isinstance(found, list) else found, MigrationRecord)

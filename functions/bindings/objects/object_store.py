@@ -72,7 +72,8 @@ class ObjectStore:
     async def run(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None = None) -> T:
         """Run `work` on the object's file in a thread, after all earlier work of this object.
 
-        `instance` None means the runtime itself. Raises Stale if the instance was replaced, ClassGone, DatabaseError, and the exceptions of `work`.
+        With `instance` None the work is the runtime's own. Raises Stale if the instance was replaced, ClassGone, DatabaseError, and the exceptions of
+        `work`.
         """
         if self._users.get(key, 0) >= MAX_WAITING:
             raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
@@ -80,7 +81,7 @@ class ObjectStore:
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
         """Start to move or delete the objects of these classes, by `work`, once their files are closed.
-        Their instances become stale. Requests for these classes wait, except that those for classes in `gone` are refused."""
+        Their instances become stale. Requests for these classes wait; requests for classes in `gone` are refused."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
         for key in [key for key in self._instances if key.class_name in moved]:
@@ -162,7 +163,7 @@ class ObjectStore:
             unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
 
     async def _close(self, key: ObjectKey) -> None:
-        self._users[key] = self._users.get(key, 0) + 1  # others must not reopen the file until it is closed
+        self._users[key] = self._users.get(key, 0) + 1  # so that no request reopens the file before it is closed
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             if (file := self._files.pop(key, None)) is not None:

@@ -1,6 +1,7 @@
 """Secrets of functions at rest: AES-256-GCM with a key of this site that only its owner can read.
 
-Each secret is bound to its function and name: a copy under another name does not decrypt. Callers control access.
+Each secret is bound to its function and name: a copy under another name does not decrypt. This module does not check which function may read a
+secret.
 """
 
 import fcntl

@@ -157,7 +157,7 @@ class KVNamespace(Binding):
 
     @method
     async def list(self, request: KVList) -> Any:
-        """List keys: {keys: [[name, expires_s, metadata]...], cursor}; the cursor is None on the last page."""
+        """List keys: {keys: [[name, expires_s, metadata]...], cursor}; the last page has no cursor."""
         if not 1 <= request.limit <= MAX_LISTED:
             sentence = f"Invalid key_count_limit of {request.limit}. Please specify an integer from 1 to {MAX_LISTED}."
             raise _refusal("GET", 400, sentence)

@@ -234,7 +234,7 @@ class R2Bucket(Binding):
 
 
 class _Told:
-    """An object's bytes, whose errors become BindingErrors, like errors at the start of the call."""
+    """An object's bytes as a stream that raises the store's errors as BindingErrors."""
 
     def __init__(self, verb: str, content: Body) -> None:
         self._verb = verb

@@ -1,7 +1,7 @@
 """The bytes that one bucket uses on disk, including files that are still being written.
 
-Without the latter, 40 open puts of 4 MiB once held 160 MiB in a bucket of 4 MiB. The event loop adds bytes as they arrive, while the index's thread
-counts them as stored at a commit, hence the lock.
+Before unfinished files were counted, 40 open puts of 4 MiB held 160 MiB in a bucket of 4 MiB. The event loop adds bytes as they arrive, while the
+index's thread counts them as stored at a commit, hence the lock.
 """
 
 from collections.abc import Hashable
@@ -14,19 +14,19 @@ class BucketQuota:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._lock = Lock()
-        self._used = 0  # as last counted by the index
+        self._used = 0  # bytes of stored objects, as the index last counted them
         self._open = 0  # bytes of files that are being written
         self._replaced: dict[Hashable, int] = {}  # bytes that open writes will free, once per object
 
     def refresh(self, used: int, done: "OpenWrite | None" = None) -> None:
-        """Set the bytes counted by the index; they now include those of the finished write `done`."""
+        """Set the bytes that the index has counted, which include the finished write `done`."""
         with self._lock:
             self._used = used
             if done is not None:
                 self._release(done)
 
     def open_write(self, place: Hashable, replaced: int) -> "OpenWrite":
-        """Start a write to `place`, which frees `replaced` bytes when it is done."""
+        """Start a write of `place`; at its end, it frees the `replaced` bytes of the previous object."""
         with self._lock:
             is_first = place not in self._replaced
             if is_first:

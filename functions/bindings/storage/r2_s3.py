@@ -86,7 +86,7 @@ class S3Store:
                     answer = await self._client.ask("GET", key, headers=headers)
                 except S3Error as error:
                     if error.status in (404, 412):
-                        continue  # the object has been replaced meanwhile
+                        continue  # the object has been replaced or deleted meanwhile
                     raise
                 return head, span, S3Content(answer, span.length, head)
         raise AssertionError("unreachable")
@@ -127,7 +127,7 @@ class S3Store:
         raise AssertionError("unreachable")
 
     async def delete(self, keys: list[str]) -> None:
-        keys = [key for key in keys if not _leads_away(key)]  # such keys do not exist
+        keys = [key for key in keys if not _leads_away(key)]  # no object can have such a key
         async with _translated():
             if len(keys) == 1:
                 (await self._client.ask("DELETE", keys[0])).close()
@@ -289,7 +289,7 @@ class S3Content:
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
     """Turn failures of the S3 endpoint into R2Errors.
-    The function gets the reason, but no keys or names of the site."""
+    The function gets the reason, but never the site's credentials."""
     try:
         yield
     except S3Error as error:
@@ -339,7 +339,7 @@ async def _spooled(content: AsyncIterator[bytes], update: Callable[[bytes], None
             if size > MAX_PUT_BYTES:
                 sentence = f"an object may have {MAX_PUT_BYTES >> 30} GiB in one put: upload it in parts"
                 raise R2Error(sentence, 100100, 400)
-            if size > IN_MEMORY_BYTES:  # only a file blocks its writer
+            if size > IN_MEMORY_BYTES:  # from this size on, `file` is on disk, and writing blocks
                 await asyncio.to_thread(keep, chunk)
             else:
                 keep(chunk)

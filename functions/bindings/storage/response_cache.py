@@ -72,7 +72,7 @@ class ResponseMemory:
 
     @classmethod
     def of(cls, state_dir: Path, services: Services) -> "ResponseMemory":
-        """Return the one cache of the site."""
+        """Return the site's cache, which all its functions share."""
         place, now_s = directory_of(state_dir, "cache", "responses"), services.clock.now_s
         return services.databases.get(place, lambda path: cls(now_s=now_s))
 
@@ -175,7 +175,7 @@ def _too_long(size: int) -> BindingError:
 
 
 def lifetime_s(status: int, headers: Iterable[tuple[str, str]], now_s: float) -> float:
-    """Return how long a response may be kept by its headers, in seconds; 0 if not at all."""
+    """Return for how many seconds headers, or else the status, let a response be kept; 0 if not at all."""
     found: dict[str, str] = {}
     for name, value in headers:
         lower = name.lower()

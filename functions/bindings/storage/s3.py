@@ -1,7 +1,7 @@
 """The part of S3's protocol that buckets need: signed requests (AWS Signature 4), responses, retries.
 
 It uses the HTTP client that a site has anyway. botocore is 31 MiB, takes 140 ms to create a client, and blocks the event loop during requests. Each
-body is sent with its hash signed, so the store refuses a body that was damaged on the way. Independent of R2 and functions.
+body is sent with its hash signed, so the store refuses a body that was damaged on the way. This module is independent of R2 and functions.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import aiohttp
 from yarl import URL
 
 TRIES = 4
-FIRST_PAUSE_S = 0.1  # doubled for each retry, then drawn between half of it and the whole
+FIRST_PAUSE_S = 0.1  # doubled for each retry; the actual pause is random, at least half of this
 CONNECT_S = 5.0
 SILENCE_S = 30.0  # longest pause within a response
 MAX_ERROR_BYTES = 64 << 10
@@ -55,7 +55,7 @@ class S3Unreachable(Exception):
 
 
 class S3CredentialsError(Exception):
-    """The place that the site file names for credentials has none."""
+    """The file or the environment variables that the site file names hold no credentials."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ async def _failure(response: aiohttp.ClientResponse) -> S3Error:
         response.close()
     try:
         return _as_error(ElementTree.fromstring(body), response.status)
-    except ElementTree.ParseError:  # no XML: the response to a HEAD, or one of a proxy in between
+    except ElementTree.ParseError:  # no XML: the response to a HEAD, or the response of a proxy
         return S3Error(
             _BY_STATUS.get(response.status, f"HTTP{response.status}"), response.reason or "", response.status
         )

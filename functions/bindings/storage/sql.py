@@ -17,7 +17,7 @@ MAX_SQL_BYTES = 100_000
 MAX_VALUE_BYTES = 2_000_000  # per string, blob or row
 MAX_PARAMETERS = 100
 MAX_COLUMNS = 100
-MAX_RESULT_BYTES = 16 << 20  # because a reply is one message of at most 32 MiB
+MAX_RESULT_BYTES = 16 << 20  # limit of a result, because a reply is one message of at most 32 MiB
 ROWS_AT_ONCE = 256
 RESERVED = "_cf_"
 
@@ -159,7 +159,7 @@ class StatementGuard:
 
 
 def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
-    """Execute one statement. Raises SqlError, and the database errors that `storage_word` knows."""
+    """Execute one statement. Raises SqlError, or sqlite3.Error if the storage fails or time runs out."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
     with as_sql_errors(guard):

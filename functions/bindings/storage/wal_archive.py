@@ -70,7 +70,7 @@ class Moment(NamedTuple):
 
 
 class WalHistory:
-    """The history of a file, for reading; any process may do so."""
+    """The history of a file, which any process may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -235,7 +235,7 @@ class WalArchive(WalHistory):
                 file.seek(size - TIMES.size)
                 before_s, before = TIMES.unpack(file.read(TIMES.size))
                 if before >= offset:
-                    return  # recorded before the process started
+                    return  # an earlier process has recorded this commit
                 if before and int(before_s) == int(now_s):
                     size -= TIMES.size  # replace the entry: one per second, for its last commit
             file.seek(size)
@@ -255,7 +255,7 @@ class WalArchive(WalHistory):
         self._since_base += self._last.offset
         self._number, self._last = self._number + 1, Commit(0, b"")
         if _data_version(connection) != before or self._since_base > max(SMALL_BYTES, self.path.stat().st_size):
-            self._copy_base()  # the latter also if another process committed after the copy
+            self._copy_base()  # also needed if another process committed after the copy of the WAL
         self._forget()
 
     def _begin(self, connection: Connection) -> None:
@@ -287,7 +287,7 @@ class WalArchive(WalHistory):
         return not is_busy
 
     def _forget(self) -> None:
-        """Delete what is needed only for moments that are too old: all before the newest base of that age."""
+        """Delete the files before the newest base that is older than the kept period."""
         oldest_s = self._now_s() - self._kept_s
         bases = [moment for moment in self._moments() if moment.bookmark.offset == 0 and moment.at_s <= oldest_s]
         if not bases:

@@ -40,7 +40,7 @@ class IsolationTrial:
 
     async def best(self, min_tier: int, max_tier: int) -> tuple[Isolation, ZygoteFactory]:
         """Return the strongest tier that works, and its zygote factory.
-        Raises IsolationError below `min_tier`."""
+        Raises IsolationError if that tier is lower than `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
         scratch.chmod(0o755)  # despite the site's umask

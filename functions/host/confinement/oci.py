@@ -1,8 +1,8 @@
 """Tier 3: the zygote of each function runs in a container, and forks the function's isolates there.
 
-Uses OCI bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar runtimes share: `run`, `delete
---force`, `--preserve-fds`. The control socket is descriptor 3. The rest is the same as in other tiers, so requests to a warm function start no
-container.
+This module uses OCI bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar runtimes share: `run`,
+`delete --force`, `--preserve-fds`. The control socket is descriptor 3. The rest is the same as in other tiers, so requests to a warm function start
+no container.
 """
 
 import asyncio
@@ -179,13 +179,13 @@ class _Container:
         self.bundle = bundle
         self.child = child
         self.zygote = zygote
-        # open until the start succeeds or fails, so that the reason is known before the zygote's end is
+        # kept open until the start succeeds or fails: closing it would end the zygote before the reason is known
         self.theirs = theirs
         self.log, self.pid_file = bundle / "log", bundle / "pid"
         self.monitor = 0
 
     def find(self) -> bool:
-        """Tell whether the container's first process exists; if so, identify it by a pidfd.
+        """Tell whether the container's first process exists; if so, store its pid and a pidfd.
         A pidfd cannot refer to another process if the number is reused."""
         try:
             pid = int(self.pid_file.read_text())
@@ -216,7 +216,7 @@ class _Container:
 
 def _spawn(program: str, arguments: list[str], control: int, log: int) -> int:
     """Start a program with only its control socket, and its log as output; return its pid."""
-    # numbers above 0 to 3, which are replaced
+    # duplicates with numbers above 3, because the child's descriptors 0 to 3 are replaced
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (control, log)]
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     placed = ((null, 0), (high[1], 1), (high[1], 2), (high[0], CONTROL))

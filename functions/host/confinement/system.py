@@ -1,6 +1,6 @@
 """Linux system calls that Python lacks: clone, mounts, capabilities, Landlock, seccomp.
 
-Through ctypes: 200 lines instead of three dependencies. Each function raises OSError with the call's name.
+This module calls them through ctypes, in 200 lines, instead of using three dependencies. Each function raises OSError with the call's name.
 """
 
 import ctypes
@@ -149,7 +149,7 @@ def landlock_abi() -> int:
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     """Restrict the file system to these paths.
-    With ABI 4 or 6, TCP, abstract Unix sockets and signals to outside processes are forbidden, too."""
+    From ABI 4 on, TCP is forbidden, too; from ABI 6 on, also abstract Unix sockets and signals to processes outside."""
     abi = landlock_abi()
     if not abi:
         raise OSError(f"landlock: {os.strerror(38)}")

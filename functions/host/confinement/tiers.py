@@ -147,7 +147,7 @@ def _set_limits(limits: Confinement) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: SIGNALS,
     }
-    if limits.uid is not None or limits.tier >= 2:  # the runtime's own user has other processes, too
+    if limits.uid is not None or limits.tier >= 2:  # else the limit would count the site's other processes
         wanted[resource.RLIMIT_NPROC] = limits.threads
     for which, value in wanted.items():
         resource.setrlimit(which, (value, value))
@@ -188,8 +188,8 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
 def _reveal(needed: Iterable[str]) -> None:
     """Make the needed paths reachable for the users of functions.
 
-    If a directory above a needed path is closed to other users (an interpreter in /root), a private mount replaces it, for this process, by one with
-    only the needed entries. If none is closed, no namespace is created.
+    If a directory above a needed path is closed to other users (an interpreter in /root), a private mount covers it, for this process, with a
+    directory that has only the needed entries. If no directory is closed, no namespace is created.
     """
     closed: dict[str, list[str]] = {}
     for path in top_most(needed):
@@ -222,7 +222,7 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the real paths of those that exist and are not inside another one."""
+    """Yield the real paths of `paths`, without those that do not exist or are inside another of them."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []
     for path in real:

@@ -21,12 +21,12 @@ class UserIds:
     """The user ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Reserve no id yet. Without root there are none, because only root can change a process's user."""
+        """Reserve no id before `take`. Without `is_root` there are none: only root can set a process's user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []
         self._fresh: deque[int] = deque()
-        self._freed: deque[int] = deque()  # reused oldest first: processes with an id may still be ending
+        self._freed: deque[int] = deque()  # reused oldest first, because processes with a freed id may still be ending
 
     def take(self) -> int | None:
         """Return an unused id; None without root. Raises ConfigError if none can be reserved."""

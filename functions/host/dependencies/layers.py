@@ -30,7 +30,7 @@ from pilotlight.support import atomic_files
 log = logging.getLogger("pilotlight.function")
 
 PROJECT, LIST = "pyproject.toml", "requirements.txt"
-# The site's own SDK replaces the first; the others belong to the standard library, but are packages in Pyodide.
+# Requirements that are not installed: names of the SDK, which the site has, and modules of the standard library that Pyodide has as packages.
 PROVIDED = frozenset(
     {"workers-py", "workers-runtime-sdk", "webtypy", "pyodide-py"}
     | {"ssl", "sqlite3", "lzma", "hashlib", "distutils", "pydecimal", "pydoc-data"}
@@ -49,7 +49,7 @@ _REQUIREMENT = re.compile(
 
 
 class LayerError(Exception):
-    """The packages cannot be installed; the message has the reason, in the installer's words."""
+    """The packages cannot be installed; the message contains the installer's output."""
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def requirements_of(folder: Path) -> tuple[str, ...]:
 
 
 class LayerBudget(NamedTuple):
-    """The disk space in MiB, and the days, for which unused layers are kept for rollbacks."""
+    """Limits of the unused layers that are kept for rollbacks: size in MiB, and days since the last use."""
 
     mib: int = 4096
     days: float = 30.0
@@ -95,7 +95,7 @@ class Layers:
 
     def release(self, user: object) -> None:
         if (digest := self._used.pop(user, None)) is not None:
-            with suppress(OSError):  # the time marks the end of its use
+            with suppress(OSError):  # its modification time marks the end of its use
                 os.utime(self.directory / digest)
 
     async def keep_pruned(self) -> None:

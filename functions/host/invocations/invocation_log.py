@@ -1,4 +1,4 @@
-"""The log of invocations: every invocation and its output go to the store and to tail consumers.
+"""The log of invocations: they and their output go to the store, if sampled, and to tail consumers.
 
 No request waits for it: ended invocations are written in batches, once a second.
 """
@@ -35,7 +35,7 @@ class InvocationLog:
         self._last_id = 0
         self._rows: list[InvocationRow] = []
         self._lines: list[LineRow] = []
-        # By function and version: the current record for output outside of requests.
+        # Id of the record for output outside of requests, by function and version; each flush starts new records.
         self._loose: dict[tuple[str, str], int] = {}
         self._ended: list[Callable[[], None]] = []  # deliveries to tail consumers
         self._num_dropped = 0
@@ -133,7 +133,7 @@ class FunctionJournal:
         """Start the record of an invocation; if sampled, it is stored at its end."""
         consumers = (
             () if isinstance(event, frames.TailEvent) else self._consumers
-        )  # the invocation of a tail consumer is not sent to tail consumers: no loops
+        )  # a tail consumer's own invocations are not sent to tail consumers, which avoids loops
         id = self._log.new_id()
         is_kept = self._log.keeps and random.random() < self._sampling
         invocation = Invocation(id if is_kept else -id, event, self._ended, wants_lines=bool(consumers))

@@ -42,7 +42,8 @@ class IsolateHandle:
         is_on_probation: bool = False,
     ) -> None:
         """`on_fault` is called for responses that fail after they have started.
-        `is_on_probation`: another isolate of this function computes for long or ended badly, so this one starts with background priority."""
+        With `is_on_probation`, the isolate starts with background priority, because another isolate of the function computes for long or has ended
+        badly."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
@@ -159,7 +160,7 @@ class IsolateHandle:
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
             self.watcher.last_look()  # the import is not charged to a request
-            self.watcher.charge()  # requests that waited for the import have started
+            self.watcher.charge()  # from now on, time is charged to the requests that waited
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):

@@ -146,7 +146,7 @@ class IsolateSet:
     async def _pause(self, pause_s: float) -> None:
         """Wait until the next isolate may start.
         Raises Fault if the last import failed, and Failure if the pause is too long to wait."""
-        if (last := self._not_imported) is not None:  # the author has this error already
+        if (last := self._not_imported) is not None:  # reported to the author already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:
             sentence = f"the processes of {self._function!r} keep ending without an answer; the next one starts in {pause_s:.0f} s"
@@ -156,13 +156,13 @@ class IsolateSet:
     def _end_zygote(self, why: str) -> None:
         """End the zygote and with it all isolates, which may run the same code."""
         self._factory.zygote.fail(why)
-        if not self.living:  # otherwise the ends of the isolates are counted
+        if not self.living:  # if there are isolates, `_attend` counts their ends
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
         sentence = f"the function {self._function!r} was ended: {why}"
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
 
     def _taint(self, isolate: IsolateHandle) -> None:
-        """Retire an isolate: it finishes its requests, and new ones go elsewhere."""
+        """Retire an isolate: it finishes its requests, and new requests go to other isolates."""
         if isolate in self.living and not isolate.is_tainted:
             isolate.is_tainted = isolate.is_retiring = True
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)
@@ -181,7 +181,7 @@ class IsolateSet:
         """Wait until an isolate ends by itself, then clean up."""
         await isolate.until_gone()
         if isolate in self.living:
-            if not isolate.is_tainted:  # a tainted one was counted before
+            if not isolate.is_tainted:  # `_taint` has counted a tainted one
                 now = asyncio.get_running_loop().time()
                 self.restarts.ended_badly(now, had_answered=isolate.has_answered)
             self._remove(isolate)

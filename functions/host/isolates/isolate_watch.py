@@ -52,7 +52,7 @@ class IsolateWatch:
 
     def look_at_start(self) -> Exceeded | None:
         now = asyncio.get_running_loop().time()
-        self._spent()  # not charged: an import may take long
+        self._spent()  # not charged to requests, because an import may take long
         if now - self._process.created_at > self._limits.start_s:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
         return None

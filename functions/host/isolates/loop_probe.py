@@ -11,7 +11,7 @@ class LoopProbe:
         self._ping: asyncio.Task[None] | None = None
 
     def silent_s(self) -> float:
-        """Return for how many seconds the loop has owed a reply."""
+        """Return for how many seconds the event loop has owed a reply to the last ping; 0 if it has replied."""
         return 0.0 if self._owed_since is None else asyncio.get_running_loop().time() - self._owed_since
 
     def begin(self, channel: Channel) -> None:

@@ -17,9 +17,9 @@ from enum import Enum
 
 from pilotlight.functions.host.confinement import system
 
-# A process that wakes up waits for a computing one of the same class until the next tick (4 ms at 250 Hz), unless its slice is shorter than that
-# one's (1.4 ms on two cores). With the kernel's shortest slice, 0.1 ms, an answer takes more than one slice, and the computing process then runs to
-# the tick: beside two busy loops the runtime's thread waited 346 ms of 8 s, but 134 ms with 0.7 ms.
+# A process that wakes up while another process of its class computes waits until the next tick (4 ms at 250 Hz), unless its slice is shorter than the
+# slice of that process (1.4 ms on two cores). With the kernel's shortest slice, 0.1 ms, an answer takes more than one slice, and the computing
+# process then runs to the tick: beside two busy loops the runtime's thread waited 346 ms of 8 s, but 134 ms with 0.7 ms.
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # only root can raise a priority again after it was lowered
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # the priority with which the site was started
@@ -47,7 +47,7 @@ class CpuHistory:
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
         """`is_on_probation` starts the isolate with background priority, until it has proven itself.
-        It is set if another isolate of the function computes for long or ended badly."""
+        Callers set it if another isolate of the function computes for long or has ended badly."""
         self._is_on_probation = is_on_probation
         self.num_answers = 0.0  # in total
         self._answers = 0.0  # decays with a half-life of HALF_S
@@ -79,7 +79,7 @@ class CpuHistory:
             return PriorityClass.BACKGROUND
         if self.num_answers < PROVEN:
             return PriorityClass.BACKGROUND if self._is_on_probation else PriorityClass.NORMAL
-        # the sum to which a steady share of a core converges
+        # `_spent_s` converges to this sum at a steady use of PROMPT_SHARE of a core
         is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)
         return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 

@@ -29,7 +29,7 @@ def descendants(pid: int) -> set[int]:
     found: set[int] = set()
     left = [pid]
     while left:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             folder = f"/proc/{left.pop()}/task"
             for thread in os.listdir(folder):
                 with suppress(OSError):
@@ -40,7 +40,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _read_at_once(path: str) -> bytes:
-    """Return a file of /proc without pathlib: 30 us, a quarter of Path's time, while all requests wait."""
+    """Return the content of a file of /proc. Without pathlib, all requests wait 30 us instead of 120 us."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 1 << 14)

@@ -64,7 +64,7 @@ def bytes_below(folder: Path, enough: int) -> int:
 
 
 def empty(folder: Path) -> None:
-    """Delete a folder's contents; the folder itself stays, because processes there have it mounted."""
+    """Delete a folder's contents; the folder itself stays, because running processes use it."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

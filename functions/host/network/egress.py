@@ -310,8 +310,9 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Tell whether an address is one of this machine's own, without sending anything.
-    The kernel then uses it as its own end of a connection. An address that a NAT elsewhere maps back to this machine is not recognised."""
+    """Tell whether an address is one of this machine's own.
+    Connecting a UDP socket sends nothing, and for an own address the kernel chooses the same address as the local end. An address that a NAT
+    elsewhere maps back to this machine is not recognised."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -25,7 +25,7 @@ from pilotlight.functions.channel.socket_messages import (
 from pilotlight.functions.host.limits import FunctionLimits
 
 STALL_S = 60.0  # time in which a client must take a message
-CLOSE_S = 5.0  # time for the other side's close, and for a function's handlers of it
+CLOSE_S = 5.0  # time for the other side to close, too, and for the function's close handlers
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
 SITES_OWN = ("closing",)  # codes of failures that the site causes, not the function
@@ -42,7 +42,7 @@ class SocketRelay:
         self._limits = limits
         self._next: asyncio.Future[AsgiMessage] | None = None  # a pending receive whose message is not handled yet
         self._to_function = _HandOff()
-        self._is_closed = False  # whether the client was sent a close, or has closed
+        self._is_closed = False  # whether the client has closed, or has been sent a close
         self._active_at = asyncio.get_running_loop().time()
 
     async def while_present(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -73,7 +73,8 @@ class SocketRelay:
         return self._to_function.messages()
 
     async def run(self, stream: AsyncIterator[bytes], draining: Awaitable[None]) -> None:
-        """Relay messages until both directions have ended; `stream` has the function's messages."""
+        """Relay messages until one side closes, none has come for `socket_idle_s`, or `draining` returns.
+        Then close the connection on both sides. `stream` has the function's messages."""
         from_client = asyncio.ensure_future(self._from_client())
         from_function = asyncio.ensure_future(self._from_function(stream))
         idle, drained = asyncio.ensure_future(self._until_idle()), asyncio.ensure_future(draining)

@@ -56,7 +56,7 @@ class PoolZygote:
         return self.current is not None and self.current.is_alive
 
     async def read_imports(self) -> None:
-        """Parse the function's imports in a thread; call this before `get`."""
+        """Find the imports of the function's files in a thread, so that `get` need not block for that."""
         if self._imports is None:
             self._imports = await asyncio.to_thread(imports_of, self._manifest)
 

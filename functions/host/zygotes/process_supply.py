@@ -72,7 +72,8 @@ class ProcessSupply:
         await self._stack.aclose()
 
     def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
-        """Return what a pool needs; each pool needs its own, even if it replaces one of the same name.
+        """Return the Provision for a new pool.
+        Each pool needs a separate one, even if it replaces a pool of the same name.
         `layers` are directories with packages; without them, the function's dependencies are installed. Raises ManifestError."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)

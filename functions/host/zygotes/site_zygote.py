@@ -65,7 +65,7 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Return the memory in MiB that children share with it; valid once a child has imported everything."""
+        """Return the MiB that children share with this zygote; valid once a child has imported everything."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib
@@ -91,6 +91,6 @@ def _own_libraries() -> Path:
 
 def authorities() -> dict[str, str]:
     """Return the environment variables that make functions trust the site's certificate authorities.
-    `ssl` reads the first two, requests the third."""
+    `ssl` reads SSL_CERT_FILE and SSL_CERT_DIR; requests reads REQUESTS_CA_BUNDLE."""
     told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

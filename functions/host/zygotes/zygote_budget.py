@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
 
-PREPARE_AFTER_S = 0.5  # after a site's start, because models load first
+PREPARE_AFTER_S = 0.5  # pause after the site's start, because models load first
 PREPARE_EVERY_S = 0.05  # pause between two zygotes; each takes 6 ms of a core
 TRIM_S = 2.0
 
@@ -18,7 +18,7 @@ TRIM_S = 2.0
 class ZygoteBudget:
     def __init__(self, mib: int) -> None:
         self._mib = mib
-        self._asleep_mib = 0  # as of the last measurement
+        self._asleep_mib = 0  # memory of idle functions' zygotes, as last measured
         self._trimmed_at = 0.0
         self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
 

@@ -39,8 +39,8 @@ COPIED_MIB = 3  # shared pages that a zygote has copied by writing to them
 FORK_TIMEOUT_S = 10.0  # time limit for a process to start
 FORK_CPU_S = 0.05  # CPU time allowed to a zygote for a fork and the report of an exit; 0.01 measured
 BESIDE_SHARE = 0.01  # share of a core allowed to threads that packages start
-LOOK_S = 0.5  # between two checks of a zygote
-SELDOM_S = 5.0  # the same while its function is idle, because there may be thousands
+LOOK_S = 0.5  # pause between two checks of a zygote
+SELDOM_S = 5.0  # pause between two checks of an idle function's zygote, because there may be thousands
 MAX_DENIED = 64  # refused forks; some packages try a few during import, and work without them
 READ_AT_ONCE = 64  # messages handled before the event loop continues
 FORGED = "its packages forged reports of its zygote"
@@ -223,7 +223,7 @@ class ZygoteConnection:
     def _on_started(self, id: int, pidfd: int) -> None:
         """Record that a child has started. Raises ProtocolViolation."""
         self._unverified.discard(id)
-        if self.closed or (child := self._children.get(id)) is None:  # it has exited meanwhile
+        if self.closed or (child := self._children.get(id)) is None:  # the child has exited meanwhile
             os.close(pidfd)
         elif not self._parent_pid():
             # the start of this zygote itself is not reported yet: that report comes over another socket
@@ -284,7 +284,7 @@ class FunctionZygote:
 
     @property
     def memory_mib(self) -> int:
-        """The memory in MiB that ending it would free."""
+        """The memory in MiB that the end of this zygote would free."""
         if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:
             return all_mib
         return max(0, all_mib - shared_mib) + COPIED_MIB
@@ -303,8 +303,8 @@ class FunctionZygote:
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """Return why a zygote must end, because its packages exceed the function's limits.
-        Empty if they do not, or if the next check is not due."""
+        """Return why the zygote must end, because its packages exceed the function's limits.
+        Return "" if they do not, or if no check is due yet."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""
@@ -367,7 +367,7 @@ async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
             await made.started()
             probe = made.fork(
                 Boot("", [], []), []
-            )  # without descriptors it cannot run, but its start proves that forks work
+            )  # without descriptors the isolate cannot run, but its start proves that forks work
             await asyncio.wait({probe.started})
             return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
     except (TimeoutError, ZygoteError) as error:

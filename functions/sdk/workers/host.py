@@ -45,10 +45,10 @@ def patch_env(given: Mapping[str, Any] | None = None, **named: Any) -> Iterator[
 
 
 before_leaving: set[Callable[[], None]] = set()
-"""Called before any message leaves the process: a Durable Object commits its writes before others can see their effects."""
+"""Callbacks that run before any message leaves the process, so that a Durable Object commits its writes before others see their effects."""
 EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
-"""Set inside a Durable Object: runs a handler that is called later as an event of the object."""
+"""Runs a handler that is called later as an event of the current Durable Object; None outside of Durable Objects."""
 max_message_bytes = 1 << 20  # per WebSocket message; the site sets it
 _channel: Channel | None = None
 
@@ -76,7 +76,7 @@ def channel() -> Channel:
 
 
 def call_now(binding: str, method: str, **kwargs: Any) -> Any:
-    """Call a method without awaiting; the process blocks until the reply. For storage."""
+    """Call a binding's method from code that cannot await; the process blocks until the reply."""
     if _channel is None:
         raise RuntimeError("storage works inside a handler, and not while the module is imported")
     return _channel.call_now(binding, method, **kwargs)
@@ -95,7 +95,7 @@ def run_sync(awaitable: Awaitable[T]) -> T:
         return asyncio.run_coroutine_threadsafe(_awaited(awaitable), _loop).result()
     caller, loop = asyncio.current_task(), _loop
     ready = loop._ready  # type: ignore[attr-defined]  # internals of asyncio's loops, 3.11 to 3.14
-    owed = len(ready)  # handles that the current iteration of the outer loop still expects to take
+    owed = len(ready)  # number of handles that the outer loop's current iteration will still take
     task = asyncio.ensure_future(awaitable)
     if caller is not None:
         asyncio.tasks._leave_task(loop, caller)

@@ -174,7 +174,7 @@ def atob(text: str) -> str:
 
 
 class _Timers:
-    """Scheduled calls by id. They count as background work of the function."""
+    """Scheduled calls by id. Unlike `waitUntil`, they do not keep the isolate alive."""
 
     def __init__(self) -> None:
         self._last = 0

@@ -60,7 +60,8 @@ def remote_error(failure: Failure) -> Failure:
 
 @cache
 def _remote_kind(name: str) -> type[Failure] | None:
-    """Return the exception class; None if it is unknown, or its constructor needs more than a message."""
+    """Return a class that derives from Failure and from Python's exception `name`.
+    None if there is no such exception, or its constructor needs more than a message."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None

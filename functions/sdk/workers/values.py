@@ -18,7 +18,7 @@ DATE, SET, PAIRS, ERROR = "$date", "$set", "$pairs", "$error"
 KEPT = "None, bool, numbers, str, bytes, list, dict, set, datetime, exceptions"
 
 Packer = Callable[[Any, str], Any]
-"""Returns the plain form of a further kind of value, or None."""
+"""Returns the plain form of a value of a kind that this module does not handle; None for any other value."""
 Unpackers = Mapping[str, Callable[[Any], Any]]
 
 

@@ -89,7 +89,7 @@ class D1Session(D1Database):
 
 
 def _bound(value: Any) -> Any:
-    """Return a value in a form that can be bound. Raises D1_TYPE_ERROR."""
+    """Return a value in a form that can be bound. Raises Failure (D1_TYPE_ERROR)."""
     if isinstance(value, list) and all(type(item) is int and 0 <= item <= 255 for item in value):
         return bytes(value)  # so that a BLOB from a result can be bound again
     if value is not None and not isinstance(value, (bool, int, float, str, bytes, bytearray, memoryview)):

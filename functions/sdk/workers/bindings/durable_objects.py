@@ -59,7 +59,7 @@ class DurableObjectStub:
 
 class DurableObjectNamespace(Face):
     def id_from_name(self, name: str) -> DurableObjectId:
-        """Return the id of a name; it is always the same."""
+        """Return the id of a name. The same name always has the same id."""
         name = key_of(name, "idFromName")
         return DurableObjectId(id_of_name(name), name)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pilotlight.functions.channel import Failure, frames
 from workers.face import Channel, Face
-from workers.http import outbound  # whole modules, because they import the bindings themselves
+from workers.http import outbound  # imported as whole modules, because they import the bindings, too
 from workers.http.request import Request
 from workers.http.response import response_of
 from workers.http.streams import ByteStream

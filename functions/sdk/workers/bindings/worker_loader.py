@@ -77,7 +77,7 @@ class LoadedEntrypoint:
 
 
 def _code(given: Any) -> dict[str, Any]:
-    """Check a worker's code in the platform's format, and return it in the runtime's."""
+    """Check a worker's code, which has the platform's format; return it in the runtime's format."""
     code = {snake_case(name): value for name, value in dict(given).items()}
     if unknown := [name for name in code if name not in _KNOWN]:
         raise TypeError(f"a dynamic worker has no {unknown[0]!r}; it has {', '.join(_KNOWN)}")

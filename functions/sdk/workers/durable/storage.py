@@ -64,7 +64,7 @@ class Asker:
         return self.transaction is not None and _within.get() is not self.transaction
 
     def enter(self, transaction: "Transaction") -> None:
-        """Start a transaction; calls of other events are refused until it ends."""
+        """Start a transaction. Until it ends, other events' synchronous calls fail and their other calls wait."""
         self.flush()  # earlier writes do not belong to the transaction
         self.write("begin")
         self.transaction = transaction
@@ -111,7 +111,7 @@ class Asker:
     def abandon(self) -> None:
         """Roll back uncommitted writes, because this instance is discarded."""
         host.before_leaving.discard(self._settle)
-        with suppress(Exception):  # if this fails, the start of the next instance rolls back
+        with suppress(Exception):  # if this fails, the writes are rolled back when the next instance starts
             host.call_now(STORAGE, "abandon", **self._who)
 
     def _settle(self) -> None:
@@ -254,7 +254,7 @@ class Storage(Named):
         return self._do(lambda: self._asker.ask("get_alarm"))
 
     def set_alarm(self, scheduled_time: Any, options: Any = None) -> Awaitable[None]:
-        """Set the alarm to a Unix time in ms, or to a datetime."""
+        """Set the alarm to a Unix time in ms, a datetime or a Date."""
         if isinstance(scheduled_time, datetime):
             scheduled_time = scheduled_time.timestamp() * 1000
         if not isinstance(scheduled_time, (int, float, Date)):

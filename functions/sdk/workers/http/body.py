@@ -59,7 +59,7 @@ class Body:
 
     @property
     def body(self) -> Any:
-        """The body as a stream; None if there is none. Reading the stream uses the body."""
+        """The body as a stream; None if there is none. If the body is streamed, this access marks it as used."""
         if self._stream is not None:
             self.body_used = True
             return self._stream

@@ -55,7 +55,7 @@ class Cache(Named):
         return response_of(result.value, result.body) if result.value["found"] else None
 
     async def keep(self, url: str, response: Response, ttl_s: float | None) -> None:
-        """Store a copy of a response while it is read."""
+        """Store a copy of a response in the background, while the function reads the response."""
         wait_until(self._put(url, response.clone(), ttl_s))
 
     async def _put(self, url: str, response: Body, ttl_s: float | None) -> None:

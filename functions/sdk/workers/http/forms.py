@@ -19,7 +19,7 @@ class Blob:
     def __init__(
         self, parts: Any = (), content_type: str | None = None, endings: str | None = None, *, type: str = ""
     ) -> None:
-        """`endings` "native" turns line ends in texts into line feeds."""
+        """`endings` "native" turns CR LF in strings into LF."""
         if isinstance(parts, Blob):
             content_type = content_type or parts.content_type
         if isinstance(parts, (str, bytes, bytearray, memoryview, Blob)):
@@ -87,7 +87,7 @@ class File(Blob):
         name: str = "",
     ) -> None:
         """Make a file of `parts`.
-        `last_modified` is a Unix time in ms; the default is now, or the time of a file in `parts`."""
+        `last_modified` is a Unix time in ms; the default is now, or the time of `parts` if that is a File."""
         super().__init__(parts, content_type, endings, type=type)
         self.name = filename or name
         before = parts.last_modified if isinstance(parts, File) else time.time_ns() // 1_000_000

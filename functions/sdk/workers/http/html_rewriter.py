@@ -342,7 +342,7 @@ def _has(handler: Any, name: str) -> bool:
 
 
 async def _call(handler: Any, name: str, token: Any) -> None:
-    """Call a function of a handler, if it has it; with an empty name, call the handler itself."""
+    """Call the handler's function `name`, if there is one; with an empty name, call the handler itself."""
     function = handler if not name else handler.get(name) if isinstance(handler, dict) else getattr(handler, name, None)
     if function is not None and inspect.isawaitable(result := function(token)):
         await result

@@ -8,7 +8,7 @@ from workers.http.abort_signal import AbortSignal
 from workers.http.body import Body, ByteStream
 from workers.http.headers import Headers, HeadersInit
 
-# The options in the second line have no effect on a server.
+# Options of fetch. Those from "cache" on have no effect on a server.
 _KNOWN = (
     "method", "headers", "body", "redirect", "signal", "cf",
     "cache", "credentials", "duplex", "encode_response_body", "fetcher", "keepalive", "mode", "priority", "referrer", "referrer_policy", "window",

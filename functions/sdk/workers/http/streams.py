@@ -63,7 +63,7 @@ class Readable(Named):
         await writer.close()
 
     def tee(self) -> list[Any]:
-        from workers.http.body import ByteStream, _tee  # imported late: it converts these to streams of bytes
+        from workers.http.body import ByteStream, _tee  # imported late, because body.py imports this module
 
         return [ByteStream(side) for side in _tee(ByteStream(aiter(self)))]
 

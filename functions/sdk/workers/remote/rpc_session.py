@@ -1,7 +1,8 @@
 """The session of one call between functions, over the call's two streams.
 
 Each side can call the functions, targets and streams that the other side has sent. The session begins with the call, and ends when neither side holds
-an object of the other. The site relays the bytes without decoding them. A message is a length and a msgpack list. Independent of bindings.
+an object of the other. The site relays the bytes without decoding them. A message is a length and a msgpack list. This module is independent of
+bindings.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from workers.values import DataCloneError
 
 SESSION = "$session"  # key of a reply whose value comes over the session, and of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
-MAX_CALLS = 128  # concurrent calls of one side; further ones wait
+MAX_CALLS = 128  # concurrent calls of one side; more calls wait
 PIECE_BYTES = 256 << 10  # bytes of a stream per call
 HIDDEN = frozenset({"dup", "dispose", "constructor"})  # names of an RpcTarget that cannot be called
 FIRST = 0  # number of the call that began the session
@@ -50,7 +51,7 @@ class RpcSession:
 
     async def outgoing(self) -> AsyncIterator[bytes]:
         """Yield the messages to send.
-        Closing this generator ends the session, unless `result` is reading the answer."""
+        Closing this generator ends the session, unless `result` was called to read the answer."""
         try:
             while True:
                 while self._outbox:
@@ -75,7 +76,7 @@ class RpcSession:
             await incoming.aclose()
             raise
         finally:
-            del self._asked[FIRST], first  # their frames must not keep stubs in the result alive
+            del self._asked[FIRST], first  # so that no reference from here keeps stubs in the result alive
 
     # -- the called side --------------------------------------------------------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class _Pulled:
 
 class _Export:
     """An object of this side that the other side may call.
-    Calls run as events of the Durable Object that sent it, if one did."""
+    If a Durable Object sent it, calls run as events of that object."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -20,8 +20,8 @@ SENT = f"{KEPT}, Request, Response, Headers, Blob, FormData, streams, functions 
 
 class Exporter(Protocol):
     def export(self, value: Any) -> int | None:
-        """Return the number by which the other side can call a value; None if it is not callable.
-        Functions, targets and streams are."""
+        """Return the number by which the other side can call a function, an RpcTarget or a stream.
+        Return None for any other value."""
 
 
 class Importer(Protocol):

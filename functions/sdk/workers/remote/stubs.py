@@ -22,7 +22,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """A reference to a remote object, shared by several stubs; the last one releases it."""
+    """A reference to a remote object, shared by stubs; the object is released with the last stub."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -48,8 +48,8 @@ class RpcStub:
 
     `await stub(...)`, `await stub.method(...)`, `await stub.property`.
 
-    A stub that came as an argument is released when the call returns, unless `dup` was called; others by `dispose`, at the end of `with stub:`, or
-    with the last reference.
+    A stub that came as an argument is released when the call returns, unless `dup` was called; any other stub is released by `dispose`, at the end of
+    `with stub:`, or with the last reference.
     """
 
     def __init__(self, handle: Handle) -> None:

@@ -40,7 +40,7 @@ class Socket:
 
     async def response(self, app: Callable[..., Any]) -> Response:
         """Return the application's response once it has accepted or refused; the application then continues.
-        Raises its exceptions before that."""
+        Raises an exception of the application before that point."""
         self._task = asyncio.ensure_future(self._run(app))
         _running.add(self._task)
         self._task.add_done_callback(_running.discard)

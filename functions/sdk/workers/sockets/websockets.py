@@ -131,7 +131,7 @@ class WebSocket(EventTarget):
     @classmethod
     def new(cls, url: Any, protocols: Any = None) -> "WebSocket":
         """Connect to a server; an `open` event reports success, `error` and `close` events report failure."""
-        from workers.http.outbound import connect  # imported late: it imports this module
+        from workers.http.outbound import connect  # imported late, because outbound.py imports this module
 
         return connect(str(url), [protocols] if isinstance(protocols, str) else list(protocols or ()))
 

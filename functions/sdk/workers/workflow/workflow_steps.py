@@ -96,7 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Take the oldest event of a type that arrived before the step's deadline; None if there is none."""
+        """Take the oldest event that came by `until_s`, store it for the step, and return it, or None."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -140,11 +140,11 @@ class WorkflowStep:
         return decorate(name) if callable(name) else decorate
 
     async def sleep(self, name: str, duration: Any) -> None:
-        """Wait for a number of milliseconds, or a text such as "2 hours"."""
+        """Wait for a number of milliseconds, or for a duration such as "2 hours"."""
         await self._sleep_until(name, time.time() + seconds_of(duration))
 
     async def sleep_until(self, name: str, timestamp: Any) -> None:
-        """Wait until a datetime, a Date, or a Unix time in ms."""
+        """Wait until a datetime or its ISO 8601 text, a Date, or a Unix time in ms."""
         if isinstance(timestamp, str):
             timestamp = datetime.fromisoformat(timestamp)
         is_time = isinstance(timestamp, datetime)
@@ -186,8 +186,8 @@ class WorkflowStep:
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Wait until no step runs and all waits are long; return the Unix time in seconds of the first end.
-        Return None if all wait only for events."""
+        """Wait until no step runs and all waits are long.
+        Return the Unix time in seconds at which the first wait ends; None if no wait has an end."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
@@ -272,7 +272,7 @@ class WorkflowStep:
             await self._wait(until_s)
 
     async def _deadline(self, key: str, until_s: float) -> float:
-        """Return the deadline that was stored when the step first started."""
+        """Return the stored deadline of a step; when the step first starts, store `until_s`."""
         if (noted := self._log.get("until", key)) is not None:
             return float(noted)
         await self._log.put("until", key, until_s)
@@ -364,7 +364,7 @@ async def _given(source: Any) -> Any:
 
 
 def seconds_of(duration: Any) -> float:
-    """Return the seconds of a number of milliseconds, or of a text such as "5 minutes"."""
+    """Return in seconds a number of milliseconds, or a duration such as "5 minutes"."""
     if isinstance(duration, (int, float)):
         return max(0.0, duration / 1000)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(duration))
@@ -397,7 +397,7 @@ def recorded(error: Exception) -> dict[str, Any]:
 
 
 def restored(error: dict[str, Any]) -> Exception:
-    """Return a step's exception from its stored form: of the original class, if its module has it."""
+    """Restore a step's exception from its stored form. It has its original class if that can be imported."""
     module, name = error.get("kind") or ("builtins", error["name"])
     kind, text = _found(module, name), f"{error['name']}: {error['message']}"
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
@@ -423,5 +423,5 @@ def _found(module: str, name: str) -> Any:
 def _plain(value: Any) -> Any:
     try:
         return pack(value, "a part of an exception")
-    except Exception:  # it cannot be stored
+    except Exception:  # the value cannot be stored
         return UNKEPT
