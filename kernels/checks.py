@@ -2,7 +2,7 @@
 
 An operation checks its arguments by one combined condition. Only if that fails does `ArgumentCheck`, which is slower, look for the wrong argument and
 report what to change. If it finds none, the call continues. Block ids and slots are on the device: they are checked only when PILOTLIGHT_DEBUG=1,
-because that waits for the device. Knows tensors in general; does not know any operation.
+because that waits for the device. This module knows tensors in general, and is independent of any operation.
 """
 
 import os
@@ -25,7 +25,7 @@ class ArgumentError(ValueError):
 
 
 class ArgumentCheck:
-    """A check of one call's arguments, one by one. It raises ArgumentError for the first that is wrong.
+    """A check of one call's arguments, one by one. It raises ArgumentError for the first wrong argument.
 
     A size with a name is equal in all arguments of a call.
     """
@@ -84,11 +84,11 @@ class ArgumentCheck:
         return self._sizes[word][0]
 
     def derive(self, word: str, size: int, source: str) -> None:
-        """Record a size that is computed from others, under a name that later checks can use."""
+        """Record a size that is computed from other sizes, under a name that later checks can use."""
         self._sizes[word] = size, source
 
     def agree(self, name: str, word: str, size: int) -> None:
-        """Check that an argument's size equals the size that an earlier argument has."""
+        """Check that an argument's size equals that of an earlier argument; record it if there is none."""
         known, source = self._sizes.setdefault(word, (size, name))
         self.require(name, size == known, f"is {size}, and {word} = {known} as {source} has it")
 

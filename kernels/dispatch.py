@@ -1,8 +1,8 @@
 """The choice of the form that computes an operation: Triton's, the C library's or torch's.
 
-A CUDA device uses Triton, a CPU the C library; torch computes if the form is missing or does not take the arguments. The choice is made once per
-operation, where `operation` declares it. `PILOTLIGHT_TRITON=0` leaves CUDA devices to torch; `1` loads Triton's forms on a machine without CUDA, too,
-for the traces of kernels/warm_up.py.
+A CUDA device uses Triton, a CPU the C library; torch computes if the form is missing or does not take the arguments. Whether Triton is used is
+decided once per operation, where `operation` declares it; the C library is used as soon as it is loaded. `PILOTLIGHT_TRITON=0` leaves CUDA devices to
+torch; `1` loads Triton's forms on a machine without CUDA, too, for the traces of kernels/warm_up.py.
 """
 
 import os

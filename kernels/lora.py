@@ -1,8 +1,8 @@
 """Low-rank adapters beside a matrix product: y += B (A x), each token with its own adapter or none.
 
 The adapters of a model share one tensor; a table holds, for each slot and projection, the offsets of A and B in it, and their rank. So the
-computation depends only on numbers on the device, and a recorded step can be replayed after other adapters have been loaded into the slots. Knows
-slots; does not know which adapters they hold.
+computation depends only on numbers on the device, and a recorded step can be replayed after other adapters have been loaded into the slots. This
+module knows slots, and is independent of which adapters they hold.
 """
 
 import torch
@@ -106,8 +106,8 @@ def add_lora(
     """Add each token's adapter to the product y, in place; sums are fp32, rounded once.
 
     y [tokens, outputs]: the product's parts side by side, of which part i ends before column ends[i]; x [tokens, inputs]; adapters [values]; places
-    [slots, parts, 3] int64: the offsets of A [rank, inputs] and B [blocks, rank, 64], and the rank, a multiple of 8 up to 64, or 0 for a part without
-    adapter; slots [tokens] int64, -1 for a token without adapter.
+    [slots, parts, 3] int64: the offsets of A [rank, inputs] and B [blocks, rank, 64], and the rank, one of RANKS, or 0 for a part without adapter;
+    slots [tokens] int64, -1 for a token without adapter.
     """
     inputs = x.shape[1]
     for slot in set(slots.tolist()):

@@ -1,6 +1,6 @@
 """Mixture of experts: routing of tokens to experts with weights, and the experts' feed-forwards.
 
-Knows one layout for every family: gate rows, then up rows in one matrix per expert. Loaders convert checkpoints to it. The torch form sorts tokens by
+All families have the same layout: gate rows, then up rows in one matrix per expert. Loaders convert checkpoints to it. The torch form sorts tokens by
 expert, and runs two matmuls for each expert with tokens. It waits for the device to return the number of tokens of each expert; Triton's form does
 not. On a CPU this is the fastest way with torch: for 16 experts of 2048 x 768 in fp32 and 8 tokens, one thread of Zen 5 takes 11 ms, with
 torch._grouped_mm 22, and with gathered weights 440.
@@ -94,7 +94,7 @@ def route_in_groups(
 
     Return weights [tokens, top_k] fp32 and expert ids [tokens, top_k] int64. logits [tokens, experts], bias [experts]. Scores are sigmoids of logits.
     Scores plus bias select first the groups of experts whose two best scores have the largest sum, then the best experts in these groups. Weights are
-    the scores without bias (DeepSeek-V3 technical report, section 2.1.2), multiplied by `scale`.
+    the scores without bias (DeepSeek-V3 technical report, section 2.1.2), divided by their sum if `renormalise`, and multiplied by `scale`.
     """
     scores = logits.float().sigmoid()
     biased = scores + bias.float()

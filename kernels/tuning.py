@@ -18,7 +18,7 @@ from pilotlight.kernels.matrices.weight import plain_operands
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 8  # most rows of x in a table; with more, cuBLAS's tiles are full enough
-_VERSION = 1  # of the file format
+_VERSION = 1  # version of the file format
 _SHIPPED = Path(__file__).parent / "tuned"
 
 
@@ -97,7 +97,7 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 
 
 def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
-    """Add `table` to the one in the user's cache, for later processes; return its file."""
+    """Add `table` to the table in the user's cache, for later processes; return its file."""
     file = _user_folder() / f"{device_name(device)}.json"
     write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
     return file

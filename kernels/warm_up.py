@@ -2,7 +2,7 @@
 
 A trace runs code with meta tensors that claim to be on CUDA, so that operations take the form for GPUs: it needs no GPU, and does not touch an
 existing one. Compiled code is in Triton's cache on disk (TRITON_CACHE_DIR, by default in the user's cache folder), keyed by source, signature and
-architecture: the next start finds it there. Knows launches; does not know models.
+architecture: the next start finds it there. This module knows launches, and is independent of models.
 """
 
 import os
@@ -52,8 +52,8 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
     """
     began = time.perf_counter()
     variants = distinct(launches)
-    # One launch of each function is compiled before the others: Triton creates its tables for a function at the first launch, and two threads would
-    # create them twice.
+    # One launch of each function is compiled before the other launches: Triton creates its tables for a function at the first launch, and two threads
+    # would create them twice.
     firsts = {id(launch.function): launch for launch in reversed(variants)}.values()
     others = [launch for launch in variants if all(launch is not first for first in firsts)]
 

@@ -1,9 +1,9 @@
-"""The residency of a model's adapters, in slots or host memory, and the sequences that wait.
+"""A model's adapters in slots and host memory, and the sequences that wait for adapters.
 
 A sequence holds its adapter's slot until it ends, so that all its tokens use the same weights. If its adapter is in no slot, the sequence waits
 (engine/scheduling/awaited.py) until a thread has read the adapter and a slot is free. Sequences are served in order of arrival; the least recently
-used of the free slots is taken. If all slots are held, the one with the fewest sequences accepts no more of them, so that a waiting adapter gets it.
-Does not know tensors.
+used of the free slots is taken. If all slots are held, the slot with the fewest sequences accepts no further sequence, so that a waiting adapter gets
+it. This module is independent of tensors.
 """
 
 import math
@@ -25,7 +25,7 @@ class AdapterStore(Protocol):
     """Reads adapters and puts them into slots."""
 
     num_slots: int
-    host_bytes: int  # limit for adapters kept in host memory, without those that are awaited
+    host_bytes: int  # limit for adapters kept in host memory; awaited adapters may exceed it
 
     def announce(self, source: AdapterSource) -> None:
         """Announce that an adapter will be placed soon, before it is read."""
@@ -45,7 +45,7 @@ class _Resident:
     def __init__(self, slot: int) -> None:
         self.slot = slot
         self.users = 0
-        self.is_leaving = False  # accepts no more sequences, because others wait for a slot
+        self.is_leaving = False  # accepts no more sequences, because those with other adapters wait for a slot
 
 
 class AdapterResidency:
@@ -61,9 +61,9 @@ class AdapterResidency:
         self.num_loads = 0  # number of loads into slots
 
     def awaited(self, sequence: Sequence, clock: Callable[[], float]) -> "AwaitedAdapter | None":
-        """Give the sequence its adapter's slot; if the adapter is in none, return what the sequence waits for.
+        """Give the sequence its adapter's slot and return None; return an AwaitedAdapter if it has to wait.
 
-        `clock`: the scheduler's.
+        Also returns None if the sequence needs no adapter, or the model supports none. `clock`: the scheduler's clock.
         """
         source = sequence.adapter
         if source is None or sequence.adapter_slot >= 0 or self._store is None:
@@ -77,7 +77,7 @@ class AdapterResidency:
         return awaited
 
     def computable(self, chunks: list[Chunk], sequences: OpenSequences) -> list[Chunk]:
-        """Return the chunks, except those of sequences whose adapter failed, which end."""
+        """End sequences whose adapter failed or is not supported; return the other sequences' chunks."""
         lacking = [chunk.sequence for chunk in chunks if chunk.sequence.adapter and chunk.sequence.adapter_slot < 0]
         for sequence in lacking:
             if self._store is None:
@@ -105,7 +105,7 @@ class AdapterResidency:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def reading(self, source: AdapterSource) -> "Future[Any]":
-        """Return the future content of an adapter; start to read it, unless that was done."""
+        """Return the future content of an adapter; start to read it, unless it is being read or kept already."""
         assert self._store is not None
         self._store.announce(source)
         known = self._read.get(source.digest)
@@ -117,7 +117,7 @@ class AdapterResidency:
     def can_take(self, awaited: "AwaitedAdapter") -> bool:
         """True if the adapter is in a usable slot, or has been read and a slot is available for it.
 
-        If no slot will become free by itself, one stops accepting sequences.
+        Also True if the read failed: `take` then raises its error. If no slot is available or being freed, a slot stops accepting sequences.
         """
         resident = self._resident.get(awaited.source.digest)
         if resident is not None and (not resident.is_leaving or not self._is_wanted_by_others(awaited)):
@@ -138,7 +138,7 @@ class AdapterResidency:
         self._hold(awaited.sequence, resident)
 
     def cancel(self, awaited: "AwaitedAdapter") -> None:
-        """Remove a waiting sequence; the content that is being read is kept for the next one."""
+        """Remove a waiting sequence; the content is still read, and kept for the adapter's next sequence."""
         if awaited in self._waiting:
             self._waiting.remove(awaited)
 
@@ -198,7 +198,7 @@ def _has_failed(read: "Future[Any]") -> bool:
 
 
 class AwaitedAdapter:
-    """An adapter for which a sequence waits while others run."""
+    """An adapter for which a sequence waits while other sequences run."""
 
     is_admitted = False
 

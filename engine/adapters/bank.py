@@ -1,7 +1,7 @@
 """The slots of a model's adapters on its device, in one tensor at a fixed address.
 
 Because of the fixed address, recorded steps remain valid when another adapter is loaded into a slot. Slots have the size of the first adapter's rank
-class; an adapter of a larger class causes a new layout. Knows tensors; does not know which adapter is in which slot.
+class; an adapter of a larger class causes a new layout. This module knows tensors, and is independent of which adapter is in which slot.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class AdapterBank:
         num_slots: int,
         stage: Stage | None = None,
     ) -> None:
-        """`stage`: the pipeline stage that has the projections; None if they are all of the model's."""
+        """`stage`: the pipeline stage that has the projections; None if they are those of the whole model."""
         self.num_slots = num_slots
         self._stage = stage
         self._projections = projections
@@ -67,7 +67,7 @@ class AdapterBank:
 
     @torch.inference_mode()
     def place(self, slot: int, content: SlotContent) -> None:
-        """Copy an adapter to a slot, in the order of the device's work: running steps still read the old one."""
+        """Copy an adapter to a slot, in the device's order of work: running steps still read the old adapter."""
         begin = slot * self._slot_size
         self._values[begin : begin + len(content.values)].copy_(content.values, non_blocking=True)
         places = content.places + torch.tensor([begin, begin, 0])

@@ -1,7 +1,7 @@
 """The content of a slot: A and B of every projection that an adapter changes, in the model's dtype.
 
 An adapter's rank is padded to a class with zeros, which change no sum; the scale is multiplied into B. If several processes share a model, each has
-the rows of B and the columns of A that match its weights. Knows tensors; does not know slots.
+the rows of B and the columns of A that match its weights. This module knows tensors, and is independent of slots.
 """
 
 import re

@@ -28,7 +28,7 @@ _PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]
 _MOST_CHARACTERS = 300  # limit for a tensor's name or a pattern
 _BF16_EXPONENT = 0x7F80  # all ones for infinity and NaN
 _PIECE = 4 << 20
-# Fields that do not affect the computation; then fields that do not affect it with the given values.
+# _HARMLESS: fields that never affect the computation. _NEUTRAL: fields that do not affect it if they have one of these values.
 _HARMLESS = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "alpha_pattern", "lora_dropout", "megatron_config", "megatron_core", "model_type",
@@ -57,7 +57,7 @@ class AdaptedProjection(NamedTuple):
 
 
 class AdapterDescription(NamedTuple):
-    rank: int  # the largest of its projections
+    rank: int  # the largest rank of the adapter's projections
     num_bytes: int  # size of the file of tensors
     projections: Mapping[str, AdaptedProjection]  # by the module's name, from `layers` on
 
@@ -73,8 +73,8 @@ def check(
 ) -> AdapterDescription:
     """Read an adapter's description, and check that all values of its tensors are finite.
 
-    `base`: rows and columns of the projections that adapters may change in a model; None for any model. Raises AdapterError, also for one that would
-    change nothing.
+    `base`: rows and columns of the projections that adapters may change in a model; None for any model. Raises AdapterError, also for an adapter that
+    would change nothing.
     """
     described = describe(directory)
     if described.rank > most_rank:
@@ -89,7 +89,7 @@ def check(
 
 
 def check_shape(key: str, adapted: AdaptedProjection, base: tuple[int, int] | None) -> None:
-    """Raise AdapterError if a projection does not match the model's.
+    """Raise AdapterError if an adapter's projection does not match that of the model.
 
     `base`: rows and columns of the model's projection; None if adapters may not change a projection of this name.
     """

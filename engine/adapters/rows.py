@@ -15,6 +15,6 @@ class AdapterRows(NamedTuple):
     def add(self, y: torch.Tensor, x: torch.Tensor, first: int, ends: tuple[int, ...]) -> torch.Tensor:
         """Add each token's adapter to y, the product of x and some adjacent projections.
 
-        `first`: index of the first of these projections; `ends`: the end of each one's columns in y.
+        `first`: index of the first of these projections; `ends`: where the columns of each projection end in y.
         """
         return add_lora(y, x, self.values, self.places[:, first : first + len(ends)], self.slots, ends)

@@ -1,6 +1,6 @@
 """A CUDA stream for copies of cache blocks and weights, which run beside computation.
 
-Copies are started inside `copying`, and run after a mark. Knows addresses and their order; does not know their contents.
+Copies are started inside `copying`, and run after a mark. This module knows addresses and their order, and is independent of their contents.
 """
 
 from collections.abc import Iterator

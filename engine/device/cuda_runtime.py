@@ -1,6 +1,6 @@
 """Functions of CUDA's runtime that torch lacks or makes slow, called in the library that torch uses.
 
-Knows addresses; does not know their contents.
+This module knows addresses, and is independent of their contents.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Detects fallbacks of an engine host, which are logged at its start: an unused GPU, missing kernels.
 
-Knows the requested settings and the available hardware; does not know why a driver fails.
+This module compares the requested settings with the available hardware; it does not find out why a driver fails.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Host memory that a CUDA device can access directly: a mapping, registered piece by piece.
 
-Registering takes a second per 10 GB and runs in a thread: a caller checks which bytes are covered, and copies others in another way. Knows pieces;
-does not know their contents or how they are copied. Thread-safe. Registrations end with the process.
+Registering takes a second per 10 GB and runs in a thread: a caller checks which bytes are covered, and copies the other bytes in another way. This
+module knows pieces, and is independent of their contents and of how they are copied. Thread-safe. Registrations end with the process.
 """
 
 import logging
@@ -117,7 +117,7 @@ class RegisteredMemory:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Unregister everything, which must not be in use any more; nothing is covered afterwards."""
+        """Unregister all pieces; no piece may be in use. Nothing is covered afterwards."""
         with self._condition:
             self._may_register, self._is_closing = False, True
             self._wanted.clear()
@@ -153,7 +153,7 @@ class RegisteredMemory:
             del self._wanted[piece]
         start, end = self._edges(piece)
         assert self._registrar is not None
-        # Create the pages first: registering 64 MiB then takes the driver 2 ms instead of 22. If this fails, it only costs that time.
+        # Create the pages first: registering 64 MiB then takes the driver 2 ms instead of 22. A failure costs only that time.
         libc().madvise(self.address + start, end - start, _MADV_POPULATE_WRITE)
         problem = self._registrar.register(self.address + start, end - start)
         with self._condition:

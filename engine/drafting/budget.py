@@ -26,11 +26,11 @@ def allot(
 ) -> list[int]:
     """Return for each sequence how many of its drafts to verify.
 
-    `proposed`: for each draft, the probability that it is right if the earlier ones are; `num_decodes`: number of sequences that get a token;
+    `proposed`: for each draft, the probability that it is right if the drafts before it are; `num_decodes`: number of sequences that get a token;
     `num_rows`: rows of the step without drafts; `bias`: ratio of right drafts to expected ones; `turn_lost`: tokens that a sequence with drafts loses
     because it misses the next of two overlapping steps.
     """
-    # The probability that a draft is accepted: it and all earlier ones are right.
+    # The probability that a draft is accepted: it and all drafts before it are right.
     counting = [list(accumulate(chances, mul)) for chances in proposed]
     worth = [(i, chances) for i, chances in enumerate(counting) if bias * sum(chances) > turn_lost]
     likely = sorted([(-chance, i) for i, chances in worth for chance in chances])
@@ -63,8 +63,8 @@ def num_worth_guessing(
 ) -> int:
     """Return how many tokens to guess for each sequence; 0 if none pay off.
 
-    `chances`: for each sequence, the probability that a guess is right if the earlier ones are; `guess_s`: time of one guess for all sequences; other
-    arguments as in `allot`.
+    `chances`: for each sequence, the probability that a guess is right if the guesses before it are; `guess_s`: time of one guess for all sequences;
+    other arguments as in `allot`.
     """
     decodes_s, step_s = costs.predict_s(num_decodes), costs.predict_s(num_rows)
     best, num_best = _LEAST_GAIN * num_decodes / decodes_s, 0

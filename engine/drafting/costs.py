@@ -1,12 +1,12 @@
 """The measured duration of a step by its number of rows, with predictions between and beyond entries.
 
-Every step updates the table. Does not know what the rows are: decodes, drafts and prompts are multiplied by the same weights.
+Every step updates the table. This module is independent of what the rows are: decodes, drafts and prompts are multiplied by the same weights.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
-_TRIALS = 6  # an entry is used after so many steps: the first ones include compilation or recording (decode_graphs.py)
+_TRIALS = 6  # an entry is used after so many steps: the first steps include compilation or recording (decode_graphs.py)
 # Other load only makes steps longer: an entry follows shorter durations quickly, and longer ones slowly.
 _DOWN, _UP = 0.5, 0.05
 _MOST_TIMES = 2.0  # a step's duration is clamped to so many times its entry
@@ -72,7 +72,7 @@ class StepCosts:
 
 class _CostTable:
     def __init__(self) -> None:
-        self._entries: dict[int, _CostEntry] = {}  # by entry_of
+        self._entries: dict[int, _CostEntry] = {}  # by the index that entry_of returns for the rows
         self._line: list[tuple[float, float]] = []  # rows and seconds of valid entries, both ascending
         self._has_moved = False  # entries have changed since the line was updated
 

@@ -19,7 +19,7 @@ class Draft(NamedTuple):
 
     token_ids: SequenceOf[int]
     kind: str  # drafts of one kind have similar acceptance rates
-    prior: float  # acceptance rate per token, given that earlier ones are right; used until some were verified
+    prior: float  # acceptance rate of a token if the tokens before it are right; used until some drafts were verified
 
 
 class Drafter(Protocol):

@@ -46,9 +46,9 @@ class DraftWords(NamedTuple):
     """The requested drafters."""
 
     names: tuple[str, ...] = ()  # drafters without weights, in order of preference
-    # "draft", "eagle3" or "mtp": a drafter with weights, used if the others have no draft
+    # "draft", "eagle3" or "mtp": a drafter with weights, used for sequences for which `names` have no draft
     model: str | None = None
-    directory: Path | None = None  # directory of its weights; None if they are in the model's checkpoint
+    directory: Path | None = None  # directory of that drafter's weights; None if the model's checkpoint has them
 
     @classmethod
     def read(cls, words: str) -> "DraftWords":

@@ -14,11 +14,11 @@ _KEPT = 0.97  # decay of the sums per step
 _MOST_TIMES = 3.0
 _BASELINE = 64  # after so many steps with drafts, one runs without them for comparison
 _SHARE = 0.003  # drafts may lose this share of the time of steps without drafts
-_MOST_STEPS = 8.0  # the most that they may lose at once, in durations of a step
+_MOST_STEPS = 8.0  # the most that drafts may lose at once, in durations of a step
 
 
 class AcceptanceRates:
-    """Acceptance rates of drafts by kind, with a prior; for one sequence or all of a model's.
+    """Acceptance rates of drafts by kind, with a prior; for one sequence, or for all sequences of a model.
 
     Counts decay with each draft of a kind, verified or not, so that a kind that failed is tried again after some hundred steps.
     """
@@ -34,7 +34,7 @@ class AcceptanceRates:
         self._counts: dict[str, tuple[float, float]] = {}  # by kind: accepted and verified drafts
 
     def rate(self, kind: str, expected: float) -> float:
-        """Return the acceptance rate of a draft if earlier ones are right. `expected`: the prior."""
+        """Return the probability that a draft is right if the drafts before it are. `expected`: the prior."""
         accepted, checked = self._counts.get(kind, (0.0, 0.0))
         return (accepted + self._weight * expected) / (checked + self._weight)
 
@@ -57,7 +57,7 @@ class _BatchGain:
     def __init__(self) -> None:
         self._tokens = self._seconds = self._weight = 0.0  # decayed sums over steps without drafts
         self.num_plain = 0
-        self.num_since = 0  # steps with drafts since the last one without
+        self.num_since = 0  # steps with drafts since the last step without
         self.balance = _MOST_STEPS  # time that drafts may still lose, in durations of a step
 
     def count_plain(self, num_tokens: int, seconds: float, looking_s: float) -> None:
@@ -85,7 +85,7 @@ class _BatchGain:
 
 class MeasuredGain:
     def __init__(self) -> None:
-        self._batches: dict[int, _BatchGain] = {}  # by entry_of
+        self._batches: dict[int, _BatchGain] = {}  # by the index that entry_of returns for the batch size
 
     def may_draft(self, num_decodes: int) -> bool:
         """True if the next step should search for drafts."""

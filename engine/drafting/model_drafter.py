@@ -17,7 +17,7 @@ from pilotlight.engine.scheduling.plan import Chunk
 
 class ModelDrafter:
     def __init__(self, name: str, prior: float, runner: Runner, block_size: int) -> None:
-        """`prior`: acceptance rate until drafts were verified.
+        """`prior`: acceptance rate that is assumed until drafts were verified.
 
         `runner` runs the drafter with the model's blocks.
         """

@@ -1,7 +1,8 @@
 """An index of a growing list of tokens that finds earlier occurrences of its last tokens.
 
 A hash table maps each pair of adjacent tokens to its newest place, and a chain leads from each place to the previous one with the same hash. Flat
-arrays take 12 to 16 bytes per token: 4 for the token, 4 for the chain, and 4 to 8 for the table. Knows token ids; does not know their sequence.
+arrays take 12 to 16 bytes per token: 4 for the token, 4 for the chain, and 4 to 8 for the table. This module knows token ids, and is independent of
+their sequence.
 """
 
 from array import array
@@ -49,9 +50,9 @@ class NgramIndex:
             last = token
 
     def find(self, tail: SequenceOf[int]) -> Match | None:
-        """Return the longest earlier match of a suffix of `tail` with at least two tokens.
+        """Return the longest match of a suffix of `tail`, among the newest places of its last two tokens.
 
-        If several are equally long, return the newest. At least one token follows the match.
+        A match has at least two tokens, and at least one token follows it. If several are equally long, return the newest; if there is none, None.
         """
         if len(tail) < 2:
             return None

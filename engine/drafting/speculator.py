@@ -44,7 +44,7 @@ class _State:
         default_factory=dict
     )  # by drafter: time of its searches that exceeds the time of the steps
     kinds: tuple[str, ...] = ()  # kinds of the drafts that are being verified
-    expected: float = 0.0  # expected number of right ones among them
+    expected: float = 0.0  # expected number of right drafts among those
     # duration of a search for drafts: a moving average without the first search, which reads the prompt
     looking_s: float | None = None
     # right drafts per search
@@ -53,7 +53,7 @@ class _State:
     rest: int = 0  # steps before the next search
 
 
-# a token, the kind of its draft, and the probability that it is right if the earlier ones are
+# a token, the kind of its draft, and the probability that it is right if the tokens before it are
 _Guess = tuple[int, str, float]
 
 
@@ -69,7 +69,7 @@ class Speculator:
         """Prepare to speculate.
 
         `drafters`: in order of preference; the first with a draft is used. `is_overlapped`: a step is launched while the previous one runs, so that a
-        sequence whose drafts are being verified misses it. `model`: guesses for all sequences for which `drafters` have no draft.
+        sequence whose drafts are being verified misses that step. `model`: guesses for all sequences for which `drafters` have no draft.
         """
         self._drafters = drafters
         self._vocab_size = vocab_size
@@ -89,7 +89,7 @@ class Speculator:
         self.counts = DraftCounts()
 
     def drafts(self, plan: StepPlan) -> dict[Sequence, tuple[int, ...]]:
-        """Return the drafts that are worth verifying."""
+        """Return each sequence's drafts that are worth verifying; sequences without such drafts are left out."""
         decoding, self._looking_s = plan.decoding, 0.0
         if not (self.gain.may_draft(len(decoding)) and self.costs.is_known):
             return {}
@@ -132,7 +132,7 @@ class Speculator:
         return proposed
 
     def _guess(self, sequences: list[Sequence], plan: StepPlan, model: ModelDrafter) -> dict[Sequence, list[_Guess]]:
-        """Return the model's guesses for these sequences, as many tokens as pay off."""
+        """Return the drafting model's guesses for these sequences, as many tokens as pay off."""
         able = [s for s in sequences if most_drafts(s) > 0 and model.name not in self._state_of(s).failed]
         if not able:
             return {}
@@ -169,7 +169,7 @@ class Speculator:
         return found
 
     def _guessed(self, sequences: list[Sequence], num_tokens: int, model: ModelDrafter) -> dict[Sequence, list[int]]:
-        """Return the tokens that the model guesses. After an error these sequences continue without it."""
+        """Return the tokens that the model guesses; after an error it is not used again for these sequences."""
         if not sequences:
             return {}
         try:

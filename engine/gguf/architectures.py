@@ -1,4 +1,4 @@
-"""Converts a GGUF file's metadata to a config.json, and the names of its tensors.
+"""Converts a GGUF file's metadata to a config.json, and its tensors' names to those of a checkpoint.
 
 Names and keys are from llama.cpp's gguf-py/gguf/constants.py and tensor_mapping.py; how its converter changes values is from conversion/llama.py and
 gemma.py (https://github.com/ggml-org/llama.cpp). Refuses unsupported families, unknown tensors and unknown rotary keys.
@@ -46,7 +46,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 class NamedTensor(NamedTuple):
-    """A tensor, or one expert's part of a tensor, of a file, with its name in a checkpoint."""
+    """A tensor of a file, or one expert's part of it, with its name in a checkpoint."""
 
     name: str
     tensor: GgufTensor
@@ -129,7 +129,7 @@ def _rope(metadata: Metadata, file: GgufFile, head_dim: int, theta: float) -> di
 
 
 def _llama3_rule(factors: Sequence[float], origin: str, head_dim: int, theta: float) -> dict[str, Any]:
-    """Return Llama 3's rule with these factors. Raises CheckpointError if it does not give them."""
+    """Return the rotary scaling of Llama 3 with these factors. Raises CheckpointError for other factors."""
     rule = {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
     low, high, length = (
         _LLAMA3[key] for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

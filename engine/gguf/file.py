@@ -1,7 +1,8 @@
 """Reads the header of a GGUF file: metadata by key, and every tensor's type, shape and place.
 
 Follows the specification in ggml's docs/gguf.md (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and 3. No count in a file is
-trusted: each is compared with the remaining bytes before anything is read or allocated. Does not know the purpose of keys and tensors.
+trusted: each is compared with the remaining bytes before anything is read or allocated. This module is independent of the purpose of keys and
+tensors.
 """
 
 import mmap
@@ -35,7 +36,7 @@ _MAX_DIMS = 4
 _MOST_KEYS = 1 << 16
 _MOST_TENSORS = 1 << 20
 _MOST_ITEMS = 1 << 22  # limit for a list; vocabularies have some 300,000 tokens, and about as many merges
-_MOST_NAME_BYTES = 1 << 16  # limit for a key or a tensor's name; texts may be longer
+_MOST_NAME_BYTES = 1 << 16  # limit for a key or a tensor's name; string values may be longer
 _LONGEST_AXIS = 1 << 40
 
 
@@ -43,7 +44,7 @@ class GgufTensor(NamedTuple):
     name: str
     kind: TensorKind
     shape: tuple[int, ...]  # in torch's order: rows before columns
-    start: int  # its bytes are file[start:end]
+    start: int  # the tensor's bytes are file[start:end]
     end: int
 
 

@@ -10,7 +10,7 @@ class TensorKind(NamedTuple):
     name: str
     block: int  # values per block
     block_bytes: int
-    plain: str | None = None  # name of the type in safetensors if it is not quantized
+    plain: str | None = None  # name of the type in safetensors; None for a quantized type
 
 
 KINDS = {

@@ -55,7 +55,7 @@ class Vocabulary(NamedTuple):
     """A model's tokenizer, its special tokens, and the tokens that end a turn."""
 
     tokenizer_json: str
-    special_tokens: dict[str, str]  # by their names in tokenizer_config.json: bos_token, ...
+    special_tokens: dict[str, str]  # special tokens by their names in tokenizer_config.json: bos_token, ...
     eos_token_ids: list[int]
 
 

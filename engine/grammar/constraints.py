@@ -1,7 +1,8 @@
 """Grammars that answers must follow, and the state of each sequence in its grammar.
 
 A grammar is compiled once for all sequences that request it, in a thread. A matcher then returns the mask of tokens that may come next, and advances
-by each chosen token. Knows token ids and their bytes; does not know logits, or which sequence waits for a grammar (engine/scheduling/awaited.py).
+by each chosen token. This module knows token ids and their bytes, and is independent of logits, and of which sequence waits for a grammar
+(engine/scheduling/awaited.py).
 """
 
 from array import array
@@ -110,7 +111,7 @@ class Matcher:
 
         If the grammar forces a text, returns up to `most` of its tokens, and True; of several spellings the longest token is taken, as tokenizers do.
         Otherwise returns False, and the token that must follow unless white space does, if there is one. Returns no token if `ahead` does not follow
-        the grammar.
+        the grammar, or the grammar is no longer enforced.
         """
         at = self._behind(ahead) if ahead else self
         if at is None or self._is_left or most < 1 or at.is_complete:
@@ -165,7 +166,7 @@ class Matcher:
         return self._matcher.compute_ff_tokens() or (self._longest_token() if self._matcher.compute_ff_bytes() else [])
 
     def _longest_token(self) -> list[int]:
-        """Return the longest of the tokens that may come next, if the others are its prefixes or white space."""
+        """Return the longest token that may come next, if all others are prefixes of it or white space."""
         bits = int.from_bytes(self.mask().tobytes(), "little")
         if bits.bit_count() > _MOST_SPELLINGS:
             return []
@@ -200,9 +201,9 @@ class Grammars:
     def compile(
         self, constraint: Constraint, delivered: SequenceOf[int] = (), tenant: bytes = b""
     ) -> "Future[Matcher]":
-        """Return the future of a matcher after the delivered tokens, or of a ConstraintError.
+        """Return the future of a matcher that has accepted the delivered tokens, without blocking.
 
-        Does not block. `tenant`: the tenant that requests the grammar; tenants take turns at compilation.
+        The future may fail with ConstraintError. `tenant`: the tenant that requests the grammar; tenants take turns at compilation.
         """
         known = self._compiled.pop(constraint, None)
         if known is None or _has_failed(known):  # try again after a failure

@@ -1,8 +1,8 @@
 """Checks in a child process that a client's grammar can be compiled and followed.
 
 Grammars are untrusted input: some overflow the library's stack, take gigabytes, or fail in the middle of an answer. So a child process first compiles
-a grammar and draws a few answers (engine/api/guarded_pool.py); an engine host compiles the grammar only if the child survives. Knows the limits of a
-reasonable grammar; does not know who sent it.
+a grammar and draws a few answers (engine/api/guarded_pool.py); an engine host compiles the grammar only if the child survives. This module knows the
+limits of a reasonable grammar, and is independent of who sent it.
 """
 
 import random
@@ -75,6 +75,6 @@ def _walk(matcher: Matcher, draw: random.Random) -> None:
         matcher.accept(skipped + (following & -following).bit_length() - 1)
 
 
-@lru_cache(4)  # models of a site, in each child process
+@lru_cache(4)  # one entry per model, in each child process
 def _compiler(directory: str, size: int, eos_token_ids: tuple[int, ...]) -> GrammarCompiler:
     return GrammarCompiler(Path(directory), size, eos_token_ids)

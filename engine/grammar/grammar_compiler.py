@@ -1,7 +1,7 @@
 """Compiles grammars with llguidance for one model's tokens; refuses those that cannot be enforced.
 
-Knows the library, the model's tokenizer and the limits of both; does not know threads, sequences, or who asked for a grammar. A client's grammar is
-compiled only after a child process has survived it (engine/grammar/grammar_check.py).
+This module knows the library, the model's tokenizer and the limits of both, and is independent of threads, sequences and clients. A client's grammar
+is compiled only after a child process has survived it (engine/grammar/grammar_check.py).
 """
 
 import json
@@ -57,9 +57,7 @@ class GrammarCompiler:
             raise ConstraintError(refusal(constraint, messages[0]))
         tokenizer = self.tokenizer()
         spelt = next((tag for tag in self._tags if tag in constraint.text), None)
-        if (
-            spelt is not None and constraint.kind != "lark"
-        ):  # the tokenizer never produces it as text, only as the token
+        if spelt is not None and constraint.kind != "lark":  # the tokenizer never spells the tag as text
             raise ConstraintError(refusal(constraint, f"it spells the token {spelt!r}"))
         if spelt is not None:
             text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))
@@ -100,7 +98,7 @@ def grammar_of(constraint: Constraint) -> str:
     """Return a constraint in the format of llguidance. Raises ConstraintError."""
     from llguidance import LLMatcher
 
-    from pilotlight.engine.text.formats.grammars import (  # as llguidance, not on a bare GPU machine
+    from pilotlight.engine.text.formats.grammars import (  # imported here: a bare GPU machine lacks msgspec
         WHITE_SPACE,
         any_of,
         asserting,

@@ -1,6 +1,7 @@
 """A few threads that tenants share. A tenant uses one thread at most.
 
-A piece of work waits for its tenant's earlier work and for one piece of each other tenant. Knows whose turn it is; does not know what the work is.
+A piece of work waits for its tenant's earlier work and for one piece of each other tenant. This module decides whose turn it is, whatever the work
+is.
 """
 
 import threading
@@ -47,5 +48,5 @@ class TenantThreads:
                 del self._waiting[tenant]
                 return
             following = waiting.popleft()
-        with suppress(RuntimeError):  # closed meanwhile
+        with suppress(RuntimeError):  # `close` was called meanwhile
             self._threads.submit(self._run, tenant, following)

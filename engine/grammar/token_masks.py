@@ -1,7 +1,7 @@
 """The tokens that sequences may choose.
 
-A mask allows what the grammar allows, and no token that would end an answer before its minimum length. Knows a sequence's matcher and lengths, and
-ends a sequence that has nothing to choose; does not know logits.
+A mask allows what the grammar allows, and no token that would end an answer before its minimum length. This module knows a sequence's matcher and
+lengths, ends a sequence that has nothing to choose, and is independent of logits.
 """
 
 from array import array
@@ -25,7 +25,7 @@ class TokenMasks:
         self._grammars = grammars
 
     def awaited(self, sequence: Sequence, clock: Callable[[], float]) -> "AwaitedGrammar | None":
-        """Return the grammar that a sequence has to wait for, if any. `clock`: the scheduler's."""
+        """Return the grammar that a sequence has to wait for, or None. `clock`: the scheduler's clock."""
         if sequence.constraint is None or sequence.matcher is not None or self._grammars is None:
             return None
         delivered = sequence.token_ids[sequence.num_prompt_tokens - sequence.num_delivered_tokens :]
@@ -34,7 +34,7 @@ class TokenMasks:
         )
 
     def enforceable(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks, except those of sequences whose grammar cannot be enforced, which end."""
+        """End the sequences whose grammar cannot be enforced; return the chunks of the other sequences."""
         refused = [chunk.sequence for chunk in chunks if chunk.sequence.lacks_grammar]
         for sequence in refused:
             code, why = sequence.why_unconstrained or ("invalid_request", "this engine compiles no grammars")
@@ -77,7 +77,7 @@ class TokenMasks:
 
 
 class AwaitedGrammar:
-    """A grammar that a sequence waits for while others run (engine/scheduling/awaited.py)."""
+    """A grammar that a sequence waits for while other sequences run (engine/scheduling/awaited.py)."""
 
     is_admitted = False
 

@@ -1,1 +1,1 @@
-"""The images of sequences: files, encoded images, and waiting sequences. Does not know tensors."""
+"""The images of sequences: files, encoded images and waiting sequences. Independent of tensors."""

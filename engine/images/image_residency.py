@@ -2,9 +2,9 @@
 
 A sequence with images is scheduled like any other. When its next chunk contains an image that is not encoded, the sequence gives back its blocks and
 waits (engine/scheduling/awaited.py). Meanwhile a thread decodes its images, and each step encodes a few pieces. Then the sequence returns to its old
-place, and its computed tokens are found in the prefix cache.
-The images that a sequence waited for stay until its prompt is computed past them; other images are evicted, least recently used first, when memory is
-needed. Waiting sequences are served in order of arrival, so that no two wait for each other's memory. Does not know tensors.
+place, and its computed tokens are found in the prefix cache. The images that a sequence waited for stay until its prompt is computed past them; other
+images are evicted, least recently used first, when memory is needed. Waiting sequences are served in order of arrival, so that no two wait for each
+other's memory. This module is independent of tensors.
 """
 
 import math
@@ -121,7 +121,7 @@ class ImageResidency:
     def encode(self, clock: Callable[[], float], most_s: float, sequences: OpenSequences) -> bool:
         """Encode missing images of the first waiting sequences. Return whether anything was encoded.
 
-        Encodes at least one piece, and more until `most_s` have passed. Ends sequences whose images fail.
+        Encodes a piece if its image is decoded, and more until `most_s` have passed, up to a limit. Ends sequences whose images fail.
         """
         until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
         while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
@@ -220,7 +220,7 @@ class ImageResidency:
             sequences.fail(awaited.sequence, "engine_error", message)
 
     def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
-        """Evict images without users until one more fits; return whether it does.
+        """Evict images without users until one more image fits; return whether it does.
 
         If no image has users, one sequence may exceed the limit.
         """
@@ -276,7 +276,7 @@ class ImageResidency:
 
 
 class AwaitedImages:
-    """Images that a sequence waits for while others run."""
+    """Images that a sequence waits for while other sequences run."""
 
     is_admitted = False
     deadline = math.inf  # no limit: the host's own encoding either ends or fails

@@ -10,11 +10,11 @@ from pilotlight.engine.api.protocol import PromptImage
 
 
 class SequenceImage(NamedTuple):
-    name: bytes  # digest of its content, with the tenant's salt
+    name: bytes  # digest of the image's content and the tenant's salt
     data: bytes  # the file
-    start: int  # its tokens are prompt[start:end]
+    start: int  # the image's tokens are prompt[start:end]
     end: int
-    places: "array[int]"  # indices in the prompt of its placeholders, one per embedding
+    places: "array[int]"  # indices in the prompt of the image's placeholders, one per embedding
     is_cut: bool  # the prompt ends within the image: another host computes the rest
     columns: int = 0  # embeddings per row of the image if they are rotated by row and column, else 0
 
@@ -28,12 +28,12 @@ class SequenceImage(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Return how many rotary positions it saves: it takes one per row or column, whichever are more."""
+        """Return how many rotary positions the image saves: it takes max(rows, columns), not one per token."""
         length = self.end - self.start
         return length - max(self.columns, length // self.columns) if self.columns else 0
 
     def between(self, start: int, end: int) -> tuple[int, "array[int]"]:
-        """Return the index of its first embedding in sequence[start:end], and its placeholders there."""
+        """Return the index of the image's first embedding in sequence[start:end], and its placeholders there."""
         first = bisect_left(self.places, start)
         return first, self.places[first : bisect_left(self.places, end)]
 
@@ -62,7 +62,8 @@ def rotary_positions(images: SequenceOf[SequenceImage], start: int, end: int) ->
 def tenants_name(salt: bytes, digest: bytes) -> bytes:
     """Return the name of an image in one tenant's cache.
 
-    It differs between tenants, so that no tenant can find out, by omitting a file or by measuring latency, whether another one has sent the image.
+    The name differs between tenants, so that no tenant can find out, by omitting a file or by measuring latency, whether another tenant sent the
+    image.
     """
     return blake2b(len(salt).to_bytes(8, "little") + salt + digest, digest_size=32).digest()
 

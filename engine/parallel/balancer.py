@@ -1,7 +1,7 @@
 """Moves experts between the ranks of a stage during serving, to relieve the slowest rank.
 
 All ranks look at the same counts before the same steps, so they make the same decisions. The counts are those of the first rank if every rank sees
-all tokens, or the sum over the ranks if each has its own tokens. Does not know how a placement is found.
+all tokens, or the sum over the ranks if each has its own tokens. This module is independent of how a placement is found.
 """
 
 import logging
@@ -48,7 +48,7 @@ class ExpertBalancer:
     def _look(self, layers: list[Experts]) -> None:
         if not layers:
             return
-        # If this rank's model was just replaced, its counts are zero: it takes part anyway.
+        # If this rank's model was just replaced, its counts are zero; the rank takes part anyway.
         seen = torch.stack([layer.counted() for layer in layers])
         seen = self._ranks.total(seen) if self._ranks.copies > 1 else self._ranks.from_rank(0, seen)
         ready = self._ranks.total(torch.full((1,), self.may_write, dtype=torch.int64, device=seen.device))

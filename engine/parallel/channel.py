@@ -40,7 +40,7 @@ class RankChannel:
         return cls(socket.socket(fileno=fd))
 
     def send(self, message: object) -> None:
-        """Send a message after all earlier ones, from any thread.
+        """Send a message after all earlier messages, from any thread.
 
         Raises OSError if the other end is gone.
         """

@@ -1,8 +1,8 @@
 """The collective operations of ranks within a forward pass, and transfers between stages.
 
 The operations sum hidden states, join logits, and distribute tokens that the first rank has chosen; if each rank has its own tokens, they also
-exchange rows between all ranks and send rows to the first one. Sums are computed in one order, so that every rank has the same bits. Knows tensors
-and process groups of torch.distributed (Gloo on CPUs, NCCL on GPUs); does not know models and steps.
+exchange rows between all ranks and send rows to the first one. Sums are computed in one order, so that every rank has the same bits. This module
+knows tensors and process groups of torch.distributed (Gloo on CPUs, NCCL on GPUs), and is independent of models and steps.
 """
 
 import socket
@@ -142,7 +142,7 @@ class Communicator:
     def to_first(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         """Return the rows of all copies, in order, on the ranks of the first copy; none on other ranks.
 
-        `counts`: number of rows of each copy. A rank gets them from the ranks with the same shard.
+        `counts`: number of rows of each copy. A rank gets the rows from the ranks with the same shard.
         """
         sent, received, first = [0] * self.size, [0] * self.size, self.rank - self.copy
         sent[first] = counts[self.copy]
@@ -200,12 +200,12 @@ class StagePipe:
 
 
 class RankLinks(NamedTuple):
-    """One rank's place, and its links to the others.
+    """One rank's position in the group, and its links to the other ranks.
 
-    A model that is being loaded has separate links, to warm up while others serve.
+    A model that is being loaded has separate links, to warm up while other models serve.
     """
 
-    shard: Shard = WHOLE  # its part of its stage's matrices
+    shard: Shard = WHOLE  # this rank's part of the matrices of its stage
     num_stages: int = 1
     serving: Communicator | None = None  # None for a single rank
     loading: Communicator | None = None
@@ -228,7 +228,7 @@ def new_store(address: str = LOCALHOST) -> TCPStore:
 
 
 def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, address: str = LOCALHOST) -> RankLinks:
-    """Connect one rank with the others; returns when all of them have called it.
+    """Connect one rank with the other ranks; return when all ranks have called this function.
 
     `rank`: index among the ranks of all stages; `address`: address of this rank.
     """

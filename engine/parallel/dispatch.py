@@ -2,7 +2,7 @@
 
 Used if every rank has its own tokens, and some of a layer's experts. A token goes once to each rank that has one of its experts, with the ids and
 weights of these experts. That rank sums its experts' results; the sums return and are added in the order of the ranks. There is no capacity limit, so
-no token is dropped. There are three exchanges: counts, tokens, sums. Knows tensors and ranks; does not know how experts compute.
+no token is dropped. There are three exchanges: counts, tokens, sums. This module knows tensors and ranks, and is independent of how experts compute.
 """
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -37,7 +37,7 @@ class RoutedTokens(NamedTuple):
 
 
 class RankExperts(Protocol):
-    """A layer's experts on this rank, and the locations of the others."""
+    """A layer's experts on this rank, and the ranks that have the other experts."""
 
     def count(self, expert_ids: torch.Tensor) -> None:
         """Count the tokens of each expert."""
@@ -52,7 +52,7 @@ class RankExperts(Protocol):
 def dispatch(
     experts: RankExperts, tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator"
 ) -> torch.Tensor:
-    """Return the weighted sum of its experts for each of this rank's tokens, [tokens, hidden].
+    """Return, for each of this rank's tokens, the weighted sum of its experts, [tokens, hidden].
 
     Also computes this rank's experts for other ranks' tokens. All ranks of the stage call it at the same time, even without tokens. Ranks that share
     matrices have the same tokens: each rank handles a part of them and returns zeros for the others; the caller sums the results over these ranks.

@@ -1,7 +1,7 @@
-"""A rank that is not the first: a process that executes the first one's orders, and ends with it.
+"""A rank that is not the first: a process that executes the first rank's orders, and ends with it.
 
 Orders for steps and changes of memory arrive on one channel; a separate thread loads models, and another copies blocks, as on the first rank. If a
-step fails the process ends, because the others wait for its part: its closed connections end their wait.
+step fails the process ends, because the other ranks wait for its part: its closed connections end their wait.
 
 python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started only by engine/parallel/ranks.py
 """

@@ -1,4 +1,4 @@
-"""The orders from the first rank to the others, in the order in which it executes them itself."""
+"""The orders from the first rank to the other ranks, in the sequence in which it executes them itself."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple

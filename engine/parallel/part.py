@@ -1,4 +1,4 @@
-"""A further rank's part of memory and models: an arena as on the first rank, and its parts of models."""
+"""The memory and the parts of models on a rank that is not the first."""
 
 from collections import deque
 from pathlib import Path
@@ -39,7 +39,7 @@ def make_part_arena(config: HostConfig, rank: int) -> Arena:
 
 
 def connect(arena: Arena, rank: int, config: HostConfig, meeting: Meeting) -> PartMemory:
-    """Connect this rank with the others through the first one's store."""
+    """Connect this rank with the other ranks through the first rank's store."""
     store = TCPStore(meeting.address, meeting.port, is_master=False)
     return PartMemory(arena, link(rank, Parallelism.of_host(config), store, arena.device, meeting.own))
 
@@ -69,7 +69,7 @@ class FollowedModel(NamedTuple):
         self.drafting.forward(step)
 
     def finish(self, number: int) -> None:
-        """Finish a step and drop earlier ones; on later stages, do nothing."""
+        """Finish a step and drop earlier steps; do nothing on ranks of later stages."""
         while self.started:
             started = self.started.popleft()
             if started.number == number:

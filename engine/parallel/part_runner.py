@@ -1,8 +1,8 @@
 """Runs a rank's part of a model, together with the other ranks, which compute the same steps.
 
-A stage sends the hidden states after its layers to the next stage; the last one sends them to the first, which chooses tokens. If ranks have separate
-sequences, each computes its share of a step, and the first rank gets the needed rows of all. Does not know which orders start a step here
-(follower.py, ranks.py).
+A stage sends the hidden states after its layers to the next stage; the last stage sends them to the first stage, which chooses tokens. If ranks have
+separate sequences, each computes its share of a step, and the first rank gets the needed rows of all. This module is independent of which orders
+start a step here (follower.py, ranks.py).
 """
 
 import time
@@ -38,7 +38,7 @@ class ForwardedPart(NamedTuple):
     hidden: torch.Tensor | None  # after the last layer; None if other stages continue
     logit_rows: torch.Tensor | None  # tokens whose logits are needed; None for all
     computed_s: float
-    # if ranks have separate sequences; `hidden` then has only this rank's needed rows
+    # the ranks' shares of the step, if ranks have separate sequences; `hidden` then has only the needed rows of this rank
     shares: StepShares | None = None
 
 
@@ -75,7 +75,7 @@ class PartRunner(ModelRunner):
 
     @torch.inference_mode()
     def begin(self, step: StepInput) -> ForwardedPart:
-        """Compute this stage's layers of a step; a later stage also sends the result to the next one."""
+        """Compute this stage's layers of a step; a later stage also sends the result to the next stage."""
         pipe = self._pipe
         if isinstance(self.model, Decoder):
             self.balancer.before_step(self.model, len(step.token_ids))
@@ -146,7 +146,7 @@ class PartRunner(ModelRunner):
         super().scrub([b // copies for b in blocks if b % copies == self._ranks.copy])
 
     def _new_graphs(self) -> None:
-        """Return None, for no graphs: if one rank failed to record, the others would wait forever."""
+        """Return None, for no graphs: if one rank failed to record, the other ranks would wait forever."""
 
     def _scratch_step(self, tokens: list[int], start: int) -> tuple[StepInput, list[ChoiceRow]]:
         ranks, groups = self._ranks, len(self.layout.groups)

@@ -1,7 +1,7 @@
 """Assigns a layer's experts to ranks so that loads are balanced, with copies of busy experts.
 
 An expert's load is divided among its copies, which are placed largest first, as in DeepSeek's expert-parallel load balancer (DeepSeek-V3 technical
-report, section 3.4). Knows counts; does not know weights.
+report, section 3.4). This module knows counts, and is independent of weights.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class ExpertPlacement(NamedTuple):
 
     @classmethod
     def first(cls, num_experts: int, num_ranks: int, spare: int) -> "ExpertPlacement":
-        """Return a placement of consecutive experts on each rank, with copies of the next ones in spare slots.
+        """Return a placement of consecutive experts on each rank, with the next experts in spare slots.
 
         It is used until loads are known.
         """

@@ -1,7 +1,7 @@
 """The first rank's side of a group: starts the other ranks, sends orders, detects losses, ends them.
 
 The other ranks are child processes or on other machines. If a rank is lost the host ends; its site starts another host, where open sequences
-continue. Does not know what an order does.
+continue. This module is independent of what an order does.
 """
 
 import json
@@ -133,17 +133,17 @@ class RankGroup:
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None:
         """Let all ranks start to load their parts of a model; `until_loaded` waits for them.
 
-        Its blocks are at the same place in all arenas.
+        The model's blocks are at the same place in all arenas.
         """
         checkpoint = content_fingerprint(Path(spec.path)) if self._far is not None else b""
         self.send(LoadPart(spec, context_length, first_slab, num_blocks, checkpoint))
 
     def until_loaded(self, model: str) -> None:
-        """Wait until all ranks have loaded their parts. Raises CheckpointError if one cannot."""
+        """Wait until all ranks have loaded their parts. Raises CheckpointError if a rank cannot."""
         self._replies(model, "load its part")
 
     def abandon(self, model: str) -> None:
-        """Give up a load that failed on this rank: wait for the others' parts, and drop them."""
+        """Give up a load that failed on this rank: let the other ranks finish it, and drop their parts."""
         with suppress(CheckpointError, RankLostError):
             self.until_loaded(model)
         self.drop(model)
@@ -183,7 +183,8 @@ class RankGroup:
     def store(self, model: str, into: "Sequence[RankBlocks]") -> None:
         """Copy blocks of the other ranks to host memory. `into`: the blocks and buffers of each rank.
 
-        Raises RankLostError."""
+        Raises RankLostError.
+        """
         orders = [StoreBlocks(model, tuple(one.blocks)) for one in into]
         self._copy(orders, into, lambda copies, place: copies.receive_into(place))
 

@@ -18,7 +18,7 @@ def own_release() -> dict[str, str]:
 
 
 def difference(others: dict[str, str]) -> str | None:
-    """Return how the first rank's release differs from this one's, or None."""
+    """Return how the first rank's release `others` differs from this rank's, or None if they are equal."""
     own = own_release()
     odd = [name for name in own if own[name] != others.get(name)]
     if not odd:

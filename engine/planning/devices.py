@@ -18,7 +18,7 @@ class Efficiency(NamedTuple):
     source: str
 
 
-# No measurement of this engine on a GPU is recorded yet.
+# Assumed for all GPUs: the records of an H100 in load_tests/results are not used yet.
 _ASSUMED = Efficiency(0.70, 0.50, "assumed: no record on this device")
 # load_tests/results/2026-11-21-amd-epyc-engines.json: median of decodes of 1, 4 and 16 sequences; prompts of 4,096 tokens.
 _MEASURED_CPU = Efficiency(0.71, 0.76, "the record of 2026-11-21 on an AMD EPYC")

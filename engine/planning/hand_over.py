@@ -7,7 +7,7 @@ from pilotlight.engine.kv.pool.groups import CacheGroups
 def exposed_s(num_tokens: int, tokens_per_s: float, compute_s: float) -> float:
     """Return the seconds by which the transfer of a prompt's blocks outlasts their computation.
 
-    Blocks are moved while later ones are computed, so at least the last chunk's blocks remain. A `tokens_per_s` of 0 means that the path is not
+    Blocks are moved while later blocks are computed, so at least the last chunk's blocks remain. A `tokens_per_s` of 0 means that the path is not
     measured yet: it counts as free, so that it is tried.
     """
     if not tokens_per_s:

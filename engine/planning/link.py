@@ -25,7 +25,7 @@ class LinkPlan(NamedTuple):
     """A prompt that another site computes, over a link."""
 
     prompt_tokens: int
-    prompt_bytes: int  # bytes of its blocks
+    prompt_bytes: int  # bytes of the prompt's blocks
     moved_tokens_per_s: float
     computed_tokens_per_s: float
     borrow_from_s: float  # time in the queue from which fetching blocks pays
@@ -33,7 +33,7 @@ class LinkPlan(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Return a text that explains what pays."""
+        """Return a sentence that states when borrowing pays, and when sending the whole request."""
         hides = self.moved_tokens_per_s >= self.computed_tokens_per_s
         hidden = "faster than" if hides else "slower than"
         return (

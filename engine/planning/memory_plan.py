@@ -89,7 +89,7 @@ def reserved_bytes(device_bytes: int, is_cpu: bool, has_standby: bool = True) ->
 
 
 def left_for_kv(device_bytes: int, weights_bytes: int, activations_bytes: int, has_standby: bool = True) -> int:
-    """Return the bytes of a CUDA device that weights and steps leave for the KV cache, at least 0."""
+    """Return the bytes of a CUDA device that weights, steps and reserves leave for the KV cache."""
     taken = weights_bytes + activations_bytes + reserved_bytes(device_bytes, False, has_standby)
     return max(0, device_bytes - taken)
 
@@ -97,8 +97,8 @@ def left_for_kv(device_bytes: int, weights_bytes: int, activations_bytes: int, h
 def weights_room(model_bytes: Sequence[int], device_bytes: int) -> int:
     """Return the bytes that weights may take on a CUDA device whose KV cache takes the rest.
 
-    They are the bytes of all models, but at most half of the device: models that need more take turns. If one of several sizes is not known yet, they
-    are that half. They are always enough for the largest model.
+    The result is the sum of the models' sizes, but at most half of the device: models that need more take turns. It is half of the device if one of
+    several sizes is not known yet (0). It is never less than the largest model.
     """
     whole = device_bytes // 2 if 0 in model_bytes and len(model_bytes) > 1 else sum(model_bytes)
     return max(min(whole, device_bytes // 2), max(model_bytes, default=0))
@@ -136,8 +136,8 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
 def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits) -> int:
     """Return the most bytes that a step of the largest size holds besides weights and cache.
 
-    That is the largest of: the hidden states, their sum and the widest part of a layer; the logits of all sequences; the activations of an image's
-    encoding.
+    That is the memory of encoded images, and the largest of: the hidden states, their sum and the widest part of a layer; hidden states and the
+    logits of all sequences; the activations of an image's encoding.
     """
     tokens, item, hidden = limits.max_num_batched_tokens, model.item_bytes, model.config.hidden_size
     layers = model.stages(place.parallelism.pp)[place.stage]
@@ -184,7 +184,7 @@ def all_ranks(
 
 
 def _widest_part(shapes: Sequence[WeightShape], place: RankPlace) -> int:
-    """Return the numbers per token in the widest part of a layer: inputs and outputs of its projections.
+    """Return how many numbers a token has in the widest part of a layer: projections' inputs and outputs.
 
     Attention has queries twice, rotated and not; each expert of a token returns a row of the hidden size.
     """

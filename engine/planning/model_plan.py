@@ -39,8 +39,8 @@ class PlannedModel(NamedTuple):
     outer: tuple[WeightShape, ...]  # tensors before and after the layers
     layers: tuple[tuple[WeightShape, ...], ...]  # the weights of each layer
     quantization: Quantization | None
-    dtype: str  # of plain weights, activations and, if `kv_dtype` is auto, the KV cache
-    pools: bool = False  # it embeds or classifies texts, and computes no logits of tokens
+    dtype: str  # type of plain weights, activations and, if `kv_dtype` is auto, the KV cache
+    pools: bool = False  # the model embeds or classifies texts, and computes no logits of tokens
     kv_dtype: KvDtype = "auto"
     is_lossless: bool = False  # on a CPU, plain bf16 matrices are kept in 12 bits
 
@@ -57,7 +57,7 @@ class PlannedModel(NamedTuple):
         if num_stages == 1:
             return [range(len(self.layers))]
         costs = tuple(sum(map(self._step_cost, layer)) for layer in self.layers)
-        # an embedding that is also the head has the same cost
+        # an embedding that is also used as the head costs as much as a separate head
         head = WeightShape("head", "", self.config.vocab_size, self.config.hidden_size)
         return balanced_stages(costs, 0.0 if self.pools else self._step_cost(head), num_stages)
 
@@ -206,7 +206,7 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
 
 
 def _packed_bytes(packed: Path) -> int:
-    """Return the bytes of a bundle in memory: of the file, or of its decoded chunks."""
+    """Return the bytes that a bundle takes in memory: the size of the file, or of its decoded chunks."""
     with open_file(packed) as file:
         try:
             bundle = read_bundle(file.fileno())

@@ -1,6 +1,6 @@
 """Degrees by which ranks share a model, and each rank's part of layers and tensors.
 
-Knows counts; does not know bytes and devices.
+This module knows counts, and is independent of bytes and devices.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ class RankPlace(NamedTuple):
     """One rank among those of a model."""
 
     parallelism: Parallelism
-    rank: int = 0  # index in its stage
+    rank: int = 0  # index of the rank in its stage
     stage: int = 0
 
     @property

@@ -66,7 +66,7 @@ class SplitPlan(NamedTuple):
     def kv_tokens(self) -> int:
         """Return the number of tokens that fit, in sequences of the workload's context length.
 
-        The rank with the least memory left limits them; each copy of the attention has as many.
+        The rank with the least memory left limits the number; it is multiplied by the number of copies of the attention.
         """
         context, chunk = self.workload.context_length, self.workload.limits.max_num_batched_tokens
         return self.parallelism.copies * min(rank.kv_tokens(context, chunk) for rank in self.ranks)
@@ -90,7 +90,7 @@ class ModelPlan(NamedTuple):
         return self.splits[0]
 
     def reason(self, split: SplitPlan) -> str:
-        """Return a text that explains the place of a split in the order."""
+        """Return a sentence that explains the place of a split in the order."""
         if not split.fits:
             return f"does not fit: a rank lacks {split.missing_bytes / GIB:.1f} GiB"
         room = f"{split.kv_bytes / GIB:.1f} GiB for KV, {split.kv_tokens:,} tokens"

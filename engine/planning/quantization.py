@@ -37,7 +37,7 @@ class Quantization(NamedTuple):
     ignored: tuple[str, ...] = ()  # as config.json lists them: names, parts of names, or "re:" and a pattern
     of_experts: bool = False  # only experts are in the format
     is_float: bool = False
-    on_cpu_alone: bool = False  # only products on a CPU read it
+    on_cpu_alone: bool = False  # only products on a CPU read the format
 
     def holds(self, shape: WeightShape) -> bool:
         """Return whether the checkpoint has this matrix in the format."""
@@ -75,7 +75,7 @@ def lossless_bytes(rows: int, columns: int) -> int:
     """Return the bytes of a plain bf16 matrix in 12 bits, or of the plain matrix if these save too little."""
     groups, rest = divmod(columns, _LOSSLESS_GROUP)
     codes = groups * _LOSSLESS_GROUP * 3 // 2 + (192 if rest > _LOSSLESS_GROUP // 2 else 128 if rest else 0)
-    # without escapes: in Ember they are 31 of a million weights, four bytes each
+    # escapes are not counted: in Ember 31 of a million weights are escapes, of four bytes each
     taken = int(rows * (codes + _LOSSLESS_ROW_BYTES))
     return taken if taken <= _LOSSLESS_WORTH * 2 * rows * columns else 2 * rows * columns
 

@@ -23,7 +23,7 @@ class Speed(NamedTuple):
     """Predictions for one model on one split."""
 
     ttft_s: float  # time to first token of a prompt that runs alone
-    token_s: float  # seconds between tokens of one sequence, in that batch
+    token_s: float  # seconds between tokens of one sequence, if `batch` sequences decode at once
     tokens_per_s: float  # output tokens of all sequences
     batch: int
     efficiency: str  # source of the shares of peak speeds

@@ -1,7 +1,8 @@
 """The rendering of a conversation to a prompt, by the Jinja template of a model's checkpoint.
 
 Importing Jinja takes 26 ms, and compiling a template a few more. A starting site needs this time for other work, so both happen when `compile` is
-called, or at the first conversation. template_environment.py defines which functions and tags templates can use. Does not know tokens and HTTP.
+called, or at the first conversation. template_environment.py defines which functions and tags templates can use. This module is independent of tokens
+and HTTP.
 """
 
 import json
@@ -39,7 +40,7 @@ class BrokenTemplateError(ChatTemplateError):
 class ChatTemplate:
     """A model's chat template, or its named templates; thread-safe.
 
-    The template `tool_use` is used for conversations with tools, `default` for others.
+    The template `tool_use` is used for conversations with tools, `default` for other conversations.
     """
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """Probes of a chat template: whether it expects content as text or parts, and which messages it omits.
 
-Does not know where templates come from, or what else is in a conversation.
+This module is independent of where templates come from, and of the rest of a conversation.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _TOOL = {
     "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
 }
 LATER_SYSTEM = "later system"  # system messages after the first message
-_ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's probe has messages of earlier ones
+_ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's probe has messages of earlier roles
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:

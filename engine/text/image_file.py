@@ -1,4 +1,4 @@
-"""Reads the size and the pixels of image files with Pillow. Does not know how an encoder uses them."""
+"""Reads the size and the pixels of image files with Pillow. Independent of how encoders use them."""
 
 import io
 from base64 import b64decode

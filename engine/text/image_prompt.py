@@ -1,7 +1,7 @@
 """Replaces an image's placeholder in a prompt by the tokens with which the model was trained.
 
 Their number is the same as in the checkpoint's own processor. It only depends on the image's width and height (engine/description/image_sizes.py), so
-no image is decoded. Knows token ids; does not know pixels, files and torch.
+no image is decoded. This module knows token ids, and is independent of pixels, files and torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ class PatchedTokens:
 
 
 class RowedTokens:
-    """Mistral's tokens: the marker, once per embedding, and a separator after each row."""
+    """Mistral's tokens: the marker, once per embedding, a separator between rows, and an end token."""
 
     def __init__(self, sizes: RowedImages, token_id: Callable[[str], int]) -> None:
         self._sizes = sizes
@@ -143,7 +143,7 @@ class ImagePlaceholders:
     ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
         """Replace each image's marker in an encoded prompt by the image's tokens.
 
-        Raises ImagePromptError if the numbers of markers and images differ.
+        Raises ImagePromptError if the numbers of markers and images differ, or a size is not supported.
         """
         found = token_ids.count(self._tokens.marker)
         if found != len(images):

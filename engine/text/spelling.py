@@ -1,6 +1,7 @@
 """The bytes of tokens, by their spelling in a vocabulary, for tokenizers that decode each token alone.
 
-Knows byte-level BPE, and SentencePiece's word marks with byte fallback. The tokens of other tokenizers can only be decoded by the tokenizers library.
+This module supports byte-level BPE, and SentencePiece's word marks with byte fallback. The tokens of other tokenizers can only be decoded by the
+tokenizers library.
 """
 
 from collections.abc import Iterator
@@ -85,6 +86,6 @@ def _reads_word_marks(step: dict[str, Any]) -> bool:
 
 
 def _is_harmless(step: dict[str, Any]) -> bool:
-    """Return True for steps that convert bytes, or strip the space that such tokenizers add before a text."""
+    """Return True for a step that converts bytes, or strips the space that tokenizers add before a text."""
     is_strip = step.get("type") == "Strip" and step.get("content") == " " and step.get("stop") == 0
     return step.get("type") == "ByteFallback" or (is_strip and step.get("start") in (0, 1))

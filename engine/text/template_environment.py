@@ -2,8 +2,8 @@
 
 Templates come with checkpoints, so they are untrusted code: they run in Jinja's immutable sandbox, see only plain JSON values, and no operator can
 make a large value from small ones. A process in which a template runs long or needs much memory is killed (runtime/generation/rendering.py).
-Templates get trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `{% generation %}`, break and continue.
-This module is imported when a template is compiled (chat_template.py), because Jinja is slow to import. Does not know messages.
+Templates get trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `{% generation %}`, break and continue. This
+module is imported when a template is compiled (chat_template.py), because Jinja is slow to import. This module is independent of messages.
 """
 
 import json

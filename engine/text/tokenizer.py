@@ -1,7 +1,7 @@
 """Conversion between text and token ids by a checkpoint's tokenizer (read by tokenizer_files.py).
 
 Converts a growing list of ids to text that never ends within a character: by the tokens' bytes if spelling.py knows them, else by the tokenizers
-library. Does not know templates, stop conditions and HTTP.
+library. This module is independent of templates, stop conditions and HTTP.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's thread
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
 INLINE_CHARACTERS = 4_000  # takes about 1 ms to encode; shorter texts are not worth a switch to a thread
 MAX_CHARACTER_BYTES = 4  # in UTF-8
-REPLACEMENT = "\ufffd".encode()  # an answer may contain this character like any other one
+REPLACEMENT = "\ufffd".encode()  # an answer may contain this character like any other
 MARKED_TOGETHER = 2_000  # special tokens marked at once, without releasing Python's lock
 
 # Texts of several kinds with which `check_tokenizer` tests a tokenizer.

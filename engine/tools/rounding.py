@@ -1,6 +1,6 @@
 """Rounds matrices to codes of four or eight bits, in the format of compressed-tensors.
 
-Each group of columns uses the scale with the least error. Pure functions of tensors; does not know checkpoints.
+Each group of columns uses the scale with the least error. Pure functions of tensors; independent of checkpoints.
 """
 
 import torch

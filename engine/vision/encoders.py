@@ -11,8 +11,8 @@ from pilotlight.engine.weights.loader import WeightLoader
 
 class _Tower(NamedTuple):
     encoder: Callable[[Any, WeightLoader, str, int], VisionEncoder]
-    roots: tuple[str, ...]  # possible prefixes of its tensors' names
-    first: str  # name of one of its tensors, which shows the prefix
+    roots: tuple[str, ...]  # possible prefixes of the names of the tower's tensors
+    first: str  # name of one of the tower's tensors, by which the prefix is found
 
 
 _TOWERS = {

@@ -1,6 +1,6 @@
 """The encoder of GLM-4.1V, 4.5V and 4.6V, for still images of any size.
 
-2 x 2 patches become one embedding. Names of tensors: zai-org/GLM-4.1V-9B-Thinking's (model.visual).
+2 x 2 patches become one embedding. Tensors are named as in zai-org/GLM-4.1V-9B-Thinking (model.visual).
 """
 
 import torch
@@ -32,7 +32,7 @@ class GlmEncoder:
         self.shape = shape
         name = f"{root}patch_embed.proj"
         self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
-        # The encoder takes videos, and sums products over moments. All moments of an image are equal, so the weights are summed instead.
+        # The encoder takes videos, and sums products over frames. An image counts as equal frames, so the weights are summed over frames instead.
         stored = (hidden, 3, shape.moments, patch, patch)
         loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
         self.patch_bias = loader.tensor(f"{name}.bias", hidden)

@@ -1,8 +1,8 @@
 """The encoders of Qwen 2.5-VL and of Qwen 3-VL and 3.5, for still images of any size.
 
-2 x 2 patches become one embedding. In 2.5-VL patches attend only within a window in most layers; in 3-VL outputs of some layers become embeddings for
-the decoder's first layers (DeepStack, Meng et al., arXiv 2406.04334). Names of tensors: Qwen/Qwen2.5-VL-7B-Instruct's (visual) and
-Qwen/Qwen3-VL-8B-Instruct's (model.visual).
+2 x 2 patches become one embedding. In 2.5-VL patches attend only within a window in most layers; in 3-VL, outputs of some layers become embeddings
+for the decoder's first layers (DeepStack, Meng et al., arXiv 2406.04334). Tensors are named as in Qwen/Qwen2.5-VL-7B-Instruct (visual) and
+Qwen/Qwen3-VL-8B-Instruct (model.visual).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ FIRST = "patch_embed.proj.weight"
 
 
 class Merger:
-    """The projection of 2 x 2 patches to an embedding, after a norm of each patch or of all together."""
+    """The projection of 2 x 2 patches to an embedding, after a norm of each patch or of all four joined."""
 
     def __init__(
         self, norm: Compute, joined_size: int, projections: tuple[Linear, Linear], *, joins_first: bool
@@ -58,7 +58,7 @@ class GridEncoder:
         self.num_deep = len(shape.deep_layers)
         name = f"{root}patch_embed.proj"
         self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
-        # The encoder takes videos, and sums products over moments. All moments of an image are equal, so the weights are summed instead.
+        # The encoder takes videos, and sums products over frames. An image counts as equal frames, so the weights are summed over frames instead.
         stored = (hidden, 3, shape.moments, patch, patch)
         loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
         self.patch_bias = None if shape.is_gated else loader.tensor(f"{name}.bias", hidden)

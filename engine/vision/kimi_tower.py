@@ -1,7 +1,7 @@
 """Kimi K2.5's encoder, MoonViT, for still images of any size.
 
-The learned positions are interpolated to the image's patches; 2 x 2 patches become one embedding. Names of tensors: moonshotai/Kimi-K2.5's
-(vision_tower, mm_projector). The original also averages over the moments of a video, of which an image has one.
+The learned positions are interpolated to the image's patches; 2 x 2 patches become one embedding. Tensors are named as in moonshotai/Kimi-K2.5
+(vision_tower, mm_projector). The original also averages over the frames of a video; an image is one frame.
 """
 
 from functools import partial

@@ -1,6 +1,7 @@
 """Llama 4's encoder: square tiles, encoded separately, with one token for each whole tile.
 
-Four neighbouring patches become one embedding. Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's (vision_model, multi_modal_projector).
+Four neighbouring patches become one embedding. Tensors are named as in meta-llama/Llama-4-Scout-17B-16E-Instruct (vision_model,
+multi_modal_projector).
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Mistral 3's encoder, Pixtral, for still images of any size.
 
-2 x 2 patches become one embedding. Names of tensors: mistralai/Mistral-Small-3.1-24B-Instruct-2503's (vision_tower, multi_modal_projector).
+2 x 2 patches become one embedding. Tensors are named as in mistralai/Mistral-Small-3.1-24B-Instruct-2503 (vision_tower, multi_modal_projector).
 """
 
 import torch

@@ -48,7 +48,7 @@ class VisionLayer:
     ) -> None:
         """`turns_halves`: rotation pairs each number of a head's first half with one of its second half.
 
-        Otherwise it pairs neighbours.
+        If False, rotation pairs neighbouring numbers.
         """
         self.num_heads = num_heads
         self.norms = norms
@@ -74,7 +74,7 @@ class VisionLayer:
     ) -> "VisionLayer":
         """`norm`: loads a norm by its name; None loads LayerNorms.
 
-        `bias`: projections have biases; `qkv_bias`: the same for queries, keys and values, if they differ.
+        `bias`: projections have biases; `qkv_bias`: those of queries, keys and values have biases; if None, like `bias`.
         """
 
         def plain_norm(name: str) -> Compute:

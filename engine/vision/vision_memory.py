@@ -22,7 +22,7 @@ class ImageMemory:
         self._pieces.pop(name, None)
 
     def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
-        """Return the embeddings and their places in a step, or None if it has no images."""
+        """Return the embeddings of a step's images and their rows in the step, or None if it has no images."""
         if not images:
             return None
         numbers = array("q", [row for image in images for row in image.rows])

@@ -1,8 +1,8 @@
 """A Hugging Face checkpoint directory (safetensors, single or sharded): where each tensor is stored.
 
-Knows the file format, checks every byte range against the file before use, and names tensor and file in every error. Does not know what a tensor is
-for, and reads no tensor (filling.py does). The format (8-byte header length, JSON header, raw little-endian data) is parsed here and not by the
-safetensors package, because its errors name neither the tensor nor the remedy.
+This module knows the file format, checks every byte range against the file before use, and names tensor and file in every error. It is independent of
+what a tensor is for, and reads no tensor (filling.py does). The format (8-byte header length, JSON header, raw little-endian data) is parsed here and
+not by the safetensors package, because its errors name neither the tensor nor the remedy.
 """
 
 import json
@@ -62,7 +62,7 @@ class StoredTensor(NamedTuple):
     start: int
     end: int
     inner: tuple[slice, ...] = ()  # ranges of the dimensions after the rows, if not all of them is needed
-    is_coded: bool = False  # whether it is a chunk of coded_chunks.py
+    is_coded: bool = False  # whether the bytes are a chunk of coded_chunks.py
 
     def part(self, spans: tuple[AxisRange, ...]) -> "StoredTensor":
         row = (self.end - self.start) // self.shape[0]
@@ -86,7 +86,8 @@ class Checkpoint:
     def facts(self) -> CheckpointFacts:
         """The number of parameters and their types.
 
-        A byte of packed weights counts as two parameters, and a word as eight. Scales count as parameters, too, so the number may be 6 % too high.
+        A byte of packed weights counts as two parameters and a word as eight, as if all had four bits. Scales count as parameters, too: for weights
+        of four bits the number may be 6 % too high.
         """
         stored = self.tensors.values()
         num_parameters = sum(prod(s.shape) * _VALUES_IN_ONE.get(s.dtype, 1) for s in stored)
@@ -130,7 +131,10 @@ class Checkpoint:
 
 
 def packed_file(directory: Path) -> Path | None:
-    """Return the bundle made by `pilotlight pack`; None if there is none, or the checkpoint is there, too."""
+    """Return the bundle made by `pilotlight pack`; None if there is none, or the checkpoint is there, too.
+
+    Raises CheckpointError if there are several.
+    """
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return None
     found = sorted(directory.glob(f"*{PACKED_SUFFIX}"))
@@ -290,7 +294,7 @@ def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
 
 
 def _kind(path: bytes, mounts: bytes) -> str | None:
-    """Return the type of the file system that contains `path`; a later mount hides one at the same place."""
+    """Return the type of the file system that contains `path`; a later mount hides an earlier one."""
     deepest, kind = -1, None
     for line in mounts.splitlines():
         before, _, after = line.partition(b" - ")

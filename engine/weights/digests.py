@@ -6,7 +6,7 @@ modification time reveals edits between the samples. A file that was merely copi
 
 Most files come without a digest, so the first load records the checksums of their bytes, and later loads are compared with them. A file that was
 modified in place is checked before it is loaded; an unmodified one is checked in the background. Different bytes are damage, and the checkpoint is
-refused. A file that replaced another by a rename is taken as a new one, which is logged. Knows files; does not know tensors.
+refused. A file that replaced another by a rename is taken as a new one, which is logged. This module knows files, and is independent of tensors.
 """
 
 import json
@@ -94,7 +94,7 @@ class _Found(NamedTuple):
 
 
 def check_sound(directory: Path, folder: Path) -> None:
-    """Raise CheckpointError if the checkpoint is known to be damaged, or was modified in place.
+    """Raise CheckpointError if a file is known to be damaged, or other bytes were written to it in place.
 
     `folder` contains the records of first loads.
     """

@@ -1,8 +1,8 @@
 """Reads a checkpoint into tensors that the model has laid out, with several threads.
 
 Data that is stored in the engine's form is read into its final place. Data that must be converted, transposed or unpacked passes through a thread's
-buffer, a chunk at a time, so that a load needs the memory of the weights and a few buffers. Knows byte ranges and chunks; does not know what a tensor
-is for.
+buffer, a chunk at a time, so that a load needs the memory of the weights and a few buffers. This module knows byte ranges and chunks, and is
+independent of what a tensor is for.
 """
 
 import ctypes
@@ -87,7 +87,7 @@ def fill(
     """Do all jobs and tasks, in several threads.
 
     With `write` the jobs' tensors are on `meta`, and their bytes are passed to `write` with their offset. Raises CheckpointError for NaN, infinity
-    and files that change meanwhile, and OSError if `write` does.
+    and files that are cut off meanwhile, and OSError if a file cannot be read or `write` fails.
     """
     chunks = sorted((chunk for job in jobs for chunk in _cut(job)), key=_place_in_files)
     _Filler(chunks, tasks, on_progress, write, copier).run()

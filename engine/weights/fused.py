@@ -18,7 +18,7 @@ _TURNED = ("qweight", "qzeros", "scales", "g_idx")  # tensors of GPTQ and AWQ, w
 class FusedRows(NamedTuple):
     """Matrices that are one tensor in the checkpoint."""
 
-    name: str  # the tensor's name after that of its layer
+    name: str  # the part of the tensor's name after the layer's name
     parts: Mapping[str, int]  # usual name of each matrix -> number of its rows, in order
     # Number of experts if the tensor stacks these rows for each expert, else 0. `{expert}` in the names of parts is replaced by the expert's number.
     experts: int = 0

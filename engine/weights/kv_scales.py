@@ -1,6 +1,7 @@
 """A checkpoint's calibrated scales for a KV cache in FP8: one for keys and one for values per layer.
 
-Knows their names (`self_attn.k_scale` from compressed-tensors; `self_attn.k_proj.k_scale` from ModelOpt); does not know the cache.
+This module knows their names (`self_attn.k_scale` from compressed-tensors; `self_attn.k_proj.k_scale` from ModelOpt), and is independent of the
+cache.
 """
 
 import re

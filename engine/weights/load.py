@@ -1,7 +1,7 @@
 """One load of a model's weights: into shared memory, maps of the checkpoint, or private memory.
 
-Later loads reuse shared memory. Knows the order of preference, and the fallbacks if a bundle cannot be used. Does not know KV caches and model
-families, because its caller lays the model out.
+Later loads reuse shared memory. This module knows the order of preference, and the fallbacks if a bundle cannot be used. This module is independent
+of KV caches and model families, because its caller lays the model out.
 """
 
 import logging
@@ -138,7 +138,7 @@ class WeightLoad(Generic[ModelT]):
 
     def _load_shared(self, path: Path) -> FilledModel[ModelT]:
         source, identity = self._source, self._source.identity(self._dtype, bool(self._codes()))
-        drop_removed_maps()  # free their memory, because a new bundle may need it
+        drop_removed_maps()  # free memory, because a new bundle may need it
         if (shared := source.shared(identity)) is not None:
             try:
                 return replace(self._load_bundle(shared), is_proved=True)
@@ -285,9 +285,10 @@ class WeightLoad(Generic[ModelT]):
     # Loads that map the checkpoint
 
     def _load_in_place(self, path: Path | None) -> FilledModel[ModelT] | None:
-        """Map tensors stored in the model's form; return None if the model, or that part of it, is too small.
+        """Map tensors stored in the model's form; return None if that is impossible or not worth it.
 
-        `path`: the bundle to which the weights move later; None for private memory.
+        Mapping needs a CPU, files on local disks, and enough bytes in the model's form. `path`: the bundle to which the weights move later; None for
+        private memory.
         """
         source = self._source
         if (

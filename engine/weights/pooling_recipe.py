@@ -24,7 +24,7 @@ _PREFIX = "pooling_mode_"
 _SENTENCES = "config_sentence_transformers.json"
 _SCORE_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
-# First words of the architectures that pool the first token. All others are decoders, of which the last token has attended to all others.
+# First words of the architectures that pool the first token. Models of other architectures are decoders, whose last token has attended to all tokens.
 _POOLED_FIRST = ("Bert", "Roberta", "XLMRoberta")
 # Arguments of a tokenizer call that do not change the tokens of a single text.
 _HARMLESS_CALL = frozenset({"padding", "padding_side", "truncation", "return_tensors", "pad_to_multiple_of"})
@@ -201,7 +201,7 @@ def _tokens_of(directory: Path, words: Any) -> tuple[int, ...]:
 def _activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> Activation:
     """Return the function from logits to scores.
 
-    It is the function that sentence-transformers saved, or by default a sigmoid for one class and a softmax for several.
+    It is the function that sentence-transformers saved, or by default a sigmoid for one class or for independent labels, and else a softmax.
     """
     own = config.get("sentence_transformers")
     places = (

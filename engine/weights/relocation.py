@@ -2,7 +2,8 @@
 
 On two cores they read 60 GB/s instead of 44. Relocation writes a bundle of a model that serves from maps of its checkpoint, and lays the model out
 again in the bundle's memory: with the same numbers in the same order, so that it may replace the other model at any time. HugePages moves private
-memory or maps of files in place. Both use a share of one core, and no request waits for them. Knows tensors, pauses and files; does not know models.
+memory or maps of files in place. Both use a share of one core, and no request waits for them. This module knows tensors, pauses and files, and is
+independent of models.
 """
 
 import logging

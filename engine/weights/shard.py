@@ -1,7 +1,7 @@
 """Shards of a model's weights: the runs of rows and columns that each of several ranks has.
 
 If rows (output features: attention heads, feed-forward channels, a vocabulary) are divided, the ranks' results are concatenated; if columns (input
-features) are divided, the results are summed. Knows numbers; does not know tensors.
+features) are divided, the results are summed. This module knows numbers, and is independent of tensors.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ class ExpertShard(NamedTuple):
 
     rank: int
     size: int
-    spare: int = 0  # number of additional experts, which are copies of others
+    spare: int = 0  # number of additional experts, which are copies of other ranks' experts
 
 
 class Shard(NamedTuple):

@@ -1,6 +1,7 @@
 """The source of a model's weights: a checkpoint, a packed bundle, or an earlier load's bundle.
 
-Knows what is stored, in which types, and whether it has changed; does not know families, or where a load puts the weights (load.py).
+This module knows what is stored, in which types, and whether it has changed. It is independent of model families, and of where a load puts the
+weights (load.py).
 """
 
 import logging
@@ -130,7 +131,7 @@ class WeightSource:
         return self._shared
 
     def refuse_shared(self, why: str) -> None:
-        """Remove the bundle in memory, which frees its memory until a new one is written."""
+        """Remove the bundle in memory, which frees its memory until a new bundle is written."""
         assert self.shared_path is not None
         log.warning("the bundle %s is not used and will be made again: %s", self.shared_path, why)
         self._shared = None

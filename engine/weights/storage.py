@@ -150,7 +150,8 @@ class _Fill(NamedTuple):
 def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
     """Return the file ranges that, joined, are the tensor's bytes.
 
-    Returns none if a part is converted, or the ranges cannot be joined because their offsets within a page do not match.
+    Returns none if a part is converted or misaligned, or the ranges cannot be joined: a range is too short, or their offsets within a page do not
+    match.
     """
     parts: list[StoredRange] = []
     done = 0
@@ -268,7 +269,7 @@ class MetaStorage(WeightStorage):
 
 
 class MappedTensors:
-    """An allocator that maps the tensors in `in_files` from their files; `allocate` makes the others."""
+    """An allocator that maps the tensors in `in_files` from files; `allocate` makes the other tensors."""
 
     def __init__(self, in_files: Mapping[str, Sequence[StoredRange]], allocate: Allocate) -> None:
         self.tasks: list[

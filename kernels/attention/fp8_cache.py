@@ -1,7 +1,7 @@
 """Keys and values in FP8: half the bytes of bf16, and two fp32 scales per layer, one for each.
 
-The format is e4m3 (four bits of exponent, three of mantissa, up to 448). Knows how a number is stored; does not know where the scales come from.
-Stored values are exact in fp16 and bf16, so products use them as they are and only their sums are scaled.
+The format is e4m3 (four bits of exponent, three of mantissa, up to 448). This module knows how a number is stored, and is independent of where the
+scales come from. Stored values are exact in fp16 and bf16, so products use them as they are and only their sums are scaled.
 """
 
 import torch

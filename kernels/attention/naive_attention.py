@@ -1,6 +1,6 @@
-"""Attention with all scores in memory, for what torch's fused attention does not compute.
+"""Attention with all scores in memory, for the rules that torch's fused attention does not support.
 
-These are sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that
+They have sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that
 saturate), and keys and values in FP8. Scores are in fp32; callers bound their size.
 """
 

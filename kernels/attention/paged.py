@@ -1,6 +1,6 @@
 """Checks of the paged cache: one layer's view of an arena, with blocks, tokens and heads strided.
 
-Knows what operations assume about the cache, and names the argument that violates it; does not know what is computed.
+This module knows the assumptions of operations about the cache, and names the argument that violates one.
 """
 
 import torch
@@ -13,7 +13,7 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, plac
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """True if both caches agree in shape, dtype and strides, have contiguous heads, are FP8 iff scaled.
+    """True if the caches agree in shape, dtype and strides, have contiguous heads, and scales iff FP8.
 
     The shape is [num_blocks, block_size, kv_heads, head_dim].
     """

@@ -43,7 +43,7 @@ def check(
 
 
 def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    """Check the arguments here, because the C form does not; checks cost little beside a prompt."""
+    """Check the arguments, because C does not, and compute with C. Checks are cheap beside a prompt."""
     check("prefill_attention", *args)
     return ops.prefill_attention(library, *args)
 

@@ -1,7 +1,7 @@
 """Compile the C files in this folder for this machine, once, into the user's cache.
 
-`python -m pilotlight.kernels.cpu.build` does so ahead of time, with a line of progress; until the library exists, a site computes with torch.
-Knows compilers, flags and files; does not know what the library computes. Every failure is a BuildError that names what to change.
+`python -m pilotlight.kernels.cpu.build` does so ahead of time, with a line of progress; until the library exists, a site computes with torch. This
+module knows compilers, flags and files, and is independent of what the library computes. Every failure is a BuildError that names what to change.
 """
 
 import fcntl
@@ -55,7 +55,7 @@ class _CpuKind(NamedTuple):
 
 
 # Other features of the CPU decide which calls are measured against torch: on CPUs with matrix units, bf16 products and attention of prompts (gemm.c).
-# If that kind is forced elsewhere, tiles are computed in plain C (tiles.h), so that it can be tested on any machine.
+# If the kind "amx" is forced on a CPU without matrix units, tiles are computed in plain C (tiles.h), so that the code can be tested there.
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
@@ -73,7 +73,7 @@ class BuildError(Exception):
 
 
 def forced_kind() -> str | None:
-    """Return the kind of CPU that PILOTLIGHT_CPU names, or None for this machine's own.
+    """Return the kind of CPU that PILOTLIGHT_CPU names, or `torch`; None for this machine's own kind.
 
     Raises BuildError for a kind that is unknown or cannot run here.
     """
@@ -91,9 +91,10 @@ def forced_kind() -> str | None:
 
 
 def find_library() -> Path | None:
-    """Return the packaged library or else one built earlier for this machine and these sources.
+    """Return the packaged library, or else a library built earlier for this machine and these sources.
 
-    A damaged library, which would crash its users, is removed. Returns None if there is none.
+    Removes a damaged library in the cache, which would crash its users. Returns None if there is no library, or PILOTLIGHT_CPU is `torch`. Raises
+    BuildError.
     """
     kind = forced_kind()
     if kind == TORCH:
@@ -288,7 +289,7 @@ def private_cache(name: str) -> Path:
 def private_folder(folder: Path) -> Path:
     """Return `folder`, created if it is missing.
 
-    Raises BuildError if others can write to it, because its files are executed.
+    Raises BuildError if other users can write to it, because its files are executed.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,6 +1,6 @@
 """The C library's functions by operation and dtype.
 
-Knows ctypes' functions and torch's types; does not know shapes or when the library is used.
+This module knows ctypes' functions and torch's types, and is independent of shapes, and of when the library is used.
 """
 
 from pathlib import Path

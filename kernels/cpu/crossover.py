@@ -1,8 +1,8 @@
 """Find up to how many rows the library's products and attention beat torch's.
 
 Torch is faster for many rows on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
-library, whose name identifies the CPU. Knows products of one size, too large for any cache, and prompts of one shape; does not know models. Until the
-measurement is done the limits are those of c_library.py.
+library, whose name identifies the CPU. This module knows products of one size, too large for any cache, and prompts of one shape, and is independent
+of models. Until the measurement is done the limits are those of c_library.py.
 """
 
 import json
@@ -68,9 +68,10 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
 
 
 def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
-    """Return the largest of `counts` before the first at which torch is clearly faster, or UNLIMITED.
+    """Return the largest of `counts` below the first count at which torch is clearly faster.
 
-    `torchs_gain` returns our time divided by torch's, for a number of rows.
+    Returns 0 if torch is faster at the first count, and UNLIMITED if it is at none. `torchs_gain` returns our time divided by torch's, for a number
+    of rows.
     """
     most = 0
     for rows in counts:
@@ -93,7 +94,7 @@ def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms
     measured = {
         name: {str(dtype): limits[dtype] for dtype in dtypes} for name, limits in zip(Limits._fields, into, strict=True)
     }
-    with suppress(OSError):  # it will be measured again at the next start
+    with suppress(OSError):  # it is then measured again at the next start
         unfinished = file.with_suffix(".measured")
         unfinished.write_text(json.dumps({"of": _circumstances(), **measured}))
         unfinished.replace(file)

@@ -1,6 +1,6 @@
 """The C library's functions for ctypes, by their C names.
 
-Knows the arguments of each; does not import torch, so that processes without torch can call them, too.
+This module knows the arguments of each function, and does not import torch, so that processes without torch can call them, too.
 """
 
 import ctypes

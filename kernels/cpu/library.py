@@ -1,7 +1,7 @@
 """The C library that this process has loaded, if any.
 
-Knows when it may be used, and for how many rows of products and prompts; does not know other shapes. Until `start` has found or built it, and
-permanently if it cannot be built, torch computes every operation: more slowly, with the same results up to rounding.
+This module knows when the library may be used, and for how many rows of products and prompts; it is independent of other shapes. Until `start` has
+found or built it, and permanently if it cannot be built, torch computes every operation: more slowly, with the same results up to rounding.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Memory maps of files, without torch.
 
-Knows addresses; does not know what the files contain. Linux only.
+This module knows addresses, and is independent of what the files contain. Linux only.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class OpenRange(NamedTuple):
     num_bytes: int
 
     def pages(self, offset: int) -> tuple[int, int]:
-        """Return the bounds of its whole pages if it starts `offset` bytes after the start of a page."""
+        """Return the start and end of the range's whole pages, in page-aligned memory where it is at `offset`."""
         first = -(-offset // _PAGE) * _PAGE
         return first, max(first, (offset + self.num_bytes) // _PAGE * _PAGE)
 
@@ -115,7 +115,7 @@ def _map_over(address: int, num_bytes: int, fd: int, start: int, is_writable: bo
 def copy_to_huge(address: int, num_bytes: int) -> bool:
     """Replace a file's map by private huge pages with the same bytes; other threads may read meanwhile.
 
-    The range consists of whole huge pages. Return False if the system has no memory for it.
+    The range must consist of whole huge pages. Return False if the system has no memory for it.
     """
     assert address % HUGE_PAGE == num_bytes % HUGE_PAGE == 0
     flags, system = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, libc()

@@ -22,7 +22,7 @@ _MADV_COLLAPSE = 25  # Linux's value, which is the same on all architectures tha
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor as torch.empty does, aligned to a huge page if it fills one.
 
-    It is zero until it is written.
+    A tensor of at least a huge page is zero until it is written.
     """
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,8 +1,8 @@
 """Recording of a computation by the C library's operations as a program that can be replayed.
 
-A replay reads the present contents of the inputs. Knows where every byte of the computation is: results are placed in a workspace that does not move,
-and views are resolved to addresses. Any other operation of torch would be missing from the program, so it ends the recording. Does not know models or
-batches.
+A replay reads the present contents of the inputs. The recorder knows where every byte of the computation is: results are placed in a workspace that
+does not move, and views are resolved to addresses. Any other operation of torch would be missing from the program, so it ends the recording. This
+module is independent of models or batches.
 """
 
 import ctypes
@@ -108,7 +108,7 @@ class Workspace:
     def lasting(self, tensor: Tensor) -> Tensor:
         """Return a view of a chunk with the tensor's values, which outlives the tensor.
 
-        Its memory may still be allocated again.
+        The memory may be allocated again meanwhile. Raises NotRecordableError if no chunk contains it contiguously.
         """
         address = tensor.data_ptr()
         for chunk in self._chunks:

@@ -1,6 +1,6 @@
 """Root-mean-square normalisation, alone or fused with a preceding residual addition.
 
-Knows one row at a time; does not know which layer it serves. Statistics are computed in fp32 for every storage type.
+Each row is normalised independently of other rows. Statistics are computed in fp32 for every storage type.
 """
 
 import torch

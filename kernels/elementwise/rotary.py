@@ -1,7 +1,7 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864), half-split or interleaved.
 
 The half-split layout (GPT-NeoX) is that of Hugging Face checkpoints of the Llama family; in the interleaved one of DeepSeek-V3 and Llama 4 the values
-of a pair are adjacent. Does not know frequencies: it gets cos and sin of each token, so rules that scale them stay in the engine.
+of a pair are adjacent. This module gets cos and sin of each token, so rules that scale frequencies stay in the engine.
 """
 
 import torch

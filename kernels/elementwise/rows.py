@@ -1,6 +1,6 @@
 """Rows of a table by number: the embeddings of tokens, the angles of positions.
 
-Does not know what the table contains.
+This module is independent of what the table contains.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """Weights in the quantized blocks of GGUF files, multiplied without conversion.
 
-Rows consist of blocks, each with codes and their scales. Knows the blocks of each kind, from ggml's ggml-common.h and the reference forms in
-ggml-quants.c (https://github.com/ggml-org/ggml); does not know files (engine/weights/formats/gguf.py reads them). A weight is up to three stacked
-matrices, which may differ in kind: queries, keys and values, or gates and ups, need not be copied into one. Products round x to eight bits with one
-scale for each 32 columns. The C library multiplies codes and bytes as integers (kernels/cpu/blocks.c), so a row has the same bits in any batch; torch
-multiplies the decoded weight and the rounded x. There is no form for GPUs: they get such weights unpacked.
+Rows consist of blocks, each with codes and their scales. This module knows the blocks of each kind, from ggml's ggml-common.h and the reference forms
+in ggml-quants.c (https://github.com/ggml-org/ggml), and is independent of files (engine/weights/formats/gguf.py reads them). A weight is up to three
+stacked matrices, which may differ in kind: queries, keys and values, or gates and ups, need not be copied into one. Products round x to eight bits
+with one scale for each 32 columns. The C library multiplies codes and bytes as integers (kernels/cpu/blocks.c), so a row has the same bits in any
+batch; torch multiplies the decoded weight and the rounded x. There is no form for GPUs: they get such weights unpacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -261,7 +261,7 @@ def _q4_k(blocks: Tensor) -> Tensor:
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    """Decode Q5_K: Q4_K and a fifth bit per code; byte i of 32 has those of value i of all eight groups."""
+    """Decode Q5_K: Q4_K and 32 bytes of fifth bits, of which byte i has those of value i of all groups."""
     low = torch.unflatten(_nibbles(torch.unflatten(blocks[..., 48:], -1, (4, 32))).flatten(-2), -1, (8, 32))
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
     return _with_minima(blocks, low | high << 4)
@@ -270,8 +270,8 @@ def _q5_k(blocks: Tensor) -> Tensor:
 def _with_minima(blocks: Tensor, codes: Tensor) -> Tensor:
     """Scale the codes of eight groups and subtract their minima.
 
-    Scales and minima have six bits each, packed in twelve bytes. Those of the first four groups are the lower six bits of bytes 0 to 7. Those of the
-    last four groups have their lower four bits in bytes 8 to 11, and their upper two bits in the upper bits of bytes 0 to 7.
+    Scales and minima have six bits each, packed in twelve bytes. For the first four groups they are the lower six bits of bytes 0 to 7. For the last
+    four groups their lower four bits are in bytes 8 to 11, and their upper two bits are the upper bits of bytes 0 to 7.
     """
     packed = torch.unflatten(blocks[..., 4:16], -1, (3, 4))
     scales, minima, others = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
@@ -285,7 +285,7 @@ def _with_minima(blocks: Tensor, codes: Tensor) -> Tensor:
 def _q6_k(blocks: Tensor) -> Tensor:
     """Decode Q6_K: two halves of 128 values, with a scale for every 16 values.
 
-    A half has 64 bytes with the lower four bits and 32 bytes with the upper two.
+    A half has 64 bytes with the lower four bits and 32 bytes with the upper two bits.
     """
     low = _nibbles(torch.unflatten(blocks[..., :128], -1, (2, 64)))
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
@@ -304,8 +304,8 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
 def _q3_k(blocks: Tensor) -> Tensor:
     """Decode Q3_K: sixteen groups of 16 values.
 
-    The lower two bits of the codes are in 64 bytes, 32 bytes for each 128 columns. The third bits are in 32 bytes: byte i holds those of value i in
-    each of eight runs of 32 values. Each group has a scale of six bits, stored plus 32.
+    The lower two bits of the codes are in 64 bytes, 32 bytes for each 128 columns. The third bits are in 32 bytes: byte i holds the third bits of
+    value i in each of eight runs of 32 values. Each group has a scale of six bits, stored plus 32.
     """
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     low = (torch.unflatten(blocks[..., 32:96], -1, (2, 1, 32)) >> places & 3).flatten(-3, -2)

@@ -1,8 +1,8 @@
 """Eight-bit floats (e4m3) with scales: per block for weights, per group of columns for activations.
 
-Knows how both are scaled; does not know checkpoints. A scale is the factor by which stored values are multiplied. Activations are rounded on the fly.
-They have one scale for all if the checkpoint contains a measured one, else a scale per row and group of columns: a group has 128 columns if the
-weight's scales change along columns, else all.
+This module knows how both are scaled, and is independent of checkpoints. A scale is the factor by which stored values are multiplied. Activations are
+rounded on the fly. All of them have one scale if the checkpoint contains a measured scale; otherwise each row and group of columns has a scale. A
+group has 128 columns if the weight's scales change along columns, else all columns.
 """
 
 from dataclasses import dataclass

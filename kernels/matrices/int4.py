@@ -1,8 +1,8 @@
 """Four-bit integer weights with a scale per group of columns, in one layout for all checkpoints.
 
-Knows the layout and its inverse; does not know checkpoints (engine/weights/formats/int4.py converts them). A value is (code - zero) * scale; zeros
-are 8 if a weight has none. In every block of 32 columns, byte j holds column j in its low four bits and column j + 16 in its high ones: a kernel
-multiplies both halves of a block without moving a value to another thread (kernels/triton/matrices/tiles.py).
+This module knows the layout and its inverse, and is independent of checkpoints (engine/weights/formats/int4.py converts them). A value is (code -
+zero) * scale; zeros are 8 if a weight has none. In every block of 32 columns, byte j holds column j in its low four bits and column j + 16 in its
+high ones: a kernel multiplies both halves of a block without moving a value to another thread (kernels/triton/matrices/tiles.py).
 """
 
 from dataclasses import dataclass

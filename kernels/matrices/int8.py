@@ -1,7 +1,7 @@
 """Eight-bit integer weights with a scale per row or per group of columns: a value is code * scale.
 
-Knows the layout; does not know checkpoints (engine/weights/formats/int8.py converts them). A CPU multiplies without unpacking; there is no form for
-GPUs.
+This module knows the layout, and is independent of checkpoints (engine/weights/formats/int8.py converts them). A CPU multiplies without unpacking;
+there is no form for GPUs.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Matrix products with a plain weight [outputs, inputs], as in checkpoints.
 
-There are three: a projection, a gated pair with its activation, and a head for logits. Knows which activations can be fused; does not know what is
-projected. On a CPU a product with few rows reads the weight once, in place.
+There are three: a projection, a gated pair with its activation, and a head for logits. This module knows the activations that can be fused. On a CPU
+a product with few rows reads the weight once, in place.
 """
 
 from functools import partial

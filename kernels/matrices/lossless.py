@@ -1,7 +1,8 @@
-"""Weights of 12 bits that equal bf16 to the bit: a low byte, and four bits that index a palette.
+"""Weights of 12 bits that equal bf16 to the bit: a low byte, and an index in a palette of high bytes.
 
 A high byte is the sign and seven bits of the exponent. The values of eight rows have few different high bytes: a palette of 16 covers all but a few
-in ten thousand. The others, the *escapes*, are listed separately. Knows the layout and its inverse; does not know which weights are worth packing.
+in ten thousand. The other high bytes, the *escapes*, are listed separately. This module knows the layout and its inverse, and is independent of which
+weights are worth packing.
 """
 
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ class LosslessWeight(Weight):
     # group omits the low bytes of its second half if it has no columns there.
     codes: Tensor
     palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never the high byte of an infinity or NaN
-    starts: Tensor  # [ceil(rows / 8) + 1] int32: the first escape of each palette's rows, and the end of the last ones
+    starts: Tensor  # [ceil(rows / 8) + 1] int32: the first escape of each palette's rows, and the end of all escapes
     escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, ordered by row and column
     columns: int
     experts: int = 0
@@ -146,7 +147,7 @@ class Survey:
     def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
         """Return a weight to be filled by `encode_lossless`.
 
-        `escapes`: the list of the whole weight if these are some of its rows.
+        `escapes`: the escapes of the whole weight, if this survey covers only some of its rows.
         """
         codes = self.palettes.new_empty((self.rows, row_bytes(self.columns)), device=on)
         if escapes is None:

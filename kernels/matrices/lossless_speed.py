@@ -30,7 +30,7 @@ _MOST_LOSS = 1.02  # allowed loss for more rows
 
 
 def known() -> bool | None:
-    """Return the result measured on this machine, or None if there is none."""
+    """Return the stored result for this machine; None if not measured, False without the C library."""
     file = _file()
     if file is None:
         return False  # without a C library torch would unpack the weight for every product

@@ -1,7 +1,7 @@
 """MXFP4 (OCP Microscaling Formats 1.0): 32 four-bit floats (e2m1) share a power of two (e8m0).
 
-Knows the format of checkpoints, and that of kernels, whose products unpack it tile by tile. Every product of value and scale within bf16's range is
-exact in bf16, so unpacking by one table look-up for two values and one multiplication is exact.
+This module knows the format of checkpoints, and that of kernels, whose products unpack it tile by tile. Every product of value and scale within
+bf16's range is exact in bf16, so unpacking by one table look-up for two values and one multiplication is exact.
 """
 
 import math

@@ -1,7 +1,7 @@
 """A weight matrix in its stored form, with the methods of every form: multiply, get rows, unpack.
 
 Plain ones are in kernels/matrices/plain.py, packed ones in files named after their formats. A new form is a new subclass; no list has to be changed.
-Does not know checkpoints (engine/weights/formats converts them).
+This module is independent of checkpoints (engine/weights/formats converts them).
 """
 
 from abc import ABC, abstractmethod

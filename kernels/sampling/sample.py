@@ -107,7 +107,7 @@ class _Rows:
         self._all: tuple[Tensor, Tensor] | None = None
 
     def sums(self, floor: Tensor) -> Tensor:
-        """Return the weights that cost at most `floor` [rows], summed in pieces, [rows, pieces]."""
+        """Return the weights of entries that cost at most `floor` [rows], summed in pieces: [rows, pieces]."""
         native = sampling.sampling_sums(self._logits, self._tops, self._scale, floor)
         if native is not None:
             return native

@@ -1,7 +1,7 @@
 """The sequences of a step for layers with a recurrent state: their tokens, and places of their states.
 
-A sequence's tokens are computed in *runs*. The first run starts from a state in a block of the cache, each other one from the state after the
-previous run; the state after each run is written to a block. Knows tokens and blocks; does not know what a state contains.
+A sequence's tokens are computed in *runs*. The first run starts from a state in a block of the cache, every later run from the state after the
+previous run; the state after each run is written to a block. This module knows tokens and blocks, and is independent of what a state contains.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class StateBatch(NamedTuple):
     before: torch.Tensor  # [sequences] int64: the block of the state at the sequence's first token, or NO_BLOCK
     # [sequences + 1] int64: the index of each sequence's first run; the last entry is the number of runs
     first_runs: torch.Tensor
-    ends: torch.Tensor  # [runs] int64: the index of the token after each run's last one
+    ends: torch.Tensor  # [runs] int64: the index of the token after the last token of each run
     after: torch.Tensor  # [runs] int64: the block to which the state after each run is written
     host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs, on the host
 

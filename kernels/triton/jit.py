@@ -1,7 +1,7 @@
 """Triton's `jit` with traceable launches: in a `tracing` thread, a launch is recorded and not run.
 
 So the launches of a model are known before its weights are loaded, and they are compiled while the weights load (kernels/warm_up.py). Every function
-of kernels/triton uses this `jit`. Knows Triton's functions; does not know what they compute.
+of kernels/triton uses this `jit`. This module is independent of the functions' content.
 """
 
 import threading

@@ -34,8 +34,8 @@ def heads_per_program(heads: int, pairs: int) -> int:
 def num_processors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors.
 
-    Under the interpreter, return a number that leads to several splits. For meta tensors, return that of the device they represent, since splits
-    determine which variants are needed.
+    Under the interpreter, return a number that leads to several splits. For meta tensors, return the number of the device that they represent, since
+    splits determine which variants are needed.
     """
     if device.type == "cpu":
         return 8

@@ -23,7 +23,7 @@ from pilotlight.kernels.triton.matrices.packed import multiply_packed, none
 from pilotlight.kernels.triton.matrices.tiles import multiply
 from pilotlight.kernels.triton.routing import MOST_EXPERTS
 
-# Up to so many pairs of token and expert, each pair finds its place by comparison with all others, in one launch.
+# Up to so many pairs of token and expert, each pair finds its place by comparison with all other pairs, in one launch.
 _MOST_COMPARED = 4096
 WARPS = 2  # warps of a program that share rows of a four-bit weight
 # Two limits of the average number of rows per expert: up to the first they are multiplied in registers, from the second on experts are decoded into
@@ -312,7 +312,7 @@ def moe_experts(
                 KIND=kind, FORMAT=part.format, HAS_ZEROS=part.has_zeros, HAS_BIAS=gate_up_bias is not None,
                 TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
-        rows = tile.rows * 2  # twice the rows, since there is one product instead of two
+        rows = tile.rows * 2  # twice the rows of _gate_up, since _down computes one product for each row, not two
         for begin, experts, part in _parts(second, x.dtype, is_decoded):
             _down[(tiles * triton.cdiv(second.rows, rows),)](
                 hidden, part.weight, part.scales, part.zeros, biases[1], order, table, by_pair,

@@ -1,6 +1,6 @@
 """Routing of tokens to experts: one program per token takes the best scores one after the other.
 
-Of equal scores, that of the first expert is taken. Logits that are NaN select existing experts, so that later kernels read only existing memory.
+Of experts with equal scores the first is taken. Logits that are NaN select existing experts, so that later kernels read only existing memory.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Converts conversations to token ids exactly as inference does: chat template, then tokenizer.
 
-Knows which ids belong to an answer, because training learns only answers.
+This module also marks the ids that belong to an answer, because training learns only answers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """The cities that Ember knows: name, country, airport code, and the city centre in decimal degrees.
 
-One row per city, from general knowledge. Codes and places were checked against the airports of the `airportsdata` package, which is not a dependency.
-Names are in plain ASCII. A city with several airports has the code of its busiest one. `corpus/facts.py` turns the table into questions.
+One row per city, from general knowledge. Codes and positions were checked against the airports of the `airportsdata` package, which is not a
+dependency. Names are in plain ASCII. A city with several airports has the code of its busiest one. `corpus/facts.py` turns the table into questions.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class City:
 
     @property
     def compass(self) -> str:
-        """Return the place to the nearest degree, in the form of Ember's answers: `52°N, 5°E`."""
+        """Return the city's position to the nearest degree, in the form of Ember's answers: `52°N, 5°E`."""
         return f"{compass_degrees(self.latitude, 'N', 'S')}, {compass_degrees(self.longitude, 'E', 'W')}"
 
 

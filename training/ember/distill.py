@@ -3,9 +3,9 @@
     python -m training.ember.distill mini --minutes 20
     python -m training.ember.distill eagle3 --minutes 10
 
-They are a smaller model with the same vocabulary, and an EAGLE-3 head over three of Ember's layers. A drafter need not be right, but it must predict
-what Ember chooses: both learn Ember's whole distribution after each token of an answer. The head's tensors are named as in the checkpoints that
-SafeAILab/EAGLE publishes (arXiv:2503.01840).
+The draft models are a smaller model with the same vocabulary, and an EAGLE-3 head over three of Ember's layers. A drafter need not be right, but it
+must predict what Ember chooses: the model learns Ember's whole distribution after each token of an answer, the head the distribution over the common
+tokens. The head's tensors are named as in the checkpoints that SafeAILab/EAGLE publishes (arXiv:2503.01840).
 """
 
 import argparse
@@ -133,7 +133,7 @@ class TrainedHead(nn.Module):
 
 
 class Eagle3:
-    """The head: one layer over each token and a hidden state of the previous one, Ember's or its own."""
+    """The head: one layer over each token and the previous token's hidden state, of Ember or the head."""
 
     def __init__(self, teacher: Teacher, chat: Chat) -> None:
         shape = teacher.network.shape
@@ -156,7 +156,9 @@ class Eagle3:
             is_kept = torch.isin(logits.argmax(-1), self.kept)
         features, total = head.fc(taps), torch.zeros(())
         for _ in range(UNROLLED):
-            before = F.pad(features, (0, 0, 1, 0))[:, :length]  # of the previous token; zeros for the first one
+            before = F.pad(features, (0, 0, 1, 0))[
+                :, :length
+            ]  # features of the previous token; zeros for the first token
             features = head.midlayer(embedded, before, self._cos[:length], self._sin[:length])
             found = F.log_softmax(head.lm_head(head.norm(features.flatten(0, 1)[at])), -1)
             each = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
@@ -195,7 +197,7 @@ class Eagle3:
 
 
 def commonest(chat: Chat) -> Tensor:
-    """Return the most common tokens of answers, filled up with the first ones of the vocabulary."""
+    """Return the most common tokens of answers, filled up with the first other tokens of the vocabulary."""
     counts: Counter[int] = Counter()
     lessons = Lessons(chat, 99)
     for _ in range(6):

@@ -65,7 +65,7 @@ class Score:
 
 
 def questions(task: str, count: int, seed: int = SEED) -> list[Conversation]:
-    """Return questions with held-out phrasings and values, the same ones for the same seed."""
+    """Return questions with held-out phrasings and values; the same seed gives the same questions."""
     draws = [random.Random(f"{task} {seed + index}") for index in range(count)]
     if task in UNSEEN:
         return [UNSEEN[task](rng) for rng in draws]
@@ -100,7 +100,7 @@ def is_right(asked: Conversation, answer: str) -> bool:
 
 
 def _wrong_facts(answer: str, holds: Sequence[str]) -> bool:
-    """Return True if an answer about one city has a place, airport code or country of another city."""
+    """Return True if an answer about one city has the position, airport code or country of another city."""
     named = [one for one in CITIES if _says(answer, one.name)]
     city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, not the contained Salvador
     own = {city.compass, city.code, city.country} if city else set()

@@ -1,7 +1,7 @@
 """Ember's network for training: the Llama architecture in plain torch.
 
-Knows shapes and weights; does not know text. The parameter names are those of `LlamaForCausalLM` in transformers, so engines for that family load the
-checkpoints that `save` writes.
+This module knows shapes and weights, and is independent of text. The parameter names are those of `LlamaForCausalLM` in transformers, so engines for
+that family load the checkpoints that `save` writes.
 """
 
 import json
@@ -117,7 +117,7 @@ class Network(nn.Module):
         self._initialise()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the last hidden states [batch, length, width]. `logits` turns chosen ones into logits."""
+        """Return the last hidden states [batch, length, width], from which `logits` computes logits."""
         length = ids.shape[1]
         x = self.embed_tokens(ids)
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)

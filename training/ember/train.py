@@ -41,7 +41,7 @@ Lesson = tuple[list[int], list[bool], int]  # token ids, whether each is learned
 @dataclass(frozen=True)
 class Batch:
     ids: Tensor  # [batch, length], padded on the right
-    at: Tensor  # [learned] flat positions before the learned tokens
+    at: Tensor  # [learned] flat positions of the tokens before the learned tokens
     targets: Tensor  # [learned]
     tasks: Tensor  # [learned] index into TASKS
 

@@ -12,13 +12,13 @@ class PlaceRanks(NamedTuple):
 
 
 class StillWaiting(NamedTuple):
-    """A report that there is no place so far, or no cluster."""
+    """A report that the cluster has no room for the ranks so far, or is not reachable."""
 
     reason: str
 
 
 class RanksPlaced(NamedTuple):
-    address: str  # address of this machine, as seen by the others
+    address: str  # address of this machine, as seen by the other ranks' machines
     machines: tuple[str, ...]  # the address of each rank's machine
 
 
@@ -34,7 +34,7 @@ class FarStart(NamedTuple):
     rank: int
     release: dict[str, str]  # versions of the first rank
     address: str  # address of the first rank's machine
-    port: int  # port of its channels, which accept only holders of the key
+    port: int  # port of the first rank's channels, which accept only holders of the key
     key: bytes
     store_port: int
     config: str  # a HostConfig as JSON

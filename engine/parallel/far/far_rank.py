@@ -36,7 +36,7 @@ class FarRank:
 
 
 def _own_address(other: str) -> str:
-    """Return this machine's address in the network of another one."""
+    """Return this machine's address in the network of the machine `other`."""
     with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # connecting a UDP socket sends nothing
         address: str = probe.getsockname()[0]

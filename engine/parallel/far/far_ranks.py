@@ -1,6 +1,6 @@
 """The first rank's side of ranks on other machines: places, starts and watches them.
 
-A separate process talks to Ray (ray_placement.py). Does not know the orders of ranks.
+A separate process talks to Ray (ray_placement.py). This module is independent of the orders of ranks.
 """
 
 import os
@@ -31,7 +31,7 @@ _END_GRACE_S = 2.0
 
 class FarRanks:
     def __init__(self, config: HostConfig, on_wait: Callable[[str], None]) -> None:
-        """Find places for the ranks; wait without a limit until there are some.
+        """Find places for the ranks in the cluster; wait without a limit until it has room for all.
 
         `on_wait`: called every second with the reason for the wait. Raises CheckpointError if placement is impossible.
         """
@@ -64,7 +64,7 @@ class FarRanks:
         self.machines = dict(zip(self.ranks, said.machines, strict=True))
 
     def start(self, store_port: int) -> dict[int, tuple[RankChannel, ...]]:
-        """Start the ranks; return each one's channels when all are connected. Raises CheckpointError."""
+        """Start the ranks; return the channels of each rank when all are connected. Raises CheckpointError."""
         key, described = new_group_key(), msgspec.json.encode(self._config).decode()
         found: dict[ChannelOf, RankChannel] = {}
         with RankListener(self.address, key) as listener:

@@ -1,7 +1,7 @@
 """Channels between ranks on several machines: TCP under TLS.
 
 Each side proves that it has the group's key. The first rank makes the key, and Ray passes it to the other ranks, so that no third party can give
-orders to a rank, pose as one, or read their traffic. Does not know the messages.
+orders to a rank, pose as one, or read their traffic. This module is independent of the messages.
 """
 
 import datetime
@@ -34,10 +34,10 @@ def new_group_key() -> bytes:
 
 
 class RankListener:
-    """The port at which other ranks reach the first one; a context manager."""
+    """The port at which other ranks reach the first rank; a context manager."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        """`address`: address of this machine, as seen by the others."""
+        """`address`: address of this machine, as seen by the other machines."""
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, key)
         self._listener = socket.create_server(
             (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -59,7 +59,7 @@ class RankListener:
             return None
         try:
             return _secured(self._context, end, is_server=True)
-        except OSError:  # of a peer without the key
+        except OSError:  # raised for a peer without the key
             end.close()
             return None
 

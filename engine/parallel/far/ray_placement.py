@@ -1,7 +1,7 @@
 """Placement of ranks on other machines with Ray, in a process that reports their end.
 
-A separate process, because an engine host does not import Ray. When it ends for any reason, Ray ends the ranks and releases their places.
-Knows Ray; does not know what ranks do.
+The process is separate because an engine host does not import Ray. When it ends for any reason, Ray ends the ranks and releases their resources. This
+module knows Ray, and is independent of what ranks do.
 
 python -m pilotlight.engine.parallel.far.ray_placement FD PARENT     started only by engine/parallel/far/far_ranks.py
 """

@@ -1,7 +1,7 @@
 """The markers of a format in a model's vocabulary; those that are tokens are recognised by their ids.
 
 Parsers see such a marker as one character that no text can contain: a surrogate, which UTF-8 cannot encode. So the same letters, spelled by other
-tokens, remain text. A marker that is not a token is recognised by its spelling. Does not know what markers mean.
+tokens, remain text. A marker that is not a token is recognised by its spelling. This module is independent of what markers mean.
 """
 
 import json

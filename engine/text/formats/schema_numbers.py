@@ -13,7 +13,7 @@ _decoder = json.JSONDecoder()
 
 
 class InexactNumberError(ValueError):
-    """A number in a schema is not exact as a double, so the library would enforce another one."""
+    """A number in a schema is not exact as a double, so the library would enforce another number."""
 
     def __init__(self, keyword: str, number: int) -> None:
         super().__init__(

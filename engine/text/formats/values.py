@@ -1,4 +1,4 @@
-"""An incremental parser of JSON as models write it: valid values pass unchanged, others are repaired.
+"""An incremental parser of JSON as models write it: valid values stay unchanged, others are repaired.
 
 Invalid numbers and words become strings. Python's True, False and None become their JSON literals. Unpaired surrogates become U+FFFD. Control
 characters inside a string, and backslashes that start no escape, are escaped. Brackets and commas are not repaired: if a model forgets one, the
@@ -33,7 +33,7 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def value(s: Scanner, put: Put) -> Reading[bool]:
-    """Parse a value and output it; return whether it is complete.
+    """Parse a value and output it; return False if it is missing or incomplete.
 
     It is incomplete if the answer ends within it, or a marker occurs outside its strings.
     """
@@ -64,7 +64,7 @@ def value(s: Scanner, put: Put) -> Reading[bool]:
 def string(s: Scanner, put: Put) -> Reading[bool]:
     """Parse a string in either kind of quotes, and output it as JSON; return whether it is complete.
 
-    A tag inside, such as `</tool_call>`, is text.
+    A tag inside, such as `</tool_call>`, is text; another marker token ends the string, which is then incomplete.
     """
     quote = s.read(1)
     put('"')
@@ -201,7 +201,7 @@ def _arguments(s: Scanner, called: str, call_id: str | None) -> Reading[bool]:
 
 
 def _object_of(text: str) -> str | None:
-    """Return the text of a JSON object, which may be encoded as a string; None if it is not an object."""
+    """Return a JSON object's text, also if it is encoded as a string; {} for null; None for anything else."""
     try:
         if text.startswith('"'):
             text = msgspec.json.decode(text, type=str)

@@ -1,8 +1,8 @@
 """A bundle: one model's tensors in one file, laid out as in memory so that the engine can map it.
 
 The container is safetensors: a header, then data without holes (padding is a separate tensor), and in the last 32 bytes a seal, which is a checksum
-of the header. A tensor of at least 64 KiB starts on a page, others on a cache line. Knows the byte format and the identity of weights; does not know
-torch, or where the file is.
+of the header. A tensor of at least 64 KiB starts on a page, a smaller one on a cache line. This module knows the byte format and the identity of
+weights, and is independent of torch, and of where the file is.
 
 length of the JSON (8) | JSON, spaces up to a page | tensors and their padding | seal
 """

@@ -1,7 +1,7 @@
 """Bundles as files that several processes share: opened, mapped, and written atomically.
 
 A bundle is written under a temporary name, with a lock held on it, and renamed when it is whole, so a kill at any moment leaves a whole bundle or
-none. An unfinished file without a lock has a dead writer. Knows files and locks; does not know what the tensors contain.
+none. An unfinished file without a lock has a dead writer. This module knows files and locks, and is independent of what the tensors contain.
 """
 
 import errno
@@ -65,7 +65,7 @@ class BundleFile:
         """
         if not for_device:
             return pages.map_file(self.fd, self.bundle.size)
-        # Open the same file again, although another one may be at its path now.
+        # Open the same file again, although another file may be at its path now.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             return pages.map_file(fd, self.bundle.size, is_writable=True)
@@ -98,9 +98,9 @@ class BundleWriter:
             content, start = content[count:], start + count
 
     def write_huge(self, start: int, content: memoryview) -> None:
-        """Write bytes in ascending order of offsets, into huge pages as long as the system has any.
+        """Write bytes at offset `start`, into huge pages as long as the system has any.
 
-        A GiB takes 0.2 to 0.5 s. It takes 0.6 to 3 s if small pages are made huge afterwards.
+        Calls must be in ascending order of offsets. A GiB takes 0.2 to 0.5 s, and 0.6 to 3 s if small pages are made huge afterwards.
         """
         end = start + len(content)
         while self._huge_end is not None and self._huge_end < end:
@@ -163,7 +163,7 @@ def is_being_written(path: Path) -> bool:
 def _partials(path: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the unfinished files of the bundle at `path`, each with whether its writer is alive.
 
-    The file of a dead writer stays locked until the caller requests the next one.
+    The file of a dead writer stays locked until the caller requests the next file.
     """
     for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
         try:

@@ -3,7 +3,7 @@
 On a CPU a woken model computes on the map, whose page table entries still exist. For a GPU the map is registered with the device, whose copy engines
 then read it as fast as the bus allows (measured on an H100: 50 GB/s, or 15 GB/s through buffers). Besides the file's memory, a map takes addresses
 and page tables: a five-hundredth of the file with small pages. A map also keeps the memory of a file that its site has removed, so
-`drop_removed_maps` must be called often. Knows files and devices; does not know what the tensors contain.
+`drop_removed_maps` must be called often. This module knows files and devices, and is independent of what the tensors contain.
 """
 
 import logging
@@ -22,7 +22,8 @@ from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 log = logging.getLogger(__name__)
 
 _MOST_MAPS = 16  # number of the most recently used maps that are kept
-# Copies in flight. A call that finds the driver's queue full waits without releasing the interpreter's lock, so that other threads wait, too.
+# Limit of copies in flight. A call that finds the driver's queue full waits without releasing the interpreter's lock, so that other threads wait,
+# too.
 _MOST_COPIES = 256
 
 

@@ -1,8 +1,8 @@
 """A compressed form of bf16 values for disks and transfers, in which exponents are entropy-coded.
 
 A chunk is one Zstandard frame with a checksum: the exponents of all its values, then signs and mantissas. In trained weights an exponent carries
-about 2.6 bits, and Zstandard's Huffman codes come within 2 % of that. Signs and mantissas look random, and the frame contains them unchanged. Knows
-the bytes of one chunk; does not know its tensor and file.
+about 2.6 bits, and Zstandard's Huffman codes come within 2 % of that. Signs and mantissas look random, and the frame contains them unchanged. This
+module knows the bytes of one chunk, and is independent of its tensor and file.
 """
 
 import torch
@@ -11,8 +11,8 @@ import zstandard
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.kernels.matrices.planes import join_planes, split_planes
 
-# Parameters for literals only: exponents are in random order, and matches of 7 bytes from a table of 64 entries find nothing in them. Each block has
-# its own Huffman code, and is no longer than the window.
+# Parameters with which Zstandard hardly searches for matches: exponents are in random order, and have none of 7 bytes. Each block has its own Huffman
+# code, and is no longer than the window.
 _PARAMETERS = zstandard.ZstdCompressionParameters(
     window_log=17,
     hash_log=6,

@@ -1,8 +1,8 @@
 """Matrices in 12 bits in a bundle: four tensors per matrix, and the conversion from plain weights.
 
 How much coding saves depends on a matrix's content, so matrices are coded after the plain weights are loaded: while a model serves from them
-(relocation.py), or while a bundle in memory is written (load.py). The bundle's layout follows from the result. Knows names and pieces; does not know
-files.
+(relocation.py), or while a bundle in memory is written (load.py). The bundle's layout follows from the result. This module knows names and pieces,
+and is independent of files.
 """
 
 from collections.abc import Callable, Iterator, Mapping

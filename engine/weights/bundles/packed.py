@@ -1,7 +1,7 @@
 """Packs a checkpoint into a bundle on disk, named by its content and with a checksum per tensor.
 
 An interrupted run is resumed: a journal beside the unfinished file has a line with a checksum for every tensor on the disk, and the next run verifies
-these tensors first. Knows files and checksums; does not know model families, whose requests it receives.
+these tensors first. This module knows files and checksums, and is independent of model families, whose requests it receives.
 """
 
 import fcntl

@@ -21,7 +21,7 @@ class Fp8Format(WeightFormat):
     block: tuple[int, int] | None  # rows and columns per scale; None for a scale per row or per matrix
 
     def stays_packed(self, device: torch.device) -> bool:
-        """Return False on GPUs older than Ada and Hopper, which do not multiply FP8."""
+        """Return True on GPUs that multiply FP8: Ada, Hopper and later."""
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
     def holds(self, index: Index, name: str) -> bool:
@@ -56,7 +56,7 @@ class Fp8Format(WeightFormat):
         return Fp8Weight(values, factors, row_group, scales[0].column_group, self._input_scale(loader, name, parts))
 
     def _input_scale(self, loader: WeightRequests, name: str, parts: Sequence[MatrixPart]) -> torch.Tensor | None:
-        """Request the largest input scale, so that no part's activations are clipped; None if one lacks it."""
+        """Request the largest input scale, so that no part's activations are clipped; None if a part has none."""
         stored = [expected for part in parts for expected in _input_scales(loader, part.name)]
         if len(stored) < len(parts):
             for expected in stored:

@@ -54,7 +54,7 @@ class Int4Format(WeightFormat):
         loader.fill(into, [*stored, matrix.scales], unpack, is_row_wise=False)
 
     def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
-        """True if all parts have the same order of columns; that of experts must be unchanged."""
+        """True if all parts have the same order of columns; with experts it must be the original order."""
         first, *others = [_look_at_order(loader, self._matrix(part)) for part in parts]
         if first is None:
             return all(order is None for order in others)

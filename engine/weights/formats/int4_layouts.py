@@ -1,11 +1,11 @@
 """Conversions of quantizers' four-bit weights to the layout of kernels/matrices/int4.py.
 
-Pure functions of tensors, called when a checkpoint is loaded; do not know files. All three store eight codes in a 32-bit word, the first in its
+Pure functions of tensors, called when a checkpoint is loaded; independent of files. All three store eight codes in a 32-bit word, the first in its
 lowest bits. The differences are:
 
 compressed-tensors   words along a row; zero points along a column; signed values, stored with 8 added
 GPTQ                 the matrix transposed, words along its columns; zero points along rows, in the format's first version with 1 subtracted
-AWQ                  the matrix transposed, words along rows, with the columns in the order 0 2 4 6 1 3 5 7 in each word; zero points likewise
+AWQ                  the matrix transposed, words along rows, with the columns in the order 0 2 4 6 1 3 5 7 in each word; zero points as well
 """
 
 from abc import ABC, abstractmethod

@@ -24,7 +24,8 @@ OF_STACKS = frozenset({"mxfp4"})  # formats with all experts in one tensor, whic
 def read_format(config: Mapping[str, Any]) -> "WeightFormat | None":
     """Return the format of a checkpoint's quantized matrices, or None if all are plain.
 
-    An unquantized matrix is recognised by its plain tensor, so the lists of exceptions in config.json are ignored.
+    Returns None for an unknown format, too. An unquantized matrix is recognised by its plain tensor, so the lists of exceptions in config.json are
+    ignored.
     """
     described = quantization(config)
     place = FORMATS.get(str(described.get("quant_method"))) if isinstance(described, dict) else None

@@ -87,7 +87,9 @@ def _attend(
         position = tl.minimum(context - num_queries + row // heads, end - 1)
         at = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
         top = gl.full([ROWS], float("-inf"), tl.float32, gl.SliceLayout(1, SCORES))
-        totals = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)  # of each warp group; added once, at the end
+        totals = gl.full(
+            [ROWS, TILE], 0.0, tl.float32, SCORES
+        )  # the totals of each warp group, which are added once, at the end
         result = gl.full([ROWS, LATENT], 0.0, tl.float32, SUMS)
         none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)
         i = 0  # index of the buffers that hold this tile
@@ -137,7 +139,7 @@ def _copy(buffer, cache, block, cache_block, inside):
 
 
 def takes(q_latent: torch.Tensor, q_rotary: torch.Tensor, block_size: int) -> bool:
-    """True if this form takes such calls: 16-bit values of some sizes, and whole blocks in a tile."""
+    """True if this form takes the call: 16-bit values of some sizes, and whole blocks in a tile."""
     has_form = q_latent.shape[2] in _LATENT and q_rotary.shape[2] in _ROTARY and q_latent.element_size() == 2
     return has_form and _TILE % block_size == 0 and is_hopper(q_latent.device)
 

@@ -114,7 +114,7 @@ def _meet(
 ):  # fmt: skip
     """Attend to the tiles from `begin` to `end`; return i, block, top, total, result.
 
-    The first tile is in buffers `i`, or is being loaded to them; `block` has the cache blocks of the next one.
+    The first tile is in buffers `i`, or is being loaded to them; `block` has the cache blocks of the next tile.
     """
     at = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
     none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)
@@ -156,7 +156,7 @@ def _copy(keys, values, k, v, block, cache_block, inside):
 
 
 def takes(q: torch.Tensor, block_size: int, longest: int, rule: AttentionRule) -> bool:
-    """True if this form takes such calls.
+    """True if this form takes the call.
 
     It takes 16-bit values, heads of some widths, long chunks, and a whole number of blocks per tile.
     """

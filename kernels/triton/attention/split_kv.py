@@ -1,7 +1,7 @@
 """Splitting a context among programs, and joining their results (Flash-Decoding, Dao et al., 2023).
 
-A partial result is an unnormalised sum of values, with its top score and the sum of its weights, with scores as powers of two. A line is one query of
-one head. Does not know where keys are stored.
+A partial result is an unnormalised sum of values, with its top score and the sum of its weights. Scores are exponents of two. A line is one query of
+one head. This module is independent of where keys are stored.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Products of few rows with a plain weight, and of many rows with one that is decoded when it is read.
+"""Products of few rows with a plain weight, and of many rows with a weight that is decoded on reading.
 
 kernels/triton/matrices/packed.py has products of a few rows with packed weights. Up to 4 rows of x are multiplied with a plain weight without tensor
 cores, up to 16 with any weight by the smallest tile of tensor cores. In both cases the columns are split among enough programs to keep memory busy,
@@ -163,7 +163,7 @@ def through_memory(
 
 
 def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:
-    """Return one of six tiles, by the number of rows of x. No others need to be compiled for a model."""
+    """Return one of six tiles, by the number of rows of x. A model needs no other compiled tiles."""
     if tokens <= FEW and is_plain:
         # A step has 512 columns: the asynchronous copy of x, which every row of the weight needs, then moves 4 bytes for each of 128 threads, the
         # minimum.

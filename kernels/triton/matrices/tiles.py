@@ -1,8 +1,8 @@
 """The inner loop of matrix products with a stored weight: rows of x times rows, tile by tile.
 
-Knows the storage formats, and decodes a tile in registers; does not know which rows are multiplied or why. A tile of columns has two halves, as
-four-bit values are stored: in every block of 32 columns, byte j holds column j in its low half and column j + 16 in its high one, so that no value
-moves to another thread. Unpacked weights take consecutive columns, in two halves as well.
+This module knows the storage formats, decodes a tile in registers, and is independent of which rows are multiplied or why. A tile of columns has two
+halves, as four-bit values are stored: in every block of 32 columns, byte j holds column j in its low half and column j + 16 in its high one, so that
+no value moves to another thread. Unpacked weights take consecutive columns, in two halves as well.
 """
 
 import triton.language as tl

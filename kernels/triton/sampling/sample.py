@@ -1,6 +1,6 @@
 """Choice of one token per row without a sort; the token equals that of kernels/sampling/sample.py.
 
-A row is cut into chunks, one program each, so that few long rows fill a GPU, and read three times, from the L2 after the first:
+A row is cut into chunks, one program each, so that few long rows fill a GPU. A row is read three times, after the first time from the L2 cache:
 
 1. `_tops`: each chunk's highest logit.
 2. `_count`: how many logits of a row have which cost, in bins of 1/32 of a factor of two (rows that top-k or top-p truncate).

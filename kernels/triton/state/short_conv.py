@@ -1,6 +1,6 @@
 """Short causal convolutions.
 
-One program convolves some tokens of a sequence in some channels; another one then stores their last inputs.
+One program convolves some tokens of a sequence in some channels; another program then stores the sequence's last inputs.
 """
 
 import torch

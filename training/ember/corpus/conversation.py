@@ -1,7 +1,7 @@
 """A training conversation: messages in OpenAI's format, the listed tools, and the expected answer.
 
-Does not know tasks. Every function that builds phrasings or values takes a `Split`: training draws from one set of lists, the evaluation from
-another. `Lists` has both, so that a test can compare them.
+This module is independent of tasks. Every function that builds phrasings or values takes a `Split`: training draws from one set of lists, the
+evaluation from another. `Lists` has both, so that a test can compare them.
 """
 
 import random

@@ -61,19 +61,22 @@ def conversation(rng: random.Random, task: str, split: Split = Split.TRAIN) -> C
 
 
 def small(rng: random.Random, split: Split) -> Exchange:
-    """Return any short exchange, to be placed between the others of a conversation."""
+    """Return any short exchange, to be placed between other exchanges of a conversation."""
     return rng.choices((facts, arithmetic, talk, outside), (4, 3, 2, 1))[0](rng, split)
 
 
 def inside(rng: random.Random, split: Split) -> Exchange:
-    """Return an exchange that Ember can answer itself: with tools listed, others get "None of my tools"."""
+    """Return an exchange that Ember can answer without tools.
+
+    If tools are listed, it answers other requests by "None of my tools can do that".
+    """
     return rng.choices((facts, arithmetic, talk), (4, 3, 2))[0](rng, split)
 
 
 def _several(
     rng: random.Random, split: Split, make: Callable[[random.Random, Split], Exchange], counts: tuple[int, ...]
 ) -> list[Exchange]:
-    """Return one exchange for the evaluation, several for training: each is short, and chats have many."""
+    """Return one exchange for the evaluation, several for training: chats have many short exchanges."""
     return [make(rng, split) for _ in range(rng.choice(counts) if split is Split.TRAIN else 1)]
 
 

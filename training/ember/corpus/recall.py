@@ -72,7 +72,7 @@ def _question(rng: random.Random, split: Split, topic: Topic, answer: str) -> li
 
 
 def _clashes(told: list[tuple[Topic, str]]) -> set[str]:
-    """Return the keys of topics that could be confused with one that was stated."""
+    """Return the keys of topics that could be confused with a stated topic."""
     same = (
         {"food", "favourite food"},
         {"colour", "favourite colour"},

@@ -72,7 +72,7 @@ def unseen_tools(rng: random.Random) -> Conversation:
 
 
 def _more_requests(rng: random.Random, listed: list["_Tool"], kinds: list[Kind]) -> list[Message]:
-    """Return further requests for the same tools: their list has more tokens than one call."""
+    """Return one to five more requests for the listed tools: the list costs more tokens than a call."""
     messages: list[Message] = []
     for _ in range(rng.choice((1, 2, 3, 4, 5))):
         if rng.random() < 0.2:
@@ -85,7 +85,7 @@ def _more_requests(rng: random.Random, listed: list["_Tool"], kinds: list[Kind])
 
 
 def _absent(rng: random.Random, split: Split, kinds: list[Kind]) -> str:
-    """Return a request for a tool that is not one of these kinds."""
+    """Return a request for a tool whose kind is not among `kinds`."""
     listed = [kind.about[0].split()[:2] for kind in kinds]
     kind = rng.choice([kind for kind in KINDS if kind.about[0].split()[:2] not in listed])
     return _Tool(rng, split, kind).request(rng, split)[0]

@@ -174,10 +174,10 @@ POOL = _pool()
 
 
 def made_up(rng: random.Random, split: Split, syllables: int = 0) -> str:
-    """Return a lowercase word that no list holds.
+    """Return a lowercase word for any purpose.
 
-    In training it is a word of the pool, pieces of such words, or syllables, so that every token of the vocabulary is copied sometimes; in the
-    evaluation it is a word of KEPT_WORDS.
+    In training it is a country or made of one, a word of the pool, pieces of such words, letters, or syllables, so that every token of the vocabulary
+    is copied sometimes. With `syllables` it has that number of them. In the evaluation it is a word of KEPT_WORDS.
     """
     if split is Split.HELD_OUT:
         return rng.choice(KEPT_WORDS)
@@ -203,7 +203,7 @@ def identifier(rng: random.Random, split: Split) -> str:
 
 
 def _from_country(rng: random.Random) -> str:
-    """Return a country or a word made of one: in facts alone their tokens would never be copied."""
+    """Return a country or a word made of one: answers about facts do not teach copying its tokens."""
     word = rng.choice(_COUNTRIES)
     if rng.random() < 0.6:
         word += rng.choice(("ese", "an", "ish", "er", "ia", "s", "let", "land", "ic", "ist"))
@@ -284,7 +284,7 @@ def _day(rng: random.Random, split: Split) -> str:
 
 
 def _place(rng: random.Random, split: Split) -> str:
-    """Return a city, in training often with a made-up name of two words."""
+    """Return a city, in training sometimes with a made-up name of two words."""
     if split is Split.TRAIN and rng.random() < 0.15:
         first = (
             rng.choice(("San", "Port", "New", "Saint", "La", "El", "Santa", "North")) if rng.random() < 0.4 else None

@@ -2,7 +2,7 @@
 
 Up to version 7 of their tokenizers the token precedes a list of objects with a name and arguments. From version 11 on it precedes each call: a name,
 sometimes an id, and the arguments, as in `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`. The parser accepts both forms. Ids are nine letters and
-digits; templates refuse others. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
+digits; templates refuse other ids. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
 """
 
 import re

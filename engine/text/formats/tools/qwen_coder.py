@@ -8,7 +8,7 @@ Paris
 </function>
 </tool_call>
 
-Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. The outer tags are tokens; models sometimes omit the first one.
+Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. The outer tags are tokens; models sometimes omit the first tag.
 """
 
 import json

@@ -115,12 +115,12 @@ def listed(value: Any) -> list[Any]:
 class ValueGrammar(NamedTuple):
     """The parts of Lark rules with which a format writes an argument."""
 
-    begin: str  # before the value, with KEY as placeholder for the key
-    free_begin: str  # before the value of an argument with any key
+    begin: str  # text before the value, with KEY as placeholder for the key
+    free_begin: str  # text before the value of an argument with any key
     close: str  # tag that ends the value
-    is_token: bool  # whether that tag is a token
-    padding: str  # text between a JSON value and that tag
-    behind: str  # text between that tag and the next argument
+    is_token: bool  # whether `close` is a token
+    padding: str  # text between a JSON value and `close`
+    behind: str  # text between `close` and the next argument
 
 
 def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar) -> str:
