@@ -41,7 +41,7 @@ def is_a_speculation(words: str) -> None:
     for name in names:
         if words not in ("auto", "off") and not re.fullmatch("suffix|grammar|mtp|(draft|eagle3):.+", name):
             raise ValueError(
-                f"{name!r} is not a drafter: use auto, off, or a list with commas of suffix, grammar, and one of draft:DIRECTORY, "
+                f"{name!r} is not a drafter: use auto, off, or a comma-separated list of suffix, grammar, and at most one of draft:DIRECTORY, "
                 "eagle3:DIRECTORY, mtp"
             )
     if len(set(names)) < len(names):

@@ -234,7 +234,7 @@ class UpstreamAttempt:
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             if first and isinstance(first[-1], SiteDraining):
-                first.pop()  # `feed` adds it again, after the event that must come before the move
+                first.pop()  # `feed` returns it again, after the data that the client must get before the stream moves
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)

@@ -24,7 +24,7 @@ DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
 REMEMBERED_PREFIXES = 32  # newest prefixes of one conversation: a branch from further back is found by older turns
 FIRST_PREFIXES = 8  # first prefixes of a request, by which its site is chosen and its home is found
 LAST_PREFIXES = 248
-# bytes: enough for a model's name. A seed with tools is longer, and is not cached for the next request
+# in bytes. A seed is a model's name with the tools of its request; the digest of a longer one, usually one with tools, is not cached.
 SHORT_SEED = 256
 HOLDERS = 6  # newest sites remembered for one prefix: older ones have probably evicted it
 

@@ -39,7 +39,7 @@ class GrammarDrafter:
 
 _DRAFTERS: dict[str, Callable[[], Drafter]] = {"grammar": GrammarDrafter, "suffix": SuffixDrafter}
 AUTO = tuple(_DRAFTERS)  # in order of preference: forced tokens first
-_WORDS = f"auto, off, or some of {', '.join(AUTO)}, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+_WORDS = f"auto, off, or a comma-separated list of {', '.join(AUTO)} and at most one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
 
 
 class DraftWords(NamedTuple):

@@ -10,7 +10,7 @@ from pilotlight.engine.scheduling.plan import StepCount
 
 _TRIAL = 8  # steps without drafts that are measured first
 _KEPT = 0.97  # decay of the sums per step
-# a step's duration is clamped to so many times the mean: the machine was busy, or recorded the step
+# Step durations are clamped to this multiple of the mean: a longer step shared a busy machine, or recorded its program.
 _MOST_TIMES = 3.0
 _BASELINE = 64  # after so many steps with drafts, one runs without them for comparison
 _SHARE = 0.003  # drafts may lose this share of the time of steps without drafts

@@ -278,7 +278,7 @@ class JSON:
 
     @staticmethod
     def stringify(value: Any, replacer: Any = None, space: Any = None) -> str:
-        return _json_text(value, "JSON.stringify", space)
+        return _json_text(value, "the argument of JSON.stringify", space)
 
 
 class _Console:

@@ -78,10 +78,5 @@ def find(opened: Opened, name: str) -> Function:
     return function
 
 
-def arguments_of(name: str) -> str:
-    """Return the letters of a function's arguments; p is an address."""
-    return _SIGNATURES[name].partition(":")[0]
-
-
 def number(opened: Opened, name: str) -> int:
     return ctypes.c_int.in_dll(opened, name).value

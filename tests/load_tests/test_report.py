@@ -114,7 +114,7 @@ def test_a_record_that_is_older_than_its_code_is_marked(monkeypatch: pytest.Monk
 
 @pytest.fixture(autouse=True)
 def history_that_cannot_be_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the git history, except from tests of the real pages: the commits of test records do not exist."""
+    """Let report.history() return None, because the made-up commits of test records are in no history; tests of real pages keep it."""
     if "page" not in request.fixturenames and "in_step" not in request.node.name:
         monkeypatch.setattr(report, "history", lambda: None)
 

@@ -211,7 +211,10 @@ def test_a_rule_of_one_field_is_named_beside_the_mistakes_of_others() -> None:
     ]
 
 
-NO_DRAFTER = "is not a drafter: use auto, off, or a list with commas of suffix, grammar, and one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+NO_DRAFTER = (
+    "is not a drafter: use auto, off, or a comma-separated list of suffix, grammar, "
+    "and at most one of draft:DIRECTORY, eagle3:DIRECTORY, mtp"
+)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,10 @@ class BlockParts(NamedTuple):
 
 
 def _pieces(whole: CacheLayout, part: CacheLayout, shard: Shard) -> tuple[Piece, ...] | None:
-    """Return the pieces of a rank's part; None if they are not the same for blocks of all layer groups."""
+    """Return the pieces that map a rank's part of a block to the whole block.
+
+    They must be valid for blocks of every layer group: a group with fewer pieces must have the same first ones. Otherwise return None.
+    """
     if whole.groups != part.groups:
         return None
     of_groups = [tuple(_pieces_of(whole, part, group.layers, shard)) for group in whole.groups]

@@ -101,7 +101,7 @@ def json_text(value: Any, where: str, indent: Any = None) -> str:
     def other(item: Any) -> Any:
         if isinstance(item, (date, Date)):
             return Date(item).toISOString()
-        raise TypeError(f"{where} has a value of the type {type(item).__name__}, which JSON does not have")
+        raise TypeError(f"{where} contains a value of type {type(item).__name__!r}, which JSON cannot represent")
 
     separators = (",", ":") if not indent else (",", ": ")
     return json.dumps(_numbers(value), separators=separators, ensure_ascii=False, default=other, indent=indent or None)

@@ -21,7 +21,7 @@ class Level(NamedTuple):
 
 
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2")
-# The highest first. LEVEL1_KIB is the size of a core's first-level data cache on the CPUs for which a level is the highest.
+# The highest instruction-set level first. LEVEL1_KIB is the size of the L1 data cache of a core, on CPUs that support this level and no higher one.
 LEVELS = (
     Level(
         "amx",

@@ -32,6 +32,6 @@ def test_one_drafter_may_have_weights() -> None:
 def test_others_are_refused_by_name(words: str) -> None:
     with pytest.raises(
         CheckpointError,
-        match="is not a drafter, or may not be added to the others; use auto, off, or some of grammar, suffix",
+        match="is not a drafter, or may not be added to the others; use auto, off, or a comma-separated list of grammar, suffix",
     ):
         DraftWords.read(words)

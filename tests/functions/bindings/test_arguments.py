@@ -30,7 +30,7 @@ async def test_a_number_is_a_key_as_its_text_is(wire: Wire) -> None:
     [
         (KV, lambda kv: kv.get(None), "KV get takes a key that is a str, and not NoneType"),
         (KV, lambda kv: kv.delete(["a"]), "KV delete takes a key that is a str, and not list"),
-        (KV, lambda kv: kv.put("a", "b", metadata={"a": {1}}), "KV put: the metadata has a value of the type set, which JSON does not have"),
+        (KV, lambda kv: kv.put("a", "b", metadata={"a": {1}}), "KV put: the metadata contains a value of type 'set', which JSON cannot represent"),
         (R2, lambda r2: r2.put("a", "b", md5="zz"), "md5 is bytes or their hexadecimal digits, and not 'zz'"),
         (R2, lambda r2: r2.put("a", "b", customMetadata={"a": [1]}), "the value of 'a' must be a str, and not list"),
     ],
@@ -101,7 +101,7 @@ async def test_invalid_vectors_are_named_and_a_write_has_the_id_of_its_mutation(
 async def test_a_queue_takes_moments_as_json_writes_them_and_names_what_it_does_not_take(wire: Wire) -> None:
     queue = (await wire(("queue_producer", "Q", {"queue": "q"}))).env["Q"]
     await queue.send({"at": date(2026, 1, 2)})
-    with pytest.raises(TypeError, match=r"bytes and v8 take others\) has a value of the type bytes"):
+    with pytest.raises(TypeError, match=r"bytes and v8 take others\) contains a value of type 'bytes'"):
         await queue.send({"a": b"x"})
     with pytest.raises(TypeError, match="content type is one of json, text, bytes, v8, and not 'xml'"):
         await queue.send("x", contentType="xml")

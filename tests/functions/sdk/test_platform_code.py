@@ -117,7 +117,7 @@ async def test_json_is_written_as_javascript_writes_it(served: Served) -> None:
     assert await go(served, body) == [
         '{"at":"2026-01-02T03:04:05.007Z","naive":"2026-01-02T00:00:00.000Z","n":[1,1.5,null]}',
         '{\n "a": 1\n}',
-        "TypeError: JSON.stringify has a value of the type set, which JSON does not have",
+        "TypeError: the argument of JSON.stringify contains a value of type 'set', which JSON cannot represent",
     ]
 
 

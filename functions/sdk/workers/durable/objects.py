@@ -19,7 +19,7 @@ from workers.face import snake_case
 from workers.sockets.object_sockets import ObjectSockets
 
 T = TypeVar("T")
-# instances kept; beyond, the least recently used without events is dropped, its state remains in storage
+# Number of instances. Beyond it the least recently used ones without a running event and an open WebSocket are evicted; their state remains stored.
 MAX_IDLE = 1000
 BLOCK_LIMIT_S = 30.0
 
