@@ -152,9 +152,9 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Fetch the deployments from the router, and start the versions of `name` if it is deployed at this site.
+        """Fetch the deployments, and start the versions of `name` if it is deployed here; return whether that worked.
 
-        The result tells whether that worked. It did not if the router has only revisions older than `revision`.
+        It did not if the router has only revisions older than `revision`.
         """
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
