@@ -152,7 +152,7 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Fetch the deployments, and start the versions of `name` if it is deployed here; return whether that worked.
+        """Fetch the deployments and start the versions of `name` at this site; return whether that worked.
 
         It did not if the router has only revisions older than `revision`.
         """
