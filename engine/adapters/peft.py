@@ -23,10 +23,10 @@ _DIGEST_BYTES = 16
 _FLOATS = ("F32", "F16", "BF16")
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_PATTERNS = 4096
-# At most one repetition, and not of a group: matching takes at most quadratic time in the name's length; other patterns may take exponential time.
+# Patterns with at most one repetition, and none of a group: these take at most quadratic time in the name's length, others may take exponential.
 _PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]:-]|\\.)*)?", re.ASCII)
 _MOST_CHARACTERS = 300  # limit for a tensor's name or a pattern
-_BF16_EXPONENT = 0x7F80  # all ones for infinity and NaN
+_BF16_EXPONENT = 0x7F80  # the exponent's bits, which are all 1 for infinity and NaN
 _PIECE = 4 << 20
 # _HARMLESS: fields that never affect the computation. _NEUTRAL: fields that do not affect it if they have one of these values.
 _HARMLESS = frozenset({

@@ -19,7 +19,7 @@ from pilotlight.kernels.cpu import pages
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0  # the memory of a killed process with 100 GiB is freed after 0.5 to 2 s
+PATIENCE_S = 5.0  # limit of the wait for a killed process's memory; 100 GiB are freed after 0.5 to 2 s
 _LOOK_S = 0.05
 _SETTLED_S = 0.3  # if free memory has not grown for so long, everything has been freed
 

@@ -17,7 +17,7 @@ from pilotlight.kernels.cpu.mapped_file import libc
 
 log = logging.getLogger(__name__)
 
-# While a piece is registered, every launch and copy waits for the driver: 1.2 ms at most (measured on an H100).
+# Size of the pieces. While one is registered, every launch and copy waits for the driver: 1.2 ms at most (measured on an H100).
 PIECE_BYTES = 16 << 20
 _MADV_POPULATE_WRITE = 23  # constant of Linux 5.14 and later, the same on all architectures that torch supports
 

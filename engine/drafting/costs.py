@@ -6,11 +6,11 @@ Every step updates the table. This module is independent of what the rows are: d
 from bisect import bisect_left
 from dataclasses import dataclass
 
-_TRIALS = 6  # an entry is used after so many steps: the first steps include compilation or recording (decode_graphs.py)
-# Other load only makes steps longer: an entry follows shorter durations quickly, and longer ones slowly.
+_TRIALS = 6  # number of steps before an entry is used: the first steps include compilation or recording (decode_graphs.py)
+# Weights of a new duration that is shorter (_DOWN) or longer (_UP) than its entry. Other load only makes steps longer, so entries rise slowly.
 _DOWN, _UP = 0.5, 0.05
-_MOST_TIMES = 2.0  # a step's duration is clamped to so many times its entry
-_MOVED = 0.02  # the line is not updated for a smaller relative change of an entry
+_MOST_TIMES = 2.0  # a step's duration is clamped to this multiple of its entry
+_MOVED = 0.02  # relative change of an entry from which on `line` is computed again
 _FULL_ROWS = 8  # beyond the last entry, each further row is assumed to add 1 / (rows + 8) of the entry's duration
 
 
@@ -19,7 +19,7 @@ class _CostEntry:
     rows: float
     seconds: float
     num_steps: int = 1
-    drawn_s: float = 0.0  # `seconds` at the last update of the line
+    drawn_s: float = 0.0  # `seconds` when `line` was last computed
 
     def count(self, rows: int, seconds: float) -> None:
         self.num_steps += 1
@@ -74,7 +74,7 @@ class _CostTable:
     def __init__(self) -> None:
         self._entries: dict[int, _CostEntry] = {}  # by the index that entry_of returns for the rows
         self._line: list[tuple[float, float]] = []  # rows and seconds of valid entries, both ascending
-        self._has_moved = False  # entries have changed since the line was updated
+        self._has_moved = False  # entries have changed since `_line` was computed
 
     def num_steps(self, rows: int) -> int:
         entry = self._entries.get(entry_of(rows))

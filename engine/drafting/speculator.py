@@ -25,11 +25,11 @@ from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan, most_d
 
 log = logging.getLogger(__name__)
 
-MOST_DRAFTS = 15  # limit for one sequence in one step
-MOST_LOOKED_FOR = 256  # limit for a batch, divided equally among its sequences
+MOST_DRAFTS = 15  # limit of drafts for one sequence in one step
+MOST_LOOKED_FOR = 256  # limit of the drafts to search for in a batch, divided equally among its sequences
 _MOST_ROUNDS = 4  # rounds in which drafters continue each other's drafts
 _LOOKING_SHARE = 0.005  # share of a step's time that the search for drafts may take while none are found
-# After a search that found no drafts, skip the search for one step per so many sequences of the batch.
+# After a search without drafts worth verifying, one step without a search follows for each group of this many sequences in the batch.
 _LARGE_BATCH = 8
 _GRACE_S = 0.25  # added to a drafter's time limit per sequence, because the first search reads the whole prompt
 
@@ -49,7 +49,7 @@ class _State:
     looking_s: float | None = None
     # right drafts per search
     looks: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.95, kept_untried=1.0))
-    num_vain: int = 0  # consecutive searches without a draft
+    num_vain: int = 0  # consecutive searches without a draft worth verifying
     rest: int = 0  # steps before the next search
 
 
@@ -78,7 +78,7 @@ class Speculator:
         self._model = model
         self._states: dict[Sequence, _State] = {}
         self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # acceptance rates of all sequences
-        self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right drafts against expected ones
+        self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # ratio of right drafts to expected ones
         self._looks = AcceptanceRates(
             weight=1.0, kept=0.95, kept_untried=1.0
         )  # expected number of right drafts per search
@@ -294,7 +294,7 @@ class Speculator:
                 raise DrafterError(f"{token_id} is not one of {self._vocab_size} tokens")
 
     def _leave_alone(self, sequence: Sequence, guesses: list[_Guess], num_decodes: int, num_rows: int) -> None:
-        """Search less often for a sequence without drafts, down to a small share of the steps' time.
+        """Search less often if no draft is worth verifying, down to a small share of the steps' time.
 
         The search continues in every step if its drafts save more time than it takes, as in a document with some forced parts.
         """

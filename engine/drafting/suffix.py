@@ -13,7 +13,7 @@ from pilotlight.engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, Ngra
 
 MOST_TENANT_TOKENS = 1 << 16  # limit for the outputs of one tenant: at most 1 MiB
 MOST_TOKENS = 1 << 19  # limit for the outputs of all tenants: at most 8 MiB
-_BEFORE_OUTPUT = 4  # an output is kept with the last tokens of its prompt, so that its first tokens can be found
+_BEFORE_OUTPUT = 4  # number of the prompt's last tokens kept before an output, so that its first tokens can be found
 # (least length of a match, prior acceptance rate), used before any measurement
 _PRIORS = ((16, 0.9), (8, 0.85), (4, 0.7), (3, 0.55), (2, 0.35))
 

@@ -110,8 +110,8 @@ class Matcher:
         """Return tokens that must follow `ahead`, and whether they are certain.
 
         If the grammar forces a text, returns up to `most` of its tokens, and True; of several spellings the longest token is taken, as tokenizers do.
-        Otherwise returns False, and the token that must follow unless white space does, if there is one. Returns no token if `ahead` does not follow
-        the grammar, or the grammar is no longer enforced.
+        Otherwise returns False, and the longest token that may follow if all others are its prefixes or white space, else no token. Returns no token
+        if `ahead` does not follow the grammar, or the grammar is no longer enforced.
         """
         at = self._behind(ahead) if ahead else self
         if at is None or self._is_left or most < 1 or at.is_complete:

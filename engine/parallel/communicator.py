@@ -24,7 +24,7 @@ from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.weights.shard import WHOLE, Shard
 
 LOCALHOST = "127.0.0.1"
-# Longer than any step: the site's step deadline detects a hanging rank, and its closed socket a dead one.
+# Limit of a collective, longer than any step: the site's step deadline detects a hanging rank, and its closed socket a dead one.
 _TIMEOUT = timedelta(minutes=10)
 _MOST_STEPS = 1 << 20  # step numbers start again at 0 after so many steps
 

@@ -122,7 +122,7 @@ class PartRunner(ModelRunner):
 
     @torch.inference_mode()
     def finish(self, started: ForwardedPart) -> Forwarded:
-        """Compute a step's results from the last layer's hidden states, if this rank has or gets them."""
+        """Return a step's results; they are empty if this rank does not get the last layer's hidden states."""
         step, hidden, wanted = started.step, started.hidden, started.logit_rows
         if started.shares is not None:
             hidden = self._joined(started, started.shares)

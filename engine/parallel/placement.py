@@ -43,12 +43,12 @@ class ExpertPlacement(NamedTuple):
         each = sorted(range(len(loads)), key=lambda expert: (-loads[expert] / copies[expert], expert))
         taken: list[list[int]] = [[] for _ in self.slots]
         of_rank = [0.0] * num_ranks
-        # Experts with several copies first: they need a slot on as many ranks.
+        # Experts with several copies are placed first, because each copy needs a slot on another rank.
         for expert in sorted(each, key=lambda expert: copies[expert] == 1):
             for _ in range(copies[expert]):
                 open_ranks = [r for r in range(num_ranks) if len(taken[r]) < num_slots and expert not in taken[r]]
                 if not open_ranks:
-                    continue  # only ranks that already have the expert have free slots: those stay unchanged
+                    continue  # all ranks with free slots have the expert already; these slots keep their content
                 rank = min(open_ranks, key=lambda r: (of_rank[r], r))
                 taken[rank].append(expert)
                 of_rank[rank] += loads[expert] / copies[expert]

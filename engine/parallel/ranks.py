@@ -317,7 +317,7 @@ class RankGroup:
 class RankedRunner:
     """A model's runner on the first rank, which sends orders to the other ranks first."""
 
-    num_graphs = graph_failures = 0  # ranks record none
+    num_graphs = graph_failures = 0  # ranks of a group record no graphs
 
     def __init__(
         self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
@@ -326,7 +326,7 @@ class RankedRunner:
         assert isinstance(own, PartRunner), "a group has several ranks"
         self.own = own
         self._order = order
-        # Not 2: with that depth the next step would use a token that is not chosen yet, because other stages still compute the previous one.
+        # The most steps at once; not 2, because the next step would use a token that is not chosen yet: other stages still compute the previous step.
         self.depth = max(3, group.num_stages) if own.is_pipelined else own.depth
         self._model = model
         self._group = group

@@ -145,8 +145,8 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     step = tokens * item * (3 * hidden + widest)
     step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
     if place.parallelism.copies > 1:
-        # In the worst case all tokens go from one rank to as many ranks as they have experts, return as sums, and are added in fp32; or all come to
-        # one rank.
+        # In the worst case each token is sent to as many ranks as it has experts, a sum returns from each, and the sums are added in fp32; or all
+        # tokens come to one rank.
         top_k = max(int(shape.active) for _, shape in model.weights() if shape.experts)
         step += tokens * hidden * ((2 * min(place.parallelism.ep, top_k) + 1) * item + 4)
     if place.stage or model.pools:

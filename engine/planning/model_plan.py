@@ -27,8 +27,8 @@ from pilotlight.engine.weights.pooling_recipe import read_recipe
 # Below this size a CPU computes in fp32: results can then be tested for exactness, and the weights still fit its caches.
 SMALL_MODEL_PARAMETERS = 100_000_000
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-# The costs by which a model is divided into stages: a step of so many decodes, and the time per byte of a part, relative to feed-forwards. Measured
-# on an AMD EPYC (load_tests/results/2026-11-23-amd-epyc-stages.json), with 128 tokens of context.
+# For the division of a model into stages: the number of decodes in a typical step, and the time per byte of a part relative to a feed-forward.
+# Measured on an AMD EPYC (load_tests/results/2026-11-23-amd-epyc-stages.json), with 128 tokens of context.
 _DECODES = 16
 _TIME_PER_BYTE: dict[Part, float] = {"attention": 2.2, "head": 0.8, "embedding": 0.0, "norms": 0.0}
 

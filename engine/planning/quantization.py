@@ -21,7 +21,7 @@ _LOSSLESS_ROW_BYTES = 2.5  # bytes per row of palettes and of counts of escapes
 _LOSSLESS_WORTH = 0.9  # a matrix that would take more than this share of its plain size stays plain
 
 _PATTERN = "re:"  # prefix of a regular expression in a list of names
-# Limits for regular expressions, which are untrusted: with three repetitions of single characters, matching takes cubic time in the name's length.
+# Limits of the number of untrusted regular expressions, and of characters and repetitions in each: with three, matching a name takes cubic time.
 _MOST_PATTERNS, _MOST_CHARACTERS, _MOST_REPEATED = 64, 300, 3
 _REPEATED = re.compile(r"(?<!\()[*+?{]")
 _GROUP_REPEATED = re.compile(r"\)[*+?{]")

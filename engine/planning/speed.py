@@ -15,7 +15,7 @@ from pilotlight.engine.planning.model_plan import PlannedModel
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.weights.shard import Shard
 
-# Fixed time of a collective by is_cpu (assumed): two kernels on a GPU, two messages between processes of one machine on a CPU.
+# Assumed fixed seconds of a collective, by is_cpu: two kernels on a GPU, two messages between processes of one machine on a CPU.
 _COLLECTIVE_S = {False: 12e-6, True: 60e-6}
 
 
@@ -70,7 +70,10 @@ def predict(
 
 
 class RoutedCounts(NamedTuple):
-    """Tokens that ranks exchange for experts, summed over a stage's layers; once per token and other rank."""
+    """Tokens that one rank exchanges with others for experts, summed over a stage's layers.
+
+    A token counts once for each other rank that it is sent to or comes from.
+    """
 
     sent: float
     received: float

@@ -53,7 +53,7 @@ def lost_places(
     """
     tools = [_TOOL] if with_tools else None
     lost = {role for role in _ROLES if _rendered(template, special_tokens, _probing(role), roles, tools) is False}
-    if "user" in lost:  # the template transforms all content, so no probe is found
+    if "user" in lost:  # the template transforms all content, so its output contains no probe
         return frozenset()
     if any(_rendered(template, special_tokens, messages, roles, tools) is False for messages in _later_systems()):
         lost.add(LATER_SYSTEM)

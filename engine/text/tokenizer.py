@@ -27,10 +27,10 @@ if TYPE_CHECKING:  # imported with the first tokenizer, while weights load, beca
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's threads do not help batches of one text
 
 # Shields, which mark special tokens in a user's text. They consist of digits, which survive whatever a template does to text: JSON with or without
-# escapes, Python's repr of a dict, lower case. No suffix of a shield is the prefix of one, so that digits next to a shield do not hide it. If a
+# escapes, Python's repr of a dict, lower case. No suffix of a shield is a prefix of a shield, so digits next to a shield do not hide it. If a
 # user's text contains a shield, it is replaced by U+FFFD.
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
-INLINE_CHARACTERS = 4_000  # takes about 1 ms to encode; shorter texts are not worth a switch to a thread
+INLINE_CHARACTERS = 4_000  # a text of at most this length is encoded without a thread: it takes about 1 ms
 MAX_CHARACTER_BYTES = 4  # in UTF-8
 REPLACEMENT = "\ufffd".encode()  # an answer may contain this character like any other
 MARKED_TOGETHER = 2_000  # special tokens marked at once, without releasing Python's lock

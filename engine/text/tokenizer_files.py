@@ -66,9 +66,9 @@ def _plain(path: Path) -> str:
 
 
 def _tekken(path: Path) -> str:
-    """Convert tekken.json: special tokens, of which the file names some, precede the ranked tokens.
+    """Convert tekken.json.
 
-    The vocabulary is truncated to the size in the file's `config`.
+    Special tokens precede the ranked tokens; the file names only some of them. The vocabulary is truncated to the size in the file's `config`.
     """
     fields = json.loads(read_text(path))
     config = fields["config"]

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 _CHUNK_TOKENS, _MOST_CHUNKS = 512, 128
 _LEAST_TOKENS = 64
 _BLOCK_TOKENS = 16
-_MOST_BYTES = 16 << 30  # limit for all sums
+_MOST_BYTES = 16 << 30  # limit for the memory of all sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)

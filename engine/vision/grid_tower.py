@@ -36,7 +36,7 @@ class Merger:
         self._joins_first = joins_first
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [patches, hidden], squares together -> [patches / merge**2, decoder's hidden]"""
+        """x [patches, hidden], each square's patches adjacent -> [patches / merge**2, decoder's hidden]"""
         if self._joins_first:
             x = x.reshape(-1, self._joined_size)
         first, last = self._projections

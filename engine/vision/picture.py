@@ -25,7 +25,7 @@ class PreparedImage(NamedTuple):
 
     pieces: list[
         torch.Tensor
-    ]  # patches [rows, columns, 3 * patch_size**2], with the numbers of one colour after another
+    ]  # patches [rows, columns, 3 * patch_size**2]; a patch has all numbers of the first colour first
     num_tokens: int  # number of embeddings of all pieces
 
 

@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int
-    inner: tuple[slice, ...] = ()  # ranges of the dimensions after the rows, if not all of them is needed
+    inner: tuple[slice, ...] = ()  # ranges of the dimensions after the rows, if only a part of them is needed
     is_coded: bool = False  # whether the bytes are a chunk of coded_chunks.py
 
     def part(self, spans: tuple[AxisRange, ...]) -> "StoredTensor":
@@ -131,9 +131,9 @@ class Checkpoint:
 
 
 def packed_file(directory: Path) -> Path | None:
-    """Return the bundle made by `pilotlight pack`; None if there is none, or the checkpoint is there, too.
+    """Return the bundle made by `pilotlight pack`; None without a bundle, or if the checkpoint is there, too.
 
-    Raises CheckpointError if there are several.
+    Raises CheckpointError if there are several bundles.
     """
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return None

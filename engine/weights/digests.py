@@ -115,7 +115,7 @@ def check_sound(directory: Path, folder: Path) -> None:
 
 
 def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.sleep) -> bool:
-    """Compare files with the record of their first load, or make one; return False if one is damaged.
+    """Compare files with the record of their first load, or make the record; return False for damage.
 
     The log names the damaged file. Raises OSError.
     """

@@ -30,12 +30,12 @@ DTYPES = {
     "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# A core's share of the last-level cache, so that a chunk is still in the cache when its values are checked.
+# Size of a chunk: a core's share of the last-level cache, so that a chunk is still in the cache when its values are checked.
 CHUNK_BYTES = 4 << 20
 _MAPPED_CHUNKS = 8  # chunks joined into one if they are only checked, and need not be in a cache
-# Chunks joined into one copy to a device: each copy takes the interpreter some 80 us, in which a bus moves 4 MiB.
+# Number of chunks joined into one copy to a device: starting a copy takes some 80 us, in which a bus moves 4 MiB.
 _COPIED_CHUNKS = 4
-# Below this rate, mapped memory that is only checked is being read from a disk.
+# If mapped memory is checked at less than this rate, its pages are being read from a disk.
 _DISK_BYTES_PER_S = 1 << 30
 _MOST_THREADS = 8  # more threads make no disk faster, and memory hardly so
 
@@ -163,7 +163,7 @@ class _Filler:
         into, job = chunk.into, chunk.job
         ranges = [chunk.range_of(stored) for stored in job.stored]
         if job.is_mapped:
-            if self._is_from_disk:  # for gigabytes of pages in memory this would take a tenth of a second
+            if self._is_from_disk:  # announcing gigabytes that are in memory already takes a tenth of a second
                 self._announce(job.stored[0].file, *ranges[0])
             return into
         if (
@@ -198,7 +198,7 @@ class _Filler:
     ) -> torch.Tensor:
         if make is None and into.is_contiguous() and staged[0].is_contiguous() and staged[0].dtype == into.dtype:
             made = staged[0]
-        else:  # use the strides of `into`, whose bytes are contiguous
+        else:  # with the strides of `into`, so that the bytes have the same order
             made = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype)
             (make or copy)(made, *staged)
         flat = made.as_strided((made.numel(),), (1,))

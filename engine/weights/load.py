@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 # From this size on the engine serves from maps of the checkpoint, if it is stored in the model's form. A smaller model is copied in a tenth of a
 # second, and is then in its final memory.
 IN_PLACE_FROM_BYTES = 128 << 20
-IN_PLACE_SHARE = 0.5  # least share of the bytes that must be mappable
+IN_PLACE_SHARE = 0.5  # the checkpoint is only mapped if at least this share of its bytes can be
 
 _PRIVATE = BundleIdentity("", "", "", "")  # identity of layouts in private memory, which no other process sees
 

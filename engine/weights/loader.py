@@ -136,7 +136,7 @@ class WeightLoader:
         """Request the projections `names` stacked, [sum(rows), columns], packed if stored so and supported.
 
         `experts`: number of experts to which they belong, for [experts, rows, columns]. `split`: ranks share the rows or the columns of each
-        projection, in multiples of `unit`. A projection with fewer units than ranks is held by several ranks if it is fused with others or `repeats`.
+        projection, in multiples of `unit`. Several ranks hold the same rows of a projection with fewer units than ranks, if it is fused or `repeats`.
         """
         parts = self._parts(names, rows, columns, split, unit, repeats)
         of_parts = [self._format_of(name) for name in names]
@@ -189,7 +189,7 @@ class WeightLoader:
         """Request the matrices of all experts, [experts, rows, columns], from one stored tensor.
 
         `are_pairs`: gate and up rows alternate in the stored tensor; here gate rows come first. `num_parts`: number of matrices stacked per expert,
-        each of which ranks share. Raises CheckpointError if ranks have different experts.
+        each of which is divided among the ranks. Raises CheckpointError if ranks have different experts.
         """
         if self.shard.experts is not None:
             raise CheckpointError(

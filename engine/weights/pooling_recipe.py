@@ -24,7 +24,7 @@ _PREFIX = "pooling_mode_"
 _SENTENCES = "config_sentence_transformers.json"
 _SCORE_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
-# First words of the architectures that pool the first token. Models of other architectures are decoders, whose last token has attended to all tokens.
+# Architectures whose names start with these words pool the first token. All others are decoders, whose last token has attended to all tokens.
 _POOLED_FIRST = ("Bert", "Roberta", "XLMRoberta")
 # Arguments of a tokenizer call that do not change the tokens of a single text.
 _HARMLESS_CALL = frozenset({"padding", "padding_side", "truncation", "return_tensors", "pad_to_multiple_of"})
@@ -45,7 +45,7 @@ class Classes(NamedTuple):
 
     labels: tuple[str, ...]
     activation: Activation  # function from logits to the scores for clients
-    # For a model that answers by its next token, the ids of the tokens whose logits are compared, (yes, no) or (yes,); empty if it has a head.
+    # For a model that answers by its next token, the ids of the tokens whose logits are compared, (yes, no) or (yes,); else empty.
     tokens: tuple[int, ...] = ()
 
 
@@ -54,7 +54,7 @@ class PoolingRecipe(NamedTuple):
 
     pooling: Pooling
     is_normalized: bool = False  # whether the vector is scaled to length 1
-    max_tokens: int | None = None  # most tokens of a text, if fewer than the number of positions
+    max_tokens: int | None = None  # most tokens of a text; None if only the number of positions limits it
     prompt: str = ""  # prefix of every text, unless a request names another one
     prompts: tuple[tuple[str, str], ...] = ()  # prefixes that a request may choose, by name
     dense: tuple[DenseModule, ...] = ()
@@ -181,7 +181,7 @@ def _score_tokens(directory: Path) -> tuple[int, ...]:
 
 
 def _tokens_of(directory: Path, words: Any) -> tuple[int, ...]:
-    """Return the ids (yes, no) for vLLM's `classifier_from_token`, which has the words for no and yes."""
+    """Return the ids (yes, no) for vLLM's `classifier_from_token`, a list of the words for no and yes."""
     from pilotlight.engine.text.tokenizer import Tokenizer
 
     if not isinstance(words, list) or len(words) != 2 or not all(isinstance(word, str) for word in words):

@@ -47,9 +47,9 @@ class MatrixPart(NamedTuple):
     columns: AxisRange
 
     def group(self, num_columns: int | None, block: int) -> int:
-        """Return how many columns share a scale: `num_columns`, or all columns for None.
+        """Return how many columns share a scale: `num_columns`, or all columns if that is None.
 
-        Raises CheckpointError if kernels, which read blocks of `block` columns, do not support that, or the part cuts a group.
+        Raises CheckpointError if the part cuts such a group, or if kernels do not support its size: they read blocks of `block` columns.
         """
         total = self.columns.total
         group = num_columns or total

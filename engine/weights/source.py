@@ -101,7 +101,7 @@ class WeightSource:
         return self.stays_packed(device) and self.format is not None and self.format.lies_as_stored()
 
     def identity(self, dtype: torch.dtype | None, is_coded: bool = False) -> BundleIdentity:
-        """Return the identity of a bundle in `dtype`, or of a copy of the checkpoint for None.
+        """Return the identity of a bundle in `dtype`; None is for a copy of the checkpoint.
 
         `is_coded`: the bundle's matrices are in 12 bits.
         """

@@ -1,8 +1,8 @@
 """Moves a chunk of weights from the buffer of the thread that has read it to its final place.
 
 On a CPU a thread has one buffer, from which the final tensor is made directly. On CUDA a thread has two pinned buffers: while the device copies from
-one, the thread reads the next chunk into the other, and waits only until the copy from that one has ended. This module knows buffers and marks, and
-is independent of files.
+one, the thread reads the next chunk into the other. Before it reads into a buffer, it waits until the last copy from that buffer has ended. This
+module knows buffers and marks, and is independent of files.
 """
 
 from collections.abc import Callable, Sequence

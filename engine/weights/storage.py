@@ -36,7 +36,7 @@ from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
-_LEAST_PART = 64 << 10  # bytes; smaller parts are copied, which costs less than several maps
+_LEAST_PART = 64 << 10  # in bytes. Smaller parts of a tensor are copied, because several maps cost more.
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 
@@ -60,8 +60,8 @@ class WeightStorage:
     def __contains__(self, name: str) -> bool:
         """Return True if the checkpoint has a tensor of that name.
 
-        Only call it for tensors that are loaded unfused, and for those that only a quantized checkpoint has. A bundle has none of the latter, so with
-        a bundle all matrices are plain.
+        Only ask for a tensor that is loaded unfused, or that only a quantized checkpoint has. A bundle has no tensors of the second kind, so with a
+        bundle all matrices are plain.
         """
         return name in self._stored
 
@@ -209,7 +209,7 @@ class CheckpointStorage(FilledStorage):
 
     def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
         found = tuple(self._checkpoint.find(one) for one in stored)
-        # Errors name the last stored tensor: of packed weights the scales, which alone can contain NaN or infinity.
+        # Errors name the last stored tensor. For packed weights that is the scales, which alone can contain NaN or infinity.
         name = f"{stored[-1].name} in {found[-1].file.name}"
         is_mapped = self._mapped is not None and self._mapped.holds(into)
         self.jobs.append(Job(name, found, into, make, is_row_wise, is_mapped))

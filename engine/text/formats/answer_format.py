@@ -61,7 +61,7 @@ class AnswerFormat:
 
     @property
     def marks_calls(self) -> bool:
-        """True if every call starts with a token that nothing else starts with."""
+        """True if each call, or section of calls, starts with a token that is used for nothing else."""
         return self.tools is not None and self.tools.is_marked and self._markers.is_token(self.tools.tags[0])
 
     def parser(self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]]) -> AnswerParser:

@@ -126,7 +126,7 @@ def document(constraint: Constraint) -> str:
 def any_of(texts: Sequence[str]) -> str:
     """Return a regular expression that matches one of the texts.
 
-    Alternatives of a rule would be limited to 2,000, because each is an item of the parser's row.
+    Alternatives in a Lark rule would be limited to 2,000, because each takes up one item in llguidance's parser.
     """
     return "(?:" + "|".join(map(re.escape, texts)) + ")"
 

@@ -12,7 +12,7 @@ from pilotlight.engine.text.tokenizer import Detokenizer, Tokenizer
 
 _FIRST = 0xD800
 _TOKENS = re.compile("[\ud800-\udfff]")
-# Tags that a text may quote, unlike `<|call|>`.
+# Tags that may also be text inside a call's string, unlike tags such as `<|call|>`.
 _MARKUP = re.compile(r"</?\w+=?>?|\[/?\w+\]", re.ASCII)
 
 

@@ -165,9 +165,9 @@ class Scanner:
         self.text = text + self.text
 
     def unread(self, marker: str) -> None:
-        """Output the marker before the held text, which started no call, as text.
+        """Output the held text as text, because the marker at its start did not start a call.
 
-        The rest of the held text is parsed again if it is short, and output as text otherwise. If the answer was interrupted, drop the held text.
+        If the held text is short, only the marker is output, and the rest is parsed again. If the answer was interrupted, drop all text instead.
         """
         text = "".join(self._held or ())
         self.release()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_MAX_INT64 = 2**63 - 1  # exact as a maximum: the library clamps the next double, 2**63, to this largest integer
+_MAX_INT64 = 2**63 - 1  # no double, but allowed as a maximum: the library clamps the next double, 2**63, to it
 _decoder = json.JSONDecoder()
 
 

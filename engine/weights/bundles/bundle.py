@@ -77,7 +77,7 @@ class Bundle(NamedTuple):
     tensors: tuple[PlacedTensor, ...]
     size: int  # size of the file in bytes
     checksums: Mapping[str, str]  # checksum by tensor; empty for a bundle in memory, whose writer is trusted
-    # Shapes, by name, of the bf16 tensors that are stored as coded chunks (coded_chunks.py): tensors of bytes called NAME~0, NAME~1 ...
+    # The shape of each bf16 tensor that is stored in coded chunks (coded_chunks.py), by name. The chunks are tensors of bytes: NAME~0, NAME~1 ...
     coded: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     @property
@@ -86,7 +86,7 @@ class Bundle(NamedTuple):
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The tensors as a model requests them; coded ones in decoded form."""
+        """The tensors that a model can request; a coded tensor has its decoded shape and type."""
         found = []
         for placed in self.tensors:
             name, _, number = placed.spec.name.rpartition("~")

@@ -2,8 +2,8 @@
 
 On a CPU a woken model computes on the map, whose page table entries still exist. For a GPU the map is registered with the device, whose copy engines
 then read it as fast as the bus allows (measured on an H100: 50 GB/s, or 15 GB/s through buffers). Besides the file's memory, a map takes addresses
-and page tables: a five-hundredth of the file with small pages. A map also keeps the memory of a file that its site has removed, so
-`drop_removed_maps` must be called often. This module knows files and devices, and is independent of what the tensors contain.
+and page tables, which have a five-hundredth of the file's size if pages are small. A map also keeps the memory of a file that its site has removed,
+so `drop_removed_maps` must be called often. This module knows files and devices, and is independent of what the tensors contain.
 """
 
 import logging

@@ -11,8 +11,8 @@ import zstandard
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.kernels.matrices.planes import join_planes, split_planes
 
-# Parameters with which Zstandard hardly searches for matches: exponents are in random order, and have none of 7 bytes. Each block has its own Huffman
-# code, and is no longer than the window.
+# Parameters with which Zstandard hardly searches for repetitions: exponents are in random order, so a run of 7 bytes hardly ever occurs again. The
+# window limits the length of blocks, each of which has its own Huffman code.
 _PARAMETERS = zstandard.ZstdCompressionParameters(
     window_log=17,
     hash_log=6,

@@ -82,7 +82,7 @@ class GgufFormat(WeightFormat):
         stored: ExpectedTensor,
         read: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """Request that `read` converts stored rows to rows of `into`; None if they are equal.
+        """Request that `read` converts stored rows to rows of `into`. `read` is None if no conversion is needed.
 
         The rows of heads in llama.cpp's order are put into the model's order.
         """

@@ -104,7 +104,7 @@ class _StoredMatrix:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The number of columns, and of columns per scale."""
+        """The number of columns, and how many of them share a scale."""
         return self.columns.size, min(self.group, self.columns.size)
 
     @property

@@ -63,7 +63,7 @@ class Int8Format(WeightFormat):
         return pad_int8((as_bytes ^ 128).view(torch.int8))
 
     def _sizes(self, part: MatrixPart) -> tuple[int, int]:
-        """Return the number of columns, and of columns per scale."""
+        """Return the number of columns, and how many of them share a scale."""
         group = self.group or part.columns.total
         return part.columns.size, min(group, part.columns.size)
 

@@ -21,7 +21,7 @@ class Mxfp4Format(WeightFormat):
         return f"{name}_blocks" in index or f"{name}_scales" in index
 
     def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
-        """Request all experts unpacked; this unpacks one at a time, since all may not fit in memory twice."""
+        """Request all experts, unpacked one after another: a second copy of all may not fit in memory."""
         loader.fill(as_stored(into, stack.are_pairs), _stored(stack), _unpack_each)
 
     def lay_out_stack(self, loader: WeightRequests, stack: ExpertStack) -> Mxfp4Weight:
@@ -30,7 +30,7 @@ class Mxfp4Format(WeightFormat):
         codes = loader.take(f"{stack.name}_codes", (stack.experts, num_rows, columns // 2), torch.uint8)
         powers = loader.take(f"{stack.name}_scales", (stack.experts, num_rows, columns // BLOCK), torch.uint8)
         loader.fill(as_stored(codes, stack.are_pairs), [blocks], _repack)
-        # As floats, because the code of NaN is then refused like any other NaN.
+        # As floats of type e8m0, so that the code of NaN is refused like any other NaN.
         loader.fill(as_stored(powers.view(torch.float8_e8m0fnu), stack.are_pairs), [scales], _copy_scales)
         return Mxfp4Weight(codes, powers)
 
