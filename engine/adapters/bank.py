@@ -50,7 +50,7 @@ class AdapterBank:
     def grow(self, rank: int) -> None:
         """Lay out the slots for a larger class of ranks, which invalidates recorded steps.
 
-        Raises AdapterError without the memory for it.
+        Raises AdapterError if there is not enough memory.
         """
         size = slot_size(self._projections, rank)
         try:

@@ -32,7 +32,7 @@ _ALIGNMENT = 64  # every A and B starts at a multiple of so many values
 class SlotContent(NamedTuple):
     rank: int  # the padded rank
     values: torch.Tensor  # [n]
-    places: torch.Tensor  # [projections, 3] int64: offsets of A and B, and the padded rank, 0 if unchanged
+    places: torch.Tensor  # [projections, 3] int64: offsets of A and B, and the padded rank; rank 0 if a projection does not change
 
 
 def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
@@ -73,7 +73,7 @@ def of_stage(
 ) -> AdapterDescription:
     """Return the part of an adapter that changes a stage's layers. Raises AdapterError.
 
-    The first stage checks the other stages' parts, too, against its own layers with the same names: a later rank could no longer refuse the adapter.
+    The first stage also checks other stages' parts, against its own projections of the same kind: later stages could no longer refuse the adapter.
     """
     own, alike = {}, {_kind_of(projection_key(part.name)): part for part in projections}
     for key, adapted in description.projections.items():

@@ -48,8 +48,8 @@ class AdapterError(Exception):
 class AdaptedProjection(NamedTuple):
     """The part of an adapter for one projection, which adds scale * B [rows, rank] A [rank, columns]."""
 
-    a: str  # tensor name
-    b: str  # tensor name
+    a: str  # name of the tensor A
+    b: str  # name of the tensor B
     rank: int
     rows: int
     columns: int

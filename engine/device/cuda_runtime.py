@@ -19,7 +19,7 @@ class CudaRuntime:
         self._library: Any = ctypes.CDLL(name)  # CDLL releases the GIL, for slow calls
         copies: Any = ctypes.PyDLL(
             name
-        )  # PyDLL keeps the GIL: 1,000 copies that release it may wait for it 1,000 times
+        )  # PyDLL keeps the GIL: if 1,000 copies released it, each might wait to get it back
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._library.cudaHostRegister.argtypes = [pointer, size, ctypes.c_uint]
         self._library.cudaHostUnregister.argtypes = [pointer]

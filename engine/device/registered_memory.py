@@ -48,7 +48,7 @@ class RegisteredMemory:
         self._wanted: dict[int, None] = {}  # pieces to register, in this order
         self._registering: int | None = None
         self._covered: set[int] = set()
-        self._released: set[int] = set()  # to be unregistered
+        self._released: set[int] = set()  # pieces to unregister
         self._num_users = 0
         self._may_register = self._registrar is not None
         self._is_closing = False

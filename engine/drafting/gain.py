@@ -12,8 +12,8 @@ _TRIAL = 8  # steps without drafts that are measured first
 _KEPT = 0.97  # decay of the sums per step
 # Step durations are clamped to this multiple of the mean: a longer step shared a busy machine, or recorded its program.
 _MOST_TIMES = 3.0
-_BASELINE = 64  # after so many steps with drafts, one runs without them for comparison
-_SHARE = 0.003  # drafts may lose this share of the time of steps without drafts
+_BASELINE = 64  # number of steps with drafts after which one runs without them, for comparison
+_SHARE = 0.003  # share of the time of steps without drafts that drafts may lose
 _MOST_STEPS = 8.0  # the most that drafts may lose at once, in durations of a step
 
 

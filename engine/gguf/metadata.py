@@ -29,7 +29,7 @@ class Metadata:
     def integer(self, key: str, default: int | None = None) -> int:
         found = self._values.get(self._key(key), default)
         if isinstance(found, list) and found and found.count(found[0]) == len(found):
-            found = found[0]  # a value per layer, all equal
+            found = found[0]  # the file has a list of equal values, one per layer
         if isinstance(found, list):
             raise self._refusal(key, f"{found[:3]}...", "one number for all layers")
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:

@@ -138,7 +138,7 @@ class Matcher:
     def _masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
         found = [self.mask()]
         copy = self._copy() if drafts else self
-        with suppress(ConstraintError):  # an error after drafts, which may never be chosen
+        with suppress(ConstraintError):  # an error that drafts cause is ignored, because they may never be chosen
             for draft in drafts:
                 if copy.is_complete or not copy._matcher.validate_tokens([draft]):
                     break

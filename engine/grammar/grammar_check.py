@@ -71,7 +71,7 @@ def _walk(matcher: Matcher, draw: random.Random) -> None:
             return
         bits = int.from_bytes(matcher.mask().tobytes(), "little")
         skipped = draw.randrange(bits.bit_length())
-        following = bits >> skipped  # never 0: its highest bit is one of the mask's
+        following = bits >> skipped  # never 0, because it contains the highest bit of the mask
         matcher.accept(skipped + (following & -following).bit_length() - 1)
 
 

@@ -41,7 +41,7 @@ class TenantThreads:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(function())
-            except BaseException as error:  # the future's reader gets it
+            except BaseException as error:  # raised where the future's result is read
                 future.set_exception(error)
         with self._lock:
             if not (waiting := self._waiting[tenant]):

@@ -30,7 +30,7 @@ class RoutedTokens(NamedTuple):
 
     def packed(self) -> torch.Tensor:
         """Return a row of bytes for each token, [tokens, bytes] uint8, so that one message carries everything."""
-        # Explicit, because an empty tensor is contiguous with any strides, and a view as bytes needs the last stride to be 1.
+        # With an explicit format, because a view as bytes needs a last stride of 1, but an empty tensor counts as contiguous with any strides.
         ids = self.expert_ids.to(torch.int32, memory_format=torch.contiguous_format)
         parts = (self.x.contiguous(), self.weights.contiguous(), ids)
         return torch.cat([part.view(torch.uint8) for part in parts], dim=1)

@@ -1,4 +1,4 @@
-"""The orders from the first rank to the other ranks, in the sequence in which it executes them itself."""
+"""The orders that the first rank sends to the others, in the sequence of its own work."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple

@@ -34,7 +34,7 @@ class PartMemory(NamedTuple):
 
 def make_part_arena(config: HostConfig, rank: int) -> Arena:
     """Allocate this rank's KV memory. Raises CheckpointError."""
-    far = {"ray:cpu": "cpu", "ray:cuda": "cuda:0"}  # Ray shows a process only its own GPU
+    far = {"ray:cpu": "cpu", "ray:cuda": "cuda:0"}  # in a process that Ray starts, only the rank's GPU is visible
     return make_arena(config, far.get(config.group[rank], config.group[rank]))
 
 

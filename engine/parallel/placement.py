@@ -73,7 +73,7 @@ def _copies(loads: Sequence[int], num_ranks: int, num_slots: int) -> list[int]:
 def _arranged(old: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
     """Put a rank's experts into its slots; those that stay keep their slots.
 
-    A slot that no expert needs keeps its content if that is a copy of another rank's expert.
+    A slot that no expert needs keeps its content, which is a copy of an expert that another rank has.
     """
     staying = set(old) & set(new)
     slots = [expert if expert in staying else None for expert in old]

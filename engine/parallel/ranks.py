@@ -374,7 +374,7 @@ class RankedRunner:
 
 
 class RankedAdapters:
-    """The adapters of a model that ranks share: each rank places its part between the same steps."""
+    """The adapters of a model that ranks share: all ranks place their parts between the same two steps."""
 
     def __init__(self, own: RunnerAdapters, model: str, group: RankGroup) -> None:
         self.num_slots = own.num_slots
@@ -398,7 +398,7 @@ class RankedAdapters:
 
 
 class RankedImages:
-    """The image encoder of a model that ranks share: each rank encodes all images, between the same steps."""
+    """The image encoder of a model that ranks share: every rank encodes all images, between the same two steps."""
 
     def __init__(self, own: RunnerImages, model: str, group: RankGroup) -> None:
         self.placeholder = own.placeholder

@@ -17,7 +17,7 @@ _OF_GGUF = (*_PACKED, "embedding", "head")
 _LOSSLESS_GROUP = (
     128  # columns per group of bf16 in 12 bits; rows are padded to half groups (kernels/matrices/lossless.py)
 )
-_LOSSLESS_ROW_BYTES = 2.5  # bytes per row of palettes and of counts of escapes
+_LOSSLESS_ROW_BYTES = 2.5  # bytes that the palette and the count of escapes of one row take
 _LOSSLESS_WORTH = 0.9  # a matrix that would take more than this share of its plain size stays plain
 
 _PATTERN = "re:"  # prefix of a regular expression in a list of names

@@ -23,7 +23,7 @@ _ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's pr
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:
     """Return the roles whose content the template expects as a list of parts.
 
-    It renders the content of such a role only if it is a part.
+    For these roles it renders content only if that is in parts.
     """
     roles: frozenset[str] = frozenset()
     for role in _ROLES:

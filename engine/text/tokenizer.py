@@ -143,9 +143,9 @@ class Tokenizer:
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     def shield(self, value: JSON) -> JSON:
-        """Return a conversation in which shields mark special tokens in strings as text for `encode_rendered`.
+        """Return a conversation in which shields enclose each special token in a string.
 
-        A user's text must not end a turn or start another one. Returns `value` itself if it has no special tokens.
+        `encode_rendered` encodes such tokens as text: a user must not be able to end a turn or start another one. Returns `value` itself if it has no special tokens.
         """
         if not self._holds_special(value):
             return value

@@ -47,7 +47,7 @@ def compensate(
     inverse = _inverse_factor(sums)
     codes = torch.empty(left.shape, dtype=torch.int8)
     scales = torch.empty(len(left), columns // group, dtype=dtype)
-    # a multiple of the group: a group's scale is chosen from its values after the correction by all earlier columns
+    # The step is a multiple of the group, because a group's scale is chosen from values that all earlier columns have corrected.
     step = max(group, _COMPENSATED // group * group)
     for begin in range(0, columns, step):
         end = min(begin + step, columns)

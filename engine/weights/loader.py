@@ -167,7 +167,7 @@ class WeightLoader:
     ) -> tuple[int, tuple[int, ...]]:
         """Number the projections of a matrix, for adapters that change them.
 
-        Returns the number of the first projection, and where the rows of each end on this rank; no ends if no adapter may change them.
+        Returns the number of the first projection, and the index at which the rows of each end on this rank; no indices if adapters change none.
         """
         if self.projections is None:
             return 0, ()

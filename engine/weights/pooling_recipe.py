@@ -215,7 +215,7 @@ def _activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> 
             if found is None:
                 supported = ", ".join(_SCORE_ACTIVATIONS)
                 raise CheckpointError(f"{file} asks for the activation {named!r}; supported are {supported}")
-            # For several classes the library leaves the softmax to its caller.
+            # For several classes the library returns logits, and its caller computes the softmax.
             return "softmax" if found == "none" and num_labels > 1 else found
     if num_labels == 1 or config.get("problem_type") == "multi_label_classification":
         return "sigmoid"

@@ -32,7 +32,7 @@ _MOVE_BYTES = 32 << 20
 _SHARE = 0.25  # largest share of a core's time
 _FIRST_AFTER_S = 0.5  # delay of the start, because the request that woke the model comes first
 _LOOK_S = 0.05  # interval of checks whether the process is ending
-_LAST_STEP_S = 2.0  # time after which no step computes on the old pages any more, and this thread unmaps them
+_LAST_STEP_S = 2.0  # after this time no step computes on the old pages any more, and they are unmapped
 
 ModelT = TypeVar("ModelT")
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Relocation(Generic[ModelT]):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop a move to private memory; a bundle is still written, in the background."""
+        """Stop the move if it is to private memory; a bundle is still written, in the background."""
         self._is_closed.set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -164,7 +164,7 @@ class Relocation(Generic[ModelT]):
     def _slowly(self, steps: Iterator[T]) -> Iterator[T]:
         """Yield from `steps`, with pauses that limit this thread to its share of a core."""
         while True:
-            began = time.thread_time()  # not wall time, by which a busy machine would slow this thread down twice
+            began = time.thread_time()  # CPU time: with wall time, other load would also lengthen this thread's pauses
             step = next(steps, None)
             if step is None:
                 return
@@ -246,7 +246,7 @@ class HugePages:
         for num_bytes, move in self._moves():
             if self._closing.wait(pause_s) or not threading.main_thread().is_alive():
                 return
-            began = time.thread_time()  # not wall time, by which a busy machine would slow this thread down twice
+            began = time.thread_time()  # CPU time: with wall time, other load would also lengthen this thread's pauses
             if not move():
                 log.info("the system has no more huge pages: the rest of the weights stays in small pages")
                 return

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from pilotlight.engine.parallel.channel import RankChannel
 
 _HANDSHAKE_S = 10.0  # limit of a handshake, long enough for a busy machine; a silent stranger delays a group's start by it
-# The certificate only lives as long as its group, so its validity spans any difference of clocks.
+# Validity of certificates: it allows for any difference of clocks, because a certificate is only used as long as its group exists.
 _ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
 
 

@@ -71,7 +71,7 @@ class AnswerRules(NamedTuple):
 
     tools: tuple[CallableTool, ...] = ()  # tools that may be called
     is_single: bool = False  # True if at most one call is allowed
-    document: str | None = None  # the right side of a Lark rule for the only alternative to calls, or None
+    document: str | None = None  # right side of a Lark rule for the document; None if no document is allowed
     may_be_text: bool = False  # True if any text is allowed, also before and between calls
 
 

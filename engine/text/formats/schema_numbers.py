@@ -89,7 +89,7 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _is_exact_bound(key: str, number: int) -> bool:
-    if key.startswith("exclusive"):  # the library adds or subtracts 1 in doubles
+    if key.startswith("exclusive"):  # the library adds 1 to the bound, or subtracts 1, in doubles
         return abs(number) < 2**53
     return _is_exact(number) or (key == "maximum" and number == _MAX_INT64)
 

@@ -157,7 +157,7 @@ def read_bundle(fd: int) -> Bundle:
 
 
 def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
-    """Return " in NAME" for the first tensor whose end is missing from a file, or ""."""
+    """Return " in NAME" for the first tensor that a truncated file does not contain whole, else ""."""
     try:
         cut = next((name for name, entry in described.items() if int(entry["data_offsets"][1]) > data_bytes), None)
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):

@@ -188,7 +188,7 @@ def _create(path: Path) -> tuple[Path, int]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(
             fd
-        ).st_nlink:  # otherwise another process took it for a dead writer's file, and removed it before it was locked
+        ).st_nlink:  # otherwise another process removed the file before it was locked, and took its writer for dead
             return partial, fd
         os.close(fd)
 

@@ -39,7 +39,7 @@ from pilotlight.engine.weights.filling import Job, ReadingProgress, as_bytes, fi
 from pilotlight.engine.weights.storage import BundleMemory
 from pilotlight.kernels.cpu import durable
 
-_GROUP_BYTES = 256 << 20  # bytes written, verified and journalled together: the most that an interruption loses
+_GROUP_BYTES = 256 << 20  # bytes written, verified and journalled together; an interruption loses no more than these
 _READ_BYTES = 8 << 20
 _LEAST_CODED_BYTES = 64 << 10
 _CODED_TOGETHER = 32  # chunks of at most 2 MiB that are coded in parallel

@@ -77,7 +77,7 @@ class Fp8Format(WeightFormat):
             return _Scales(stored, row_group, column_group, rows, groups.size)
         if torch.Size(shape).numel() == 1:
             return _Scales(ExpectedTensor.of(name, shape, FLOATS), rows.total, columns.size, rows, 1)
-        # A tensor of scales per row has a second dimension of 1, or none.
+        # One scale per row: the tensor's shape is [rows, 1] or [rows].
         dims: tuple[AxisRange | int, ...] = (rows,) if len(shape) == 1 else (rows, 1)
         return _Scales(ExpectedTensor.of(name, dims, FLOATS), 1, columns.size, rows, 1)
 
