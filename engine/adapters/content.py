@@ -32,7 +32,8 @@ _ALIGNMENT = 64  # every A and B starts at a multiple of so many values
 class SlotContent(NamedTuple):
     rank: int  # the padded rank
     values: torch.Tensor  # [n]
-    places: torch.Tensor  # [projections, 3] int64: offsets of A and B, and the padded rank; rank 0 if a projection does not change
+    # [projections, 3] int64: offsets of A and B, and the padded rank; the rank is 0 for a projection that does not change
+    places: torch.Tensor
 
 
 def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:

@@ -23,7 +23,7 @@ _DIGEST_BYTES = 16
 _FLOATS = ("F32", "F16", "BF16")
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_PATTERNS = 4096
-# Patterns with at most one repetition, and none of a group: these take at most quadratic time in the name's length, others may take exponential.
+# Patterns with at most one repetition, and none of a group: matching them takes at most quadratic time in the name's length.
 _PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]:-]|\\.)*)?", re.ASCII)
 _MOST_CHARACTERS = 300  # limit for a tensor's name or a pattern
 _BF16_EXPONENT = 0x7F80  # the exponent's bits, which are all 1 for infinity and NaN

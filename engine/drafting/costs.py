@@ -6,7 +6,8 @@ Every step updates the table. This module is independent of what the rows are: d
 from bisect import bisect_left
 from dataclasses import dataclass
 
-_TRIALS = 6  # number of steps before an entry is used: the first steps include compilation or recording (decode_graphs.py)
+# Number of steps before an entry is used: the first steps include compilation or recording (decode_graphs.py).
+_TRIALS = 6
 # Weights of a new duration that is shorter (_DOWN) or longer (_UP) than its entry. Other load only makes steps longer, so entries rise slowly.
 _DOWN, _UP = 0.5, 0.05
 _MOST_TIMES = 2.0  # a step's duration is clamped to this multiple of its entry

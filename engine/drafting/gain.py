@@ -57,7 +57,7 @@ class _BatchGain:
     def __init__(self) -> None:
         self._tokens = self._seconds = self._weight = 0.0  # decayed sums over steps without drafts
         self.num_plain = 0
-        self.num_since = 0  # steps with drafts since the last step without
+        self.num_since = 0  # steps with drafts since the last step without drafts
         self.balance = _MOST_STEPS  # time that drafts may still lose, in durations of a step
 
     def count_plain(self, num_tokens: int, seconds: float, looking_s: float) -> None:

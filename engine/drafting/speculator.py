@@ -31,7 +31,8 @@ _MOST_ROUNDS = 4  # rounds in which drafters continue each other's drafts
 _LOOKING_SHARE = 0.005  # share of a step's time that the search for drafts may take while none are found
 # After a search without drafts worth verifying, one step without a search follows for each group of this many sequences in the batch.
 _LARGE_BATCH = 8
-_GRACE_S = 0.25  # time that a drafter may take beyond a sequence's steps, because the first search reads the whole prompt
+# Time that a drafter may take for a sequence beyond the time of its steps, because the first search reads the whole prompt.
+_GRACE_S = 0.25
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ from pilotlight.engine.grammar.grammar_compiler import (
 
 CPU_S = 3.0  # limit of one check; a schema of 3,000 optional keys takes 0.7 s, one of ten keys takes 1 ms
 MEMORY_BYTES = 256 << 20  # limit of one check; a schema of 3,000 optional keys takes 20 MiB
-_WALKS, _WALK_TOKENS = 3, 10  # number of drawn answers, and most tokens of each: takes 0.4 ms, or 3 ms for 128,000 possible tokens
+# Number of drawn answers, and most tokens of each: takes 0.4 ms, or 3 ms with a vocabulary of 128,000 tokens.
+_WALKS, _WALK_TOKENS = 3, 10
 
 
 class GrammarVocabulary(NamedTuple):
@@ -45,7 +46,7 @@ def check_job(vocabulary: GrammarVocabulary, constraint: Constraint) -> GuardedJ
 
 
 def read_tokenizer(directory: str, size: int, eos_token_ids: list[int]) -> None:
-    """Load a tokenizer for later checks. If it cannot be read, those report the error."""
+    """Load a tokenizer for later checks. If it cannot be read, the checks report the error."""
     with suppress(TokenizerUnreadableError):
         _compiler(directory, size, tuple(eos_token_ids)).tokenizer()
 

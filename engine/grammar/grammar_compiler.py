@@ -57,7 +57,7 @@ class GrammarCompiler:
             raise ConstraintError(refusal(constraint, messages[0]))
         tokenizer = self.tokenizer()
         spelt = next((tag for tag in self._tags if tag in constraint.text), None)
-        if spelt is not None and constraint.kind != "lark":  # the tokenizer always encodes the tag as one token, not as text
+        if spelt is not None and constraint.kind != "lark":  # the tokenizer encodes the tag as one token, never as text
             raise ConstraintError(refusal(constraint, f"it spells the token {spelt!r}"))
         if spelt is not None:
             text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))

@@ -145,7 +145,8 @@ class Tokenizer:
     def shield(self, value: JSON) -> JSON:
         """Return a conversation in which shields enclose each special token in a string.
 
-        `encode_rendered` encodes such tokens as text: a user must not be able to end a turn or start another one. Returns `value` itself if it has no special tokens.
+        `encode_rendered` encodes such tokens as text: a user must not be able to end a turn or start another one. Returns `value` itself if it has no
+        special tokens.
         """
         if not self._holds_special(value):
             return value

@@ -47,7 +47,7 @@ def compensate(
     inverse = _inverse_factor(sums)
     codes = torch.empty(left.shape, dtype=torch.int8)
     scales = torch.empty(len(left), columns // group, dtype=dtype)
-    # The step is a multiple of the group, because a group's scale is chosen from values that all earlier columns have corrected.
+    # The step is a multiple of the group, because a group's scale is chosen after its values are corrected for the errors of earlier columns.
     step = max(group, _COMPENSATED // group * group)
     for begin in range(0, columns, step):
         end = min(begin + step, columns)

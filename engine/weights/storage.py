@@ -36,7 +36,7 @@ from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
-_LEAST_PART = 64 << 10  # in bytes. Smaller parts of a tensor are copied, because several maps cost more.
+_LEAST_PART = 64 << 10  # in bytes. Smaller parts of a tensor are copied, which costs less than to map each.
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 

@@ -17,7 +17,8 @@ from cryptography.x509.oid import NameOID
 
 from pilotlight.engine.parallel.channel import RankChannel
 
-_HANDSHAKE_S = 10.0  # limit of a handshake, long enough for a busy machine; a silent stranger delays a group's start by it
+# Limit of a handshake, long enough for a busy machine; a stranger that sends nothing delays a group's start by as much.
+_HANDSHAKE_S = 10.0
 # Validity of certificates: it allows for any difference of clocks, because a certificate is only used as long as its group exists.
 _ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
 

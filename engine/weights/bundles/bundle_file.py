@@ -82,7 +82,7 @@ class BundleWriter:
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # without bytes: layouts only need the tensors' places
+        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # layouts need no bytes, only places
         self._mapped: torch.Tensor | None = None
         self._huge_end: int | None = 0  # end of the huge pages so far; None once the system has no more of them
 
