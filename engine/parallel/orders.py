@@ -107,7 +107,7 @@ class FetchBlocks(NamedTuple):
 
 
 class RankReply(NamedTuple):
-    """The reply to an order, which was executed if there is no problem."""
+    """The reply to an order; without a `problem` the order was executed."""
 
     model: str
     problem: str | None = None

@@ -162,7 +162,7 @@ class PartRunner(ModelRunner):
         return self.model.logits(hidden, self._ranks)
 
     def _wants_every_row(self, step: StepInput) -> bool:
-        """True if a step needs the hidden states of other tokens than those whose logits it needs."""
+        """True if a step needs the hidden states of all its tokens, and not only of those with logits."""
         return bool(step.prompt_logprobs) or self.pooling is not None
 
     def _serve(self) -> torch.Tensor:

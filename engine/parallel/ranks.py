@@ -434,7 +434,7 @@ class PipelinedStep(NamedTuple):
 
 
 class RankBlocks(NamedTuple):
-    """Blocks of one rank (by its own numbers), buffers for its parts, and the whole blocks in host memory."""
+    """The numbers of one rank's blocks, buffers for its parts of them, and the whole blocks in host memory."""
 
     blocks: Sequence[int]
     places: Sequence[memoryview]

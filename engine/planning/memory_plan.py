@@ -186,7 +186,7 @@ def all_ranks(
 def _widest_part(shapes: Sequence[WeightShape], place: RankPlace) -> int:
     """Return how many numbers a token has in the widest part of a layer: projections' inputs and outputs.
 
-    Attention has queries twice, rotated and not; each expert of a token returns a row of the hidden size.
+    Attention holds queries both before and after their rotation; each expert of a token returns a row of the hidden size.
     """
     by_part: dict[Part, int] = {}
     for shape in shapes:

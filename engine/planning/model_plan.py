@@ -72,7 +72,7 @@ class PlannedModel(NamedTuple):
         return {projection_key(each.name): each[2:4] for layer in self.layers for each in layer if each.takes_adapters}
 
     def cached_layers(self, place: RankPlace) -> list[CachedLayer]:
-        """Return the caches of the layers on this rank, with the rank's part of each."""
+        """Return this rank's part of the KV cache of each layer of its stage."""
         layers = self.config.cached_layers
         if not layers:
             return []

@@ -72,7 +72,7 @@ class Quantization(NamedTuple):
 
 
 def lossless_bytes(rows: int, columns: int) -> int:
-    """Return the bytes of a plain bf16 matrix in 12 bits, or of the plain matrix if these save too little."""
+    """Return the bytes of a plain bf16 matrix in 12 bits, or in its plain form if 12 bits save too little."""
     groups, rest = divmod(columns, _LOSSLESS_GROUP)
     codes = groups * _LOSSLESS_GROUP * 3 // 2 + (192 if rest > _LOSSLESS_GROUP // 2 else 128 if rest else 0)
     # escapes are not counted: in Ember 31 of a million weights are escapes, of four bytes each

@@ -203,7 +203,7 @@ def _exchange_s(model: PlannedModel, place: RankPlace, device: Device, tokens: i
     if tp > 1:
         sums = exchanged(model, RankPlace(Parallelism(tp, pp), 0, place.stage), tokens, 0).sums
         taken += sums * (each_s + 2 * (tp - 1) / tp * row * tokens / device.link_bytes_per_s)
-    if place.parallelism.copies > 1:  # if several ranks share a copy, each sends a part of its tokens
+    if place.parallelism.copies > 1:  # the ranks of a copy have the same tokens, of which each sends a part
         routed = exchanged(model, RankPlace(Parallelism(1, pp, ep), 1, place.stage), -(-tokens // tp), 1)
         taken += routed.exchanges * each_s + routed.exchanged_bytes / device.link_bytes_per_s
     return taken + (pp > 1) * (each_s + row * tokens / device.link_bytes_per_s)

@@ -165,7 +165,7 @@ def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
 
 
 def _turned_halves(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs of a number of a head's first half and one of its second. x [patches, heads, head_dim]"""
+    """Rotate pairs of corresponding numbers of each head's two halves. x [patches, heads, head_dim]"""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = turns.real, turns.imag
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -100,7 +100,7 @@ class ExpertShard(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A rank's part of a model: one of `size` shards of each matrix, in one stage if there are several."""
+    """A rank's part of a model: shard `rank` of the `size` shards of each matrix of its stage."""
 
     rank: int = 0
     size: int = 1

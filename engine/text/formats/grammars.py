@@ -110,7 +110,7 @@ def quoted(text: str) -> str:
 
 
 def document(constraint: Constraint) -> str:
-    """Return the right side of a rule for a constraint."""
+    """Return the right side of a Lark rule that matches what a constraint allows."""
     match constraint.kind:
         case "json_schema":
             schema = asserting(json.loads(constraint.text))

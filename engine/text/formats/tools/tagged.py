@@ -171,7 +171,7 @@ def _value(
 
 
 def _whole(pattern: Any, key: str) -> str:
-    """Return the pattern for whole strings that is equivalent to a schema's pattern for any part of them."""
+    """Return a schema's pattern, which may match any part of a string, as one that matches whole strings."""
     if not isinstance(pattern, str):
         raise ValueError(f"the pattern of {key!r} is not a string")
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
