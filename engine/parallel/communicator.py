@@ -222,7 +222,7 @@ class RankLinks(NamedTuple):
 
 def new_store(address: str = LOCALHOST) -> TCPStore:
     """Return the first rank's store, through which ranks find each other, on a free port of `address`."""
-    listener = socket.create_server((address, 0))  # by itself, a store would listen on every address of the machine
+    listener = socket.create_server((address, 0))  # a socket that the store opened would listen on every address
     port = listener.getsockname()[1]
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 

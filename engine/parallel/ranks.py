@@ -374,7 +374,7 @@ class RankedRunner:
 
 
 class RankedAdapters:
-    """The adapters of a model that ranks share: all ranks place their parts between the same two steps."""
+    """The adapters of a model that ranks share: all place their parts between the same two steps."""
 
     def __init__(self, own: RunnerAdapters, model: str, group: RankGroup) -> None:
         self.num_slots = own.num_slots
@@ -398,7 +398,10 @@ class RankedAdapters:
 
 
 class RankedImages:
-    """The image encoder of a model that ranks share: every rank encodes all images, between the same two steps."""
+    """The image encoder of a model that ranks share: every rank encodes all images.
+
+    All ranks do so between the same two steps.
+    """
 
     def __init__(self, own: RunnerImages, model: str, group: RankGroup) -> None:
         self.placeholder = own.placeholder
@@ -434,7 +437,7 @@ class PipelinedStep(NamedTuple):
 
 
 class RankBlocks(NamedTuple):
-    """The numbers of one rank's blocks, buffers for its parts of them, and the whole blocks in host memory."""
+    """The numbers of one rank's blocks, buffers for its parts, and the whole blocks in host memory."""
 
     blocks: Sequence[int]
     places: Sequence[memoryview]

@@ -131,7 +131,7 @@ class Checkpoint:
 
 
 def packed_file(directory: Path) -> Path | None:
-    """Return the bundle made by `pilotlight pack`; None without a bundle, or if the checkpoint is there, too.
+    """Return the bundle made by `pilotlight pack`; None without one, or with a checkpoint beside it.
 
     Raises CheckpointError if there are several bundles.
     """

@@ -82,9 +82,9 @@ class GgufFormat(WeightFormat):
         stored: ExpectedTensor,
         read: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """Request that `read` converts stored rows to rows of `into`. `read` is None if no conversion is needed.
+        """Request that `read` converts stored rows to rows of `into`.
 
-        The rows of heads in llama.cpp's order are put into the model's order.
+        `read` is None if no conversion is needed. The rows of heads in llama.cpp's order are put into the model's order.
         """
         head_dim = self.turned_head_dim if part.name.endswith(_ROTATED) else None
         if head_dim is not None:
