@@ -346,7 +346,7 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
 
 
 def _of_environment(options: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """Replace a function in another environment by the name under which it is served: NAME-ENVIRONMENT."""
+    """Return options without `environment`; it is appended to the function's name in `key`: NAME-ENVIRONMENT."""
     environment = options.pop("environment", None)
     if environment is None:
         return options

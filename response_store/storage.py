@@ -36,7 +36,7 @@ class StoreTimings(NamedTuple):
     """The store's time limits, in seconds."""
 
     answer_s: float = 5.0  # longest wait for the database
-    # shorter wait after the database has failed to answer, so that responses are not delayed at their end
+    # longest wait after the database has failed to answer: short, so that responses are not delayed at their end
     answer_after_fault_s: float = 0.2
     retry_s: float = 5.0
     progress_s: float = 0.5  # interval between reports of the progress of responses

@@ -49,7 +49,7 @@ class Batches:
         return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
-        """Start to answer batches by `serve`, first the requests that an earlier process left unanswered."""
+        """Start to answer requests by calling `serve`; those that an earlier process left unanswered come first."""
         self._serve = serve
         self._wake()
 

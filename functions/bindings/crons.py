@@ -30,7 +30,7 @@ Run = Callable[[str, int], Awaitable[None]]
 class Timings(NamedTuple):
     """Delays of cron triggers, in seconds."""
 
-    look_s: float = 30.0  # longest wait before the clock is read again, because it may be set meanwhile
+    look_s: float = 30.0  # longest wait before the clock is read again, in case the clock was changed
     pause_after_error_s: float = 5.0
 
 

@@ -91,7 +91,7 @@ class Queue:
         now_s: Callable[[], float] = time.time,
         look_s: float = LOOK_S,
     ) -> None:
-        """`look_s` is the longest wait before the clock is read again, because it may be set meanwhile."""
+        """`look_s` is the longest wait before the clock is read again, in case the clock was changed."""
         self.name = name
         self.look_s = look_s
         self.consumer: QueueConsumer | None = None  # at most one per queue
@@ -365,7 +365,7 @@ class QueueConsumer:
         if over and self._dead_letters is not None:
             await self._dead_letters.put(
                 [(message.body, 0.0) for message in over]
-            )  # stored there before they are deleted here
+            )  # the dead letter queue stores them before this queue deletes them
         elif over:
             log.warning("%d messages of %s are dropped after their retries", len(over), self._queue.name)
         again = {message.id for message in failed} - {message.id for message in over}

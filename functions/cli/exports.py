@@ -41,7 +41,7 @@ def d1_export(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Write a database as SQL: a consistent snapshot, while the function runs."""
+    """Write a database as SQL. The snapshot is consistent even while the function runs."""
     check_place(site, local, remote)
     path = State(site, directory).file_of("d1", database, "database.sqlite")
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:

@@ -53,7 +53,7 @@ class FunctionRegistry(Protocol):
         """Apply a version's D1 migrations, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store the secrets `values`; delete those in `before` that are not in `values`. Raises Failure."""
+        """Store the secrets `values`; delete those that only `before` names. Raises Failure."""
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of this version's resources. Raises Failure if one has another owner."""
@@ -154,7 +154,7 @@ class DeployedFunctions:
     async def served(self, name: str, revision: int) -> Tried:
         """Fetch the deployments and start the versions of `name` at this site; return whether that worked.
 
-        It did not if the router has only revisions older than `revision`.
+        It also fails if the router has only revisions older than `revision`.
         """
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")

@@ -24,7 +24,7 @@ class FunctionLimits:
     threads: int = 64  # threads and processes of one function
     request_mib: float = 100.0
     response_mib: float = 1024.0
-    # for all streams of one function, because one event loop relays all streams of the site
+    # limit of all streams of one function together, because one event loop relays all streams of the site
     response_mib_per_s: float = 64.0
     subrequests: int = 1000  # binding calls and fetches of one request
     concurrency: int = 64  # open requests per isolate; for more, another isolate is started

@@ -11,7 +11,7 @@ from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.host.limits import FunctionLimits
 
-BURST_S = 0.004  # largest burst, as seconds of the rate; longer ones would delay all other streams
+BURST_S = 0.004  # the largest burst has the bytes that the rate allows in this time; a larger one would delay all other streams
 
 
 class StreamingIsolate(Protocol):

@@ -221,7 +221,7 @@ class FileStore:
             raise self._quota.full()
 
     async def _commit(self, work: Work[T], write: OpenWrite | None = None) -> T:
-        """Change the index in its thread.
+        """Run `work`, which changes the index, in the index's thread.
         The quota then counts the index's bytes instead of those reserved for `write`."""
 
         def counted(connection: Connection) -> T:

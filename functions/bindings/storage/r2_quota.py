@@ -26,7 +26,7 @@ class BucketQuota:
                 self._release(done)
 
     def open_write(self, place: Hashable, replaced: int) -> "OpenWrite":
-        """Start a write of `place`; at its end, it frees the `replaced` bytes of the previous object."""
+        """Start to write the object `place`. The end of the write frees the `replaced` bytes of the old object."""
         with self._lock:
             is_first = place not in self._replaced
             if is_first:

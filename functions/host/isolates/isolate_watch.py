@@ -33,13 +33,13 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Measure without charging: before the isolate ends, and before its first request.
-        After its end it cannot be measured; before its first request the time was spent on the import."""
+        """Measure without charging any request. Called before the isolate is ended, and before its first request.
+        After its end it cannot be measured; the time before its first request was spent on the import."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether it has used so much CPU time that it should be replaced."""
+        """Tell whether the isolate has used so much CPU time that it should be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
 
     def charge(self) -> None:
