@@ -143,7 +143,7 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         chosen, more, not_offered = named[environment]
         ignored += more
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
-        # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
+        # An environment inherits these keys, but not bindings and vars: https://developers.cloudflare.com/workers/wrangler/configuration
         inherited = (
             "main",
             "migrations",
@@ -346,7 +346,7 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
 
 
 def _of_environment(options: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """Return options without `environment`; it is appended to the function's name in `key`: NAME-ENVIRONMENT."""
+    """Return options without `environment`, which the function's name in `key` gets as a suffix."""
     environment = options.pop("environment", None)
     if environment is None:
         return options

@@ -70,7 +70,7 @@ class ResponseStore:
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as `row` or in its current state. Return False if the database failed.
+        """Write `row` or, if it is None, the response's current state. Return False if the database failed.
         A response that another process has ended is left as it is."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())

@@ -49,7 +49,7 @@ class Batches:
         return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
-        """Start to answer requests by calling `serve`; those that an earlier process left unanswered come first."""
+        """Start to call `serve` for each request, first for those that an earlier process left unanswered."""
         self._serve = serve
         self._wake()
 

@@ -101,7 +101,7 @@ class HeldBytes:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Reserve bytes. Raises BindingError above the budget, unless no other call holds any."""
+        """Reserve bytes. Raises BindingError above the budget, unless no other call holds memory."""
         others = self._budget.used - self._size
         if others and self._budget.used + size > self._budget.max_bytes:
             used, most = self._budget.used, self._budget.max_bytes

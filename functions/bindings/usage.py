@@ -113,7 +113,7 @@ class FunctionUsage:
             self._meters = None
 
     def _may_take(self, ledger: str, now_s: float) -> bool:
-        """Tell whether another ledger may get the records of this one; "" means no ledger."""
+        """Tell whether another ledger may get the records that were assigned to `ledger`; "" means no ledger."""
         return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
 
     def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:

@@ -75,7 +75,7 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
-        """Open a channel on a connected socket and take ownership of the socket."""
+        """Open a channel on a connected socket, which it then owns. `answer` handles the other side's requests."""
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)

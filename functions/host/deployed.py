@@ -92,9 +92,9 @@ class DeployedFunctions:
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._applying: dict[str, asyncio.Lock] = {}  # by function
+        self._applying: dict[str, asyncio.Lock] = {}  # held while a function's deployment is applied
         self._changed: set[str] = set()  # functions whose deployment has changed
-        self._appliers: dict[str, asyncio.Task[None]] = {}  # by function
+        self._appliers: dict[str, asyncio.Task[None]] = {}  # the task that applies each function's deployment
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "DeployedFunctions":

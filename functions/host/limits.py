@@ -1,7 +1,7 @@
 """The limits of a function, and the check of a running isolate against them.
 
-The check returns the exceeded limit with a sentence for the author. The site file sets the limits (sites/site.py, [functions]). Measuring is in
-isolate_watch.py, ending in isolate_handle.py.
+The check returns the exceeded limit with a sentence for the author. The site file sets the limits (sites/site.py, [functions]). isolate_watch.py
+measures the usage; isolate_handle.py ends the isolate.
 """
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ from pilotlight.support import atomic_files
 from pilotlight.support.database import Connection, Database, Work, create, transaction
 
 CHUNK_BYTES = 256 << 10
-STRAY_AFTER_S = 3600.0  # younger files may belong to a write of another process
+STRAY_AFTER_S = 3600.0  # files that are not in the index are deleted at this age; a younger one may belong to a write of another process
 UPLOAD_KEPT_S = 7 * 24 * 3600.0
 NO_UPLOAD = "The specified multipart upload does not exist."
 

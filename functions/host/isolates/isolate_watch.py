@@ -1,7 +1,7 @@
 """Measures one isolate from outside: CPU time, memory, and how long its event loop is silent.
 
-CPU time is charged to the isolate's open work. The watch reports which limit is exceeded; the handle ends the isolate. It needs no cooperation, which
-code in an endless loop would not give.
+CPU time is charged to the isolate's open work. The watch reports which limit is exceeded; the handle ends the isolate. The measurement needs no
+cooperation of the function, because code in an endless loop would give none.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class IsolateWatch:
         return None
 
     def look(self, channel: Channel | None) -> Exceeded | None:
-        """Check an isolate with open work."""
+        """Check an isolate with open work. Return the exceeded limit, or None."""
         self.charge()
         self._process.update_priority()
         exceeded = first_exceeded(self._usage(), self._limits)

@@ -274,7 +274,7 @@ class FunctionZygote:
         self._shared_mib = shared_mib
         self.why_failed = ""
         self._created_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
-        self._imported_cpu_s: float | None = None  # CPU time used by the end of its imports
+        self._imported_cpu_s: float | None = None  # CPU time that it had used when its imports ended
         self._priority = PriorityClass.NORMAL
         self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
 

@@ -42,7 +42,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 OURS = ("pilotlight",)
-THREAD_STACK = 1 << 20  # the default of 8 MiB would count as the function's memory
+THREAD_STACK = 1 << 20  # stack size of threads in bytes; the default, 8 MiB, would count as the function's memory
 
 
 def main(control_fd: int) -> None:
