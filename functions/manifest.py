@@ -29,7 +29,7 @@ from pilotlight.wire.host_patterns import parse_pattern
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS, DOT_ENV = ".dev.vars", ".env"
-# prefix of the class name of a workflow's instances, which are stored as objects; invalid in Python
+# Prefix of the class name of a workflow's instances, which are stored as Durable Objects. No Python class can have such a name.
 WORKFLOW_PREFIX = "$workflow$"
 
 

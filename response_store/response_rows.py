@@ -79,7 +79,7 @@ class FoundResponse(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """Events of a response from a number on."""
+    """Consecutive events of a response."""
 
     response: KeptResponse
     events: list[bytes]

@@ -206,7 +206,7 @@ class ResponseStore:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
                     log.exception("responses cannot be stored")
-                finally:  # `keep` waits for each of them
+                finally:  # `keep` waits for each write
                     for write in batch:
                         write.is_kept.set_result(is_kept)
         finally:

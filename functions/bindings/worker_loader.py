@@ -66,8 +66,10 @@ class WorkerLoader(Binding):
         self._functions = functions
         self._function = function
         self._directory = directory
-        self._loaded: OrderedDict[str, str] = OrderedDict()  # pool of each loaded worker, by the id that the function gave it
-        self._folders: dict[str, Path] = {}  # folder of each pool; removed pools are included, because their requests may still be open
+        self._loaded: OrderedDict[str, str] = OrderedDict()  # pool of each loaded worker, by the function's id for it
+        self._folders: dict[
+            str, Path
+        ] = {}  # folder of each pool; removed pools are included, because their requests may still be open
         self._loading = asyncio.Lock()
         self._is_clean = False
 

@@ -84,7 +84,7 @@ class DeployedFunctions:
         self._site = site
         self._taken = taken
         self._known: dict[str, Deployment] = {}
-        # The deployments that clients see: a new one only once its version is live, because its bindings use the plain name.
+        # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools that own their resources

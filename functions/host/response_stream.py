@@ -45,7 +45,7 @@ class ResponseStream:
         self._is_over = False
         self._why_ended: Fault | None = None
         self.fault: Fault | None = None  # why the stream broke off
-        self.is_whole = False  # whether it was read to its end
+        self.is_whole = False  # whether the stream was read to its end
 
     def __aiter__(self) -> "ResponseStream":
         return self

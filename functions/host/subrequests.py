@@ -9,7 +9,7 @@ from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # id for work outside of requests
-OUTSIDE_S = 1.0  # without an open request, an isolate may make one request's number of subrequests in each such period
+OUTSIDE_S = 1.0  # in each period of this length, work outside of requests may make as many subrequests as one request
 
 
 class Dial(NamedTuple):

@@ -380,8 +380,8 @@ def _as_head(row: tuple[Any, ...]) -> ObjectHead:
 
 
 def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, delimiter: bytes) -> R2Listing:
-    """List objects with one index lookup per object or group.
-    A group of a million keys is thus skipped at once."""
+    """List objects with one index lookup per object or common prefix.
+    A common prefix of a million keys is thus skipped at once."""
     heads: list[ObjectHead] = []
     prefixes: list[str] = []
     end = behind(prefix)

@@ -60,7 +60,7 @@ class OpenWrite:
     """The bytes reserved for a file that is being written; a context manager that releases them."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """`place` is the object that it replaces; None if an earlier open write replaces the same object."""
+        """`place` is the object that the write replaces; None if an earlier open write replaces it."""
         self.size = 0
         self.place = place
         self._quota = quota

@@ -23,7 +23,8 @@ from pilotlight.functions.host.confinement import system
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # only root can raise a priority again after it was lowered
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # the priority with which the site was started
-PROMPT_NICE = -5  # added to the nice value of INTERACTIVE isolates, if permitted; without it a computing process may run before them
+# Added to the nice value of INTERACTIVE isolates, if permitted. Without it a computing process that got too little time recently runs before them.
+PROMPT_NICE = -5
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate is no longer on probation

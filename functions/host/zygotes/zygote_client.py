@@ -41,7 +41,7 @@ FORK_CPU_S = 0.05  # CPU time allowed to a zygote for a fork and the report of a
 BESIDE_SHARE = 0.01  # share of a core allowed to threads that packages start
 LOOK_S = 0.5  # pause between two checks of a zygote
 SELDOM_S = 5.0  # pause between two checks of an idle function's zygote, because there may be thousands
-MAX_DENIED = 64  # refused forks after which the zygote is ended; some packages try a few during import, and work without them
+MAX_DENIED = 64  # refused forks after which the zygote is ended; some packages try a few during import
 READ_AT_ONCE = 64  # messages handled before the event loop continues
 FORGED = "its packages forged reports of its zygote"
 
@@ -246,7 +246,7 @@ class ZygoteConnection:
             self.close()
 
     def _on_fork_request(self) -> None:
-        """Allow or refuse a fork that the zygote asks for: one for each command, after the imports."""
+        """Answer the zygote's request to fork. After the imports, one fork is allowed for each command."""
         try:
             question = system.asked(self._listener)
         except OSError:

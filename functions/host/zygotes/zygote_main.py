@@ -86,7 +86,7 @@ def _import_for_all() -> None:
         "io", "itertools", "json", "logging", "math", "pathlib", "random", "re", "secrets", "string", "struct", "textwrap", "time", "traceback",
         "typing", "urllib.parse", "uuid", "zoneinfo", "encodings.idna", "encodings.latin_1", "sqlite3", "ssl", "stringprep", "tempfile", "zlib",
     ):  # fmt: skip
-        with suppress(ImportError):  # a Python may be built without one of them
+        with suppress(ImportError):  # a Python may be built without one of these modules
             importlib.import_module(name)
 
 
