@@ -64,7 +64,7 @@ class ResponseStore:
         self._confirming: asyncio.Task[None] | None = None
         self._refused: set[Name] = (
             set()
-        )  # reported to clients as not stored, although the database may have stored them
+        )  # responses that were reported to clients as not stored, although the database may have stored them
         self._taking_back: asyncio.Task[None] | None = None
         self._has_started = asyncio.Event()
         self._is_closed = False

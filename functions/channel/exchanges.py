@@ -41,7 +41,7 @@ class ExchangeChannel(StreamChannel, Protocol):
     def write_bytes(self, data: bytes, /) -> None: ...
 
     def hold(self, size: int, /) -> None:
-        """Count bytes kept in memory until `release`. Raises Failure above the limit."""
+        """Count bytes that stay in memory until `release`. Raises Failure above the limit."""
 
     def release(self, size: int, /) -> None: ...
 
