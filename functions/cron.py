@@ -10,7 +10,8 @@ from datetime import UTC, date, datetime, time, timedelta
 
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-HORIZON_DAYS = 8 * 366 + 1  # from one 29th of February to the next may be eight years
+# Days that are searched for the next match: from one 29th of February to the next may be eight years.
+HORIZON_DAYS = 8 * 366 + 1
 Rule = Callable[[date], bool]
 
 

@@ -54,7 +54,7 @@ class FunctionBindings:
         )
 
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
-        """Start this version's queue consumers and cron triggers, and apply its migrations of objects.
+        """Start this version's queue consumers and cron triggers, and apply its migrations of Durable Objects.
 
         Consumers of an earlier version stop. `ask` sends an event to this version. Raises BindingError, with nothing changed, if another function
         consumes one of its queues.

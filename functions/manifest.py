@@ -29,7 +29,7 @@ from pilotlight.wire.host_patterns import parse_pattern
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS, DOT_ENV = ".dev.vars", ".env"
-# prefix of the class name of a workflow's instances, which are stored as objects; invalid in Python
+# Prefix of the class name of a workflow's instances, which are stored as Durable Objects. No Python class can have such a name.
 WORKFLOW_PREFIX = "$workflow$"
 
 
@@ -143,7 +143,7 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         chosen, more, not_offered = named[environment]
         ignored += more
         name = chosen.name or (f"{top.name}-{environment}" if top.name else None)
-        # https://developers.cloudflare.com/workers/wrangler/configuration: these are inherited, bindings and vars are not
+        # An environment inherits these keys, but not bindings and vars: https://developers.cloudflare.com/workers/wrangler/configuration
         inherited = (
             "main",
             "migrations",
@@ -346,7 +346,7 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
 
 
 def _of_environment(options: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """Replace a function in another environment by the name under which it is served: NAME-ENVIRONMENT."""
+    """Return options without `environment`, which the function's name in `key` gets as a suffix."""
     environment = options.pop("environment", None)
     if environment is None:
         return options

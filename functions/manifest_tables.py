@@ -257,7 +257,7 @@ class ManifestSection(Table, frozen=True, kw_only=True):
     tail_consumers: tuple[TailConsumerTable, ...] = ()
 
     def named_bindings(self) -> Iterator[tuple[str, Any]]:
-        """Yield the kind and the table of each binding whose table names it by `binding`."""
+        """Yield the kind and the table of each binding that has its name in the table's field `binding`."""
         by_kind: dict[str, tuple[Any, ...]] = {
             "kv": self.kv_namespaces, "d1": self.d1_databases, "r2": self.r2_buckets, "queue_producer": self.queues.producers,
             "service": self.services, "secrets_store": self.secrets_store_secrets, "analytics_engine": self.analytics_engine_datasets,

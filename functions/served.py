@@ -228,7 +228,7 @@ class ServedFunctions:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets `values`, and delete those of the names `before` that are not among them.
+        """Store a function's secrets `values`; delete those that only `before` names.
         The function gets the changes within 1 s. Raises Failure."""
         try:
             for name in set(before) - set(values):

@@ -53,7 +53,7 @@ _LIFECYCLE = (
 )  # fmt: skip
 _LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # last events of a stored response
 
-# takes the number of an event; returns the events from it on, and whether they include the last one
+# Takes the number of an event. Returns this event and all later ones, and whether they include the last event of the response.
 EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]
 
 log = logging.getLogger("pilotlight.http")
@@ -259,7 +259,7 @@ class ResponsesApp:
         await self._app(_sized(scope, raw), _replayed(raw, receive), send)
 
     async def _asked(self, read_body: ReadBody) -> tuple[bytes, Any]:
-        """Return a request's body, and its fields or, if it is not a JSON object, None. Raises ApiError."""
+        """Return a request's body and its fields, which are None if it is not a JSON object. Raises ApiError."""
         raw = await read_body(self._max_body_bytes)
         return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
 

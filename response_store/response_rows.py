@@ -20,7 +20,7 @@ from pilotlight.wire.sse import EventDecoder
 MADE, ENDED, GONE = range(3)  # states: in progress; ended; deleted, but needed by later responses
 ROW_BYTES = 500  # overhead of a row, including its entries in indexes
 SWEPT = 200  # rows deleted at once, which takes some milliseconds
-DEFLATE = 1  # the fastest level: repeated names in events shrink to a twelfth
+DEFLATE = 1  # compression level: the fastest one shrinks events, which repeat names, to a twelfth
 EXPIRES_S = 10.0  # a process that has not reported for this time counts as dead
 NAMES_AT_ONCE = 500  # maximum number of ids in one statement
 FOREVER_S = 1e12
@@ -79,7 +79,7 @@ class FoundResponse(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """Events of a response from a number on."""
+    """Consecutive events of a response."""
 
     response: KeptResponse
     events: list[bytes]

@@ -36,7 +36,7 @@ class StoreTimings(NamedTuple):
     """The store's time limits, in seconds."""
 
     answer_s: float = 5.0  # longest wait for the database
-    # shorter wait after the database has failed to answer, so that responses are not delayed at their end
+    # longest wait after the database has failed to answer: short, so that responses are not delayed at their end
     answer_after_fault_s: float = 0.2
     retry_s: float = 5.0
     progress_s: float = 0.5  # interval between reports of the progress of responses
@@ -64,13 +64,13 @@ class ResponseStore:
         self._confirming: asyncio.Task[None] | None = None
         self._refused: set[Name] = (
             set()
-        )  # reported to clients as not stored, although the database may have stored them
+        )  # responses that were reported to clients as not stored, although the database may have stored them
         self._taking_back: asyncio.Task[None] | None = None
         self._has_started = asyncio.Event()
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as `row` or in its current state. Return False if the database failed.
+        """Write `row` or, if it is None, the response's current state. Return False if the database failed.
         A response that another process has ended is left as it is."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
@@ -206,7 +206,7 @@ class ResponseStore:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
                     log.exception("responses cannot be stored")
-                finally:  # `keep` waits for each of them
+                finally:  # `keep` waits for each write
                     for write in batch:
                         write.is_kept.set_result(is_kept)
         finally:

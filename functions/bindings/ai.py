@@ -101,8 +101,8 @@ class AI(Binding):
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         """Open the binding.
-        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`. `aliases`: names of models, each with
-        the model to run if this site serves none of that name."""
+        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`. `aliases` maps a model's name to the model
+        that runs instead if this site has none of that name."""
         assert services.inference is not None, "checked when it was opened"
         self._inference = services.inference
         self._account = f"function-{name_of(services.function)}"
@@ -200,7 +200,7 @@ class AI(Binding):
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
-        if not self._inference.serves(model):  # another site may serve it: the router records the usage
+        if not self._inference.serves(model):  # if another site has the model, the router records the usage
             account = self._usage.account_of(self._function)
             return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
         name, adapter = self._inference.own_names(model)

@@ -49,7 +49,7 @@ class Batches:
         return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
-        """Start to answer batches by `serve`, first the requests that an earlier process left unanswered."""
+        """Start to call `serve` for each request, first for those that an earlier process left unanswered."""
         self._serve = serve
         self._wake()
 

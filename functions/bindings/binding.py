@@ -101,7 +101,7 @@ class HeldBytes:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Reserve bytes. Raises BindingError above the budget, unless no other call holds any."""
+        """Reserve bytes. Raises BindingError above the budget, unless no other call holds memory."""
         others = self._budget.used - self._size
         if others and self._budget.used + size > self._budget.max_bytes:
             used, most = self._budget.used, self._budget.max_bytes
@@ -124,7 +124,7 @@ class HeldBytes:
 class Clock:
     """The wall clock for expiries, delays and alarms; tests may replace it."""
 
-    look_s = 30.0  # longest wait before the clock is read again, because the machine's clock may be set meanwhile
+    look_s = 30.0  # longest wait before the machine's clock is read again, in case it was changed
 
     def now_s(self) -> float:
         """Return the Unix time in seconds."""

@@ -22,7 +22,7 @@ from pilotlight.support.database import Connection, Database
 log = logging.getLogger("pilotlight.function")
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS fired (cron TEXT PRIMARY KEY, at_s REAL NOT NULL)"
-CATCH_UP_S = 24 * 3600.0  # older missed firings are dropped
+CATCH_UP_S = 24 * 3600.0  # firings that were missed longer ago are dropped
 Run = Callable[[str, int], Awaitable[None]]
 """Arguments: the cron expression, and the minute as Unix time in ms."""
 
@@ -30,7 +30,7 @@ Run = Callable[[str, int], Awaitable[None]]
 class Timings(NamedTuple):
     """Delays of cron triggers, in seconds."""
 
-    look_s: float = 30.0  # longest wait before the clock is read again, because it may be set meanwhile
+    look_s: float = 30.0  # longest wait before the clock is read again, in case the clock was changed
     pause_after_error_s: float = 5.0
 
 

@@ -30,8 +30,8 @@ MAX_BATCH_BYTES = 256_000
 MAX_BATCH = 100
 MAX_DELAY_S = 43_200
 KEPT_S = 4 * 24 * 3600.0
-LEASE_S = 900.0  # longer than any handler may run; a new process ends all earlier leases
-FORGET_EVERY_S = 60.0  # deleting expired messages scans the whole table
+LEASE_S = 900.0  # how long a message is leased: longer than any handler may run; a new process ends all earlier leases
+FORGET_EVERY_S = 60.0  # pause between deletions of expired messages, because each scans the whole table
 PAUSE_AFTER_ERROR_S = 1.0
 MAX_PAUSE_S = 30.0
 DEFAULT_CONCURRENCY = 4
@@ -91,7 +91,7 @@ class Queue:
         now_s: Callable[[], float] = time.time,
         look_s: float = LOOK_S,
     ) -> None:
-        """`look_s` is the longest wait before the clock is read again, because it may be set meanwhile."""
+        """`look_s` is the longest wait before the clock is read again, in case the clock was changed."""
         self.name = name
         self.look_s = look_s
         self.consumer: QueueConsumer | None = None  # at most one per queue
@@ -365,7 +365,7 @@ class QueueConsumer:
         if over and self._dead_letters is not None:
             await self._dead_letters.put(
                 [(message.body, 0.0) for message in over]
-            )  # stored there before they are deleted here
+            )  # the dead letter queue stores them before this queue deletes them
         elif over:
             log.warning("%d messages of %s are dropped after their retries", len(over), self._queue.name)
         again = {message.id for message in failed} - {message.id for message in over}

@@ -2,10 +2,10 @@
 
 It counts the functions' model calls and the CPU time of their processes, which routers do not see.
 
-Counts are in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing. Routers poll for finished
-records (wire/hop/usage_records.py). A record is assigned to the first ledger that gets it, because that ledger may have stored it. Another ledger
-gets the record only if the first has not polled for a day. The file is created when a ledger polls for the first time. While all meters are in use,
-model calls of functions are refused, so that no usage is lost.
+Counts are in a mapped file (wire/hop/meters.py), and tokens are counted before the function gets them, so that a killed site loses nothing.
+Routers poll for finished records (wire/hop/usage_records.py). A record is assigned to the first ledger that gets it, because that ledger may have
+stored it. Another ledger gets the record only if the first has not polled for a day. The file is created when a ledger polls for the first time.
+While all meters are in use, model calls of functions are refused, so that no usage is lost.
 """
 
 import os
@@ -113,7 +113,7 @@ class FunctionUsage:
             self._meters = None
 
     def _may_take(self, ledger: str, now_s: float) -> bool:
-        """Tell whether another ledger may get the records of this one; "" means no ledger."""
+        """Tell whether another ledger may get the records that were assigned to `ledger`; "" means no ledger."""
         return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
 
     def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:

@@ -1,6 +1,6 @@
 """Dynamic workers: a function provides code, which is served as another function.
 
-It is confined like any other function. It is served until its loader ends, or has loaded MAX_LOADED workers that were used later. Its bindings are
+It is confined like any other function. It is served until its loader ends or has MAX_LOADED workers that were used later. Its bindings are
 plain values. It has network access unless the loader denies it.
 """
 
@@ -29,7 +29,7 @@ from pilotlight.functions.bindings.service_binding import RpcCall, called, fetch
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, ManifestError
 from pilotlight.support import atomic_files
 
-MAX_LOADED = 8  # per loading function; beyond, the least recently used is unloaded
+MAX_LOADED = 8  # loaded workers per loading function; the least recently used one is unloaded to load another
 MAX_MODULES = 200
 MAX_CODE_BYTES = 4 << 20
 _numbers = itertools.count(1)  # make the names of folders and pools unique
@@ -66,8 +66,10 @@ class WorkerLoader(Binding):
         self._functions = functions
         self._function = function
         self._directory = directory
-        self._loaded: OrderedDict[str, str] = OrderedDict()  # names of pools, by the function's own ids
-        self._folders: dict[str, Path] = {}  # folder by pool, also of removed pools, whose requests may still be open
+        self._loaded: OrderedDict[str, str] = OrderedDict()  # pool of each loaded worker, by the function's id for it
+        self._folders: dict[
+            str, Path
+        ] = {}  # folder of each pool; removed pools are included, because their requests may still be open
         self._loading = asyncio.Lock()
         self._is_clean = False
 

@@ -33,7 +33,7 @@ from pilotlight.functions.channel.open_exchanges import OpenExchanges
 from pilotlight.functions.channel.streams import WINDOW_BYTES
 
 MAX_FRAME_BYTES = 32 << 20  # fits a KV value of 25 MiB with its envelope
-FRAMES_AT_ONCE = 128  # frames before other tasks run: a small one takes 2 us, and a read may bring 2 MB
+FRAMES_AT_ONCE = 128  # frames handled before other tasks run: a small frame takes 2 us, and a read may bring 2 MB
 MAX_OPEN = 1024  # maximum number of exchanges that the other side may have open
 MAX_HELD_BYTES = 128 << 20  # maximum bytes held for the other side: its open requests and unread replies
 
@@ -75,7 +75,7 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
-        """Open a channel on a connected socket and take ownership of the socket."""
+        """Open a channel on a connected socket, which it then owns. `answer` handles the other side's requests."""
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)

@@ -41,7 +41,7 @@ class ExchangeChannel(StreamChannel, Protocol):
     def write_bytes(self, data: bytes, /) -> None: ...
 
     def hold(self, size: int, /) -> None:
-        """Count bytes kept in memory until `release`. Raises Failure above the limit."""
+        """Count bytes that stay in memory until `release`. Raises Failure above the limit."""
 
     def release(self, size: int, /) -> None: ...
 
@@ -67,7 +67,7 @@ class OutgoingExchange:
 
     def take(self, frame: AnyFrame) -> None:
         if self.result.cancelled():
-            return  # the task was cancelled, and the frame came before its Cancel frame was sent
+            return  # the other side sent the frame before it got the Cancel frame of this exchange
         if isinstance(frame, Reply):
             if self.result.done():
                 raise FrameError("a second reply")

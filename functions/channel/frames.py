@@ -14,7 +14,7 @@ LENGTH_BYTES = 4
 UNNUMBERED = -1  # id of a request that no channel has numbered yet
 SCALARS = (str, int, float, bytes, bytearray, memoryview, type(None))  # includes bool, a subclass of int
 _PLAIN = (str, int, float, bytes, bool)
-# the only key of a Response returned by RPC: maps to its status, headers and, unless streamed, its body
+# An RPC call that returns a Response sends a map with only this key; its value has status, headers and, unless streamed, the body.
 RESPONSE = "$response"
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 TEXT, BYTES, CLOSE = 1, 2, 3
 HEAD_BYTES = 5
-NO_STATUS, ABNORMAL = 1005, 1006  # used internally, never sent
+NO_STATUS, ABNORMAL = 1005, 1006  # close codes for internal use, never sent
 MAX_REASON_BYTES = 123
 
 

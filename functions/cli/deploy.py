@@ -31,7 +31,7 @@ def deploy(
 ) -> None:
     """Deploy a folder as a new version.
 
-    `home` is the only site that runs the function; empty for all sites. None keeps the previous choice, or for a new function lets the kinds of its
+    `home` is the only site that runs the function; empty for all sites. With None the previous choice stays; for a new function the kinds of its
     bindings decide.
     """
     if not health.startswith("/"):

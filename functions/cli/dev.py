@@ -33,7 +33,8 @@ from pilotlight.wire.http.listen import ListenError, bind, loop_factory, url_of
 
 STATE = ".pilotlight"  # folder inside the function's folder that keeps the data of its bindings
 LOOK_S = 0.25
-# Short, because an author who stops a function wants the terminal back; a site waits half a minute for endless streams.
+# Time for open requests when the command is stopped, and then for their last bytes. A site gives half a minute, but an author wants the terminal
+# back.
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
 _OUTPUTS = (1, 2)

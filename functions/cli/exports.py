@@ -41,7 +41,7 @@ def d1_export(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Write a database as SQL: a consistent snapshot, while the function runs."""
+    """Write a database as SQL. The snapshot is consistent even while the function runs."""
     check_place(site, local, remote)
     path = State(site, directory).file_of("d1", database, "database.sqlite")
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -214,7 +214,7 @@ def r2_export(
 
 
 def _place(output: Path, key: str, number: int) -> Path:
-    """Return the file for an object: its key as a path, or a numbered one if the key is not a free path."""
+    """Return the file for an object: its key as a path, or a number if that path is invalid or taken."""
     parts = key.split("/")
     is_path = all(part and not part.startswith(".") and "\0" not in part and len(part.encode()) < 256 for part in parts)
     path = output / PurePosixPath(key) if is_path else output / ODD / str(number)

@@ -57,7 +57,7 @@ def _confined_cookie(cookie: str, prefix: str) -> str:
     for attribute in attributes:
         name, _, value = attribute.partition("=")
         if name.strip(" \t").lower() == "path":
-            path = value.strip(" \t")  # the last of several counts (RFC 6265 section 5.3)
+            path = value.strip(" \t")  # of several Path attributes the last one counts (RFC 6265 section 5.3)
         else:
             kept.append(attribute)
     if path != prefix and not path.startswith(f"{prefix}/"):

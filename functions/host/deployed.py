@@ -53,7 +53,7 @@ class FunctionRegistry(Protocol):
         """Apply a version's D1 migrations, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store the secrets `values`; delete those in `before` that are not in `values`. Raises Failure."""
+        """Store the secrets `values`; delete those that only `before` names. Raises Failure."""
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of this version's resources. Raises Failure if one has another owner."""
@@ -84,7 +84,7 @@ class DeployedFunctions:
         self._site = site
         self._taken = taken
         self._known: dict[str, Deployment] = {}
-        # The deployments that clients see: a new one only once its version is live, because its bindings use the plain name.
+        # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools that own their resources
@@ -92,9 +92,9 @@ class DeployedFunctions:
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._applying: dict[str, asyncio.Lock] = {}  # by function
+        self._applying: dict[str, asyncio.Lock] = {}  # held while a function's deployment is applied
         self._changed: set[str] = set()  # functions whose deployment has changed
-        self._appliers: dict[str, asyncio.Task[None]] = {}  # by function
+        self._appliers: dict[str, asyncio.Task[None]] = {}  # the task that applies each function's deployment
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "DeployedFunctions":
@@ -154,7 +154,7 @@ class DeployedFunctions:
     async def served(self, name: str, revision: int) -> Tried:
         """Fetch the deployments and start the versions of `name` at this site; return whether that worked.
 
-        It did not if the router has only revisions older than `revision`.
+        It also fails if the router has only revisions older than `revision`.
         """
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")

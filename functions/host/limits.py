@@ -1,7 +1,7 @@
 """The limits of a function, and the check of a running isolate against them.
 
-The check returns the exceeded limit with a sentence for the author. The site file sets the limits (sites/site.py, [functions]). Measuring is in
-isolate_watch.py, ending in isolate_handle.py.
+The check returns the exceeded limit with a sentence for the author. The site file sets the limits (sites/site.py, [functions]). isolate_watch.py
+measures the usage; isolate_handle.py ends the isolate.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class FunctionLimits:
     threads: int = 64  # threads and processes of one function
     request_mib: float = 100.0
     response_mib: float = 1024.0
-    # for all streams of one function, because one event loop relays all streams of the site
+    # limit of all streams of one function together, because one event loop relays all streams of the site
     response_mib_per_s: float = 64.0
     subrequests: int = 1000  # binding calls and fetches of one request
     concurrency: int = 64  # open requests per isolate; for more, another isolate is started

@@ -17,7 +17,7 @@ KEPT_LINES = 200
 READ_BYTES = 4 << 10  # per read, because each line costs 20 us of the event loop that serves all functions
 MAX_LINE = 4096
 MAX_LABEL = 24
-MAX_REQUESTS = 4096  # requests of one process whose lines are distinguished; background work prints after its request
+MAX_REQUESTS = 4096  # number of a process's latest requests whose lines are attributed; their background work may print after they end
 
 
 class FunctionLog:

@@ -17,8 +17,8 @@ class Packages:
     ) -> None:
         """`layers` exist already.
 
-        `install` returns the layer of the function's dependencies, or None if it has none; it is None if nothing must be done before the function
-        runs.
+        `install` returns the layer of the function's dependencies, or None if the function has none. Without `install`, nothing is done before
+        the function runs.
         """
         vendored = manifest.directory / "python_modules"
         self.layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]

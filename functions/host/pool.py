@@ -34,7 +34,7 @@ ObjectAddress = tuple[str, str]  # class and id of a Durable Object
 
 
 class OpenBindings(Protocol):
-    """A function's bindings, as the runtime opened them."""
+    """The part of a function's open bindings (functions/function_bindings.py) that a pool uses."""
 
     async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 

@@ -11,7 +11,7 @@ from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.host.limits import FunctionLimits
 
-BURST_S = 0.004  # largest burst, as seconds of the rate; longer ones would delay all other streams
+BURST_S = 0.004  # the largest burst has the bytes that the rate allows in this time; a larger one would delay all other streams
 
 
 class StreamingIsolate(Protocol):
@@ -45,7 +45,7 @@ class ResponseStream:
         self._is_over = False
         self._why_ended: Fault | None = None
         self.fault: Fault | None = None  # why the stream broke off
-        self.is_whole = False  # whether it was read to its end
+        self.is_whole = False  # whether the stream was read to its end
 
     def __aiter__(self) -> "ResponseStream":
         return self

@@ -34,7 +34,7 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-IDLE_S = 0.2  # longest addition to the pause between checks, while there are no requests
+IDLE_S = 0.2  # added to the pause between checks while there is no work; a new request ends it early
 TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # trigger names of OpenTelemetry
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
     frames.TailEvent: "other",

@@ -9,7 +9,7 @@ from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # id for work outside of requests
-OUTSIDE_S = 1.0  # period in which an isolate without an open request may make as many subrequests as one request may
+OUTSIDE_S = 1.0  # in each period of this length, work outside of requests may make as many subrequests as one request
 
 
 class Dial(NamedTuple):

@@ -332,7 +332,7 @@ def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
-    # The length of a HEAD response is the function's to declare: it has no body to count.
+    # A HEAD response has no body whose bytes could be counted, so the function declares the length.
     is_untold = response.stream is not None or (method == "HEAD" and not response.body)
     dropped = (REQUEST_ID,) if is_untold else ("content-length", REQUEST_ID)
     headers = [pair for pair in response.headers if pair[0] not in dropped]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-ANSWER_S = 30.0  # time for the runtime to resolve and connect; it has shorter time limits
+ANSWER_S = 30.0  # longest wait for the runtime to resolve and connect; the runtime's own time limits are shorter
 MAX_NAMES = 1024  # addresses whose names are remembered
 _System = socket.socket
 _getaddrinfo = socket.getaddrinfo

@@ -1,4 +1,4 @@
-"""The names of JavaScript that functions may import: `Object`, `JSON`, `console`, those of the SDK ...
+"""The names of JavaScript that functions may import: `Object`, `JSON`, `console` and more.
 
 Other names raise ImportError with an explanation, because there is no JavaScript engine.
 """

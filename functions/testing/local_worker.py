@@ -38,7 +38,7 @@ from pilotlight.wire.http.listen import bind, url_of
 from pilotlight.wire.http.server import Server
 
 SDK = Path(__file__).parents[1] / "sdk"
-START_S = 330.0  # installing packages may take 300 s
+START_S = 330.0  # limit for the start of a function, of which installing packages may take 300 s
 WAIT_S = 60.0  # limit for everything that a test waits for
 LOOK_S = 0.02
 T = TypeVar("T")
@@ -178,7 +178,7 @@ class LocalWorker:
         self.run(self._asked(ScheduledEvent(UNNUMBERED, cron, at_ms)))
 
     def queue(self, name: str, bodies: Iterable[Any], *, attempts: int = 1) -> QueueOutcome:
-        """Call the `queue` handler with a batch. Raises FunctionFailed."""
+        """Call the `queue` handler with `bodies` as a batch of the queue `name`. Raises FunctionFailed."""
         from workers.values import pack
 
         now_ms = round(1000 * self._clock.now_s())

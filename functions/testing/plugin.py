@@ -47,8 +47,8 @@ def folder_of(config: pytest.Config) -> Path | None:
 def make_worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[Callable[..., LocalWorker]]":
-    """Return a function that serves the project's function, or another `directory`'s, with separate state.
-    Its arguments are those of LocalWorker."""
+    """Return a factory of workers, which takes the arguments of LocalWorker.
+    Each worker serves the project's function, or the one in `directory`, with separate state."""
     from pilotlight.functions.testing.local_worker import LocalWorker
 
     with ExitStack() as stack:

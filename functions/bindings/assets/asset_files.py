@@ -1,6 +1,6 @@
 """Static assets: serve the files of a folder, with ETags and canonical URLs for HTML pages.
 
-The fallback for other paths is here, too.
+A path without a file gets the fallback that the manifest sets as `not_found_handling`.
 
 A path is resolved part by part below the folder; a path that leads out of it, even through a link, is treated as missing.
 """

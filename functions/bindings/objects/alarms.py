@@ -25,16 +25,16 @@ MAX_RETRIES = 6
 FIRST_PAUSE_MS = 2000  # doubled for each retry, as on the platform
 NOT_DELIVERED = ("overloaded", "closing", "not_found")
 AGAIN_MS = 1000  # pause if the object could not be reached
-LOOK_S = 30.0  # longest wait before the clock is read again, because it may be set meanwhile
+LOOK_S = 30.0  # longest wait before the clock is read again, in case the clock was changed
 AT_ONCE = 32
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS alarms (class TEXT NOT NULL, id TEXT NOT NULL, at_ms INTEGER NOT NULL,
   changes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (class, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
 """
-MAX_BUSY = 10  # after so many checks an object with an open transaction gets an empty event
+MAX_BUSY = 10  # number of checks that find an open transaction, before the object gets an empty event
 Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
-"""Calls a method of an object with arguments, as the runtime and not as a function."""
+"""Calls a method of an object with arguments. The call comes from the runtime, not from a function."""
 
 
 class Alarms:
@@ -48,7 +48,7 @@ class Alarms:
         now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
         look_s: float = LOOK_S,
     ) -> None:
-        """`look_s` is the longest wait before the clock is read again, because it may be set meanwhile."""
+        """`look_s` is the longest wait before the clock is read again, in case the clock was changed."""
         self._database = Database(path, lambda connection: create(connection, SCHEMA))
         self._store = store
         self._ring = ring

@@ -36,7 +36,7 @@ from pilotlight.support.database import storage_word
 STORAGE = "@objects"  # reserved: no binding of a manifest can have this name
 MAX_KEYS = 128  # per call
 MAX_KEY_BYTES = 2048
-MAX_VALUE_BYTES = 2_000_000  # including the key
+MAX_VALUE_BYTES = 2_000_000  # limit of a value together with its key
 MAX_LIST_BYTES = 16 << 20
 MAX_TIME_MS = 8_640_000_000_000_000
 

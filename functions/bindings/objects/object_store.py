@@ -18,7 +18,7 @@ from pilotlight.support.database import MAX_WAITING, DatabaseError
 
 log = logging.getLogger("pilotlight.bindings")
 T = TypeVar("T")
-MAX_OPEN = 128  # open files; beyond, the least recently used is closed
+MAX_OPEN = 128  # maximum number of open files; the least recently used one is closed to open another
 THREADS = 2
 MAX_INSTANCES = 100_000  # instances whose numbers are kept in memory
 
@@ -80,7 +80,7 @@ class ObjectStore:
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
-        """Start to move or delete the objects of these classes, by `work`, once their files are closed.
+        """Start to run `work`, which moves or deletes the objects of these classes, once their files are closed.
         Their instances become stale. Requests for these classes wait; requests for classes in `gone` are refused."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Store(Protocol):
-    """The store of a bucket's objects."""
+    """Stores the objects of a bucket: as files, or at an S3 endpoint."""
 
     async def head(self, key: str) -> ObjectHead | None: ...
 

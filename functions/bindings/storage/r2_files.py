@@ -40,7 +40,7 @@ from pilotlight.support import atomic_files
 from pilotlight.support.database import Connection, Database, Work, create, transaction
 
 CHUNK_BYTES = 256 << 10
-STRAY_AFTER_S = 3600.0  # younger files may belong to a write of another process
+STRAY_AFTER_S = 3600.0  # files that are not in the index are deleted at this age; a younger one may belong to a write of another process
 UPLOAD_KEPT_S = 7 * 24 * 3600.0
 NO_UPLOAD = "The specified multipart upload does not exist."
 
@@ -221,7 +221,7 @@ class FileStore:
             raise self._quota.full()
 
     async def _commit(self, work: Work[T], write: OpenWrite | None = None) -> T:
-        """Change the index in its thread.
+        """Run `work`, which changes the index, in the index's thread.
         The quota then counts the index's bytes instead of those reserved for `write`."""
 
         def counted(connection: Connection) -> T:
@@ -380,8 +380,8 @@ def _as_head(row: tuple[Any, ...]) -> ObjectHead:
 
 
 def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, delimiter: bytes) -> R2Listing:
-    """List objects with one index lookup per object or group.
-    A group of a million keys is thus skipped at once."""
+    """List objects with one index lookup per object or common prefix.
+    A common prefix of a million keys is thus skipped at once."""
     heads: list[ObjectHead] = []
     prefixes: list[str] = []
     end = behind(prefix)

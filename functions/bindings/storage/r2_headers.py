@@ -1,4 +1,4 @@
-"""An R2 object in S3's form: its details to and from HTTP headers, and parsed entries of lists.
+"""Converts the details of an R2 object to S3's HTTP headers and back, and parses S3's lists of objects.
 
 Details that S3 has a header for use that header, so other tools can read them; the rest is in one header of ours.
 """
@@ -95,7 +95,7 @@ def listed(element: ElementTree.Element) -> ObjectHead:
 
 
 def _further(value: str | None) -> dict[str, Any]:
-    """Decode our own header; empty if another program wrote it."""
+    """Decode our own header; return {} if another program wrote the object."""
     try:
         found = json.loads(base64.b64decode(value or "", validate=True) or b"{}")
     except ValueError:

@@ -26,7 +26,7 @@ class BucketQuota:
                 self._release(done)
 
     def open_write(self, place: Hashable, replaced: int) -> "OpenWrite":
-        """Start a write of `place`; at its end, it frees the `replaced` bytes of the previous object."""
+        """Start to write the object `place`. The end of the write frees the `replaced` bytes of the old object."""
         with self._lock:
             is_first = place not in self._replaced
             if is_first:
@@ -60,7 +60,7 @@ class OpenWrite:
     """The bytes reserved for a file that is being written; a context manager that releases them."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """`place` is the object that it replaces; None if an earlier open write replaces the same object."""
+        """`place` is the object that the write replaces; None if an earlier open write replaces it."""
         self.size = 0
         self.place = place
         self._quota = quota

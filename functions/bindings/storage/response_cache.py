@@ -175,7 +175,7 @@ def _too_long(size: int) -> BindingError:
 
 
 def lifetime_s(status: int, headers: Iterable[tuple[str, str]], now_s: float) -> float:
-    """Return for how many seconds headers, or else the status, let a response be kept; 0 if not at all."""
+    """Return how many seconds a response may be kept, by its headers or else its status; 0 if it may not."""
     found: dict[str, str] = {}
     for name, value in headers:
         lower = name.lower()

@@ -1,7 +1,8 @@
 """The part of S3's protocol that buckets need: signed requests (AWS Signature 4), responses, retries.
 
-It uses the HTTP client that a site has anyway. botocore is 31 MiB, takes 140 ms to create a client, and blocks the event loop during requests. Each
-body is sent with its hash signed, so the store refuses a body that was damaged on the way. This module is independent of R2 and functions.
+It uses the HTTP client that a site has anyway. The usual library, botocore, has 31 MiB, takes 140 ms to create a client, and blocks the event
+loop during requests. Each body is sent with its hash signed, so the store refuses a body that was damaged on the way. This module is independent of
+R2 and functions.
 """
 
 import asyncio

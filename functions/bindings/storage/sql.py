@@ -37,7 +37,7 @@ READING_PRAGMAS = frozenset({
     "table_list", "table_info", "table_xinfo", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check", "quick_check",
     "optimize", "foreign_keys", "user_version", "data_version", "page_count", "page_size", "collation_list", "function_list", "pragma_list",
 })  # fmt: skip
-# Reset at the end of each call, because all users of the database share the connection.
+# Pragmas that functions may set. They are reset at the end of each call, because all users of the database share the connection.
 LASTING_PRAGMAS = (
     "defer_foreign_keys", "ignore_check_constraints", "legacy_alter_table", "recursive_triggers", "reverse_unordered_selects", "case_sensitive_like",
 )  # fmt: skip

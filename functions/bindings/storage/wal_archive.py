@@ -29,7 +29,8 @@ from pilotlight.support.database import Connection
 log = logging.getLogger("pilotlight.bindings")
 
 SEGMENT_BYTES = 4 << 20  # a larger WAL becomes a segment and is checkpointed; SQLite's own default is 1,000 pages
-SMALL_BYTES = 4 << 20  # least bytes of segments before another base is made, for small files
+# Bytes of segments since the last base, after which another base is made. For a file that is larger than this, the file's size applies.
+SMALL_BYTES = 4 << 20
 WAL_HEADER, FRAME_HEADER = 32, 24
 TIMES = struct.Struct("<dQ")  # Unix time in seconds, and the WAL's size in bytes after the commit
 

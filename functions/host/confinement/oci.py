@@ -179,7 +179,7 @@ class _Container:
         self.bundle = bundle
         self.child = child
         self.zygote = zygote
-        # kept open until the start succeeds or fails: closing it would end the zygote before the reason is known
+        # the zygote's end of its control socket: closing it before the start succeeds or fails would end the zygote without a reason
         self.theirs = theirs
         self.log, self.pid_file = bundle / "log", bundle / "pid"
         self.monitor = 0

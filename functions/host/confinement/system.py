@@ -148,7 +148,7 @@ def landlock_abi() -> int:
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Restrict the file system to these paths.
+    """Restrict this process's access to files to these paths.
     From ABI 4 on, TCP is forbidden, too; from ABI 6 on, also abstract Unix sockets and signals to processes outside."""
     abi = landlock_abi()
     if not abi:

@@ -71,7 +71,8 @@ def confine(limits: Confinement) -> int:
         _private_root([*interpreter(), *opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
         _reveal([*interpreter(), *opened(limits), limits.scratch])
-        os.makedirs(limits.folder, exist_ok=True)  # a folder that its user cannot read and that is empty was left out
+        # `opened` leaves out an empty folder that the function's user cannot read.
+        os.makedirs(limits.folder, exist_ok=True)
     _set_limits(limits)
     if limits.uid is not None:
         os.setgroups([])
@@ -177,7 +178,8 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
         if not os.path.lexists(NEW_ROOT + path):
             os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
             os.symlink(target, NEW_ROOT + path)
-    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # a folder that its user cannot read and that is empty was left out
+    # `opened` leaves out an empty folder that the function's user cannot read.
+    os.makedirs(NEW_ROOT + folder, exist_ok=True)
     os.makedirs(NEW_ROOT + "/tmp", exist_ok=True)
     os.chmod(NEW_ROOT + "/tmp", 0o1777)
     os.chdir(NEW_ROOT)

@@ -21,7 +21,7 @@ class UserIds:
     """The user ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Reserve no id before `take`. Without `is_root` there are none: only root can set a process's user."""
+        """The first `take` reserves ids. Without `is_root` there are none: only root can set a process's user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []

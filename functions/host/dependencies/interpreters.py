@@ -47,7 +47,7 @@ class Installer(Protocol):
     """Installs packages for an interpreter; implemented in layers.py."""
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter) -> Path:
-        """Return the directory with the packages. Raises LayerError."""
+        """Install the requirements if needed; return the directory with the packages. Raises LayerError."""
 
 
 class InterpreterZygote:

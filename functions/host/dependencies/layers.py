@@ -37,7 +37,7 @@ PROVIDED = frozenset(
 )
 INSTALL_S = 300.0
 PRUNE_S = 600.0
-YOUNG_S = 3600.0  # younger unused layers are kept: open requests to a replaced version may still import from them
+YOUNG_S = 3600.0  # unused layers are kept this long: open requests to a replaced version may still import from them
 DAY_S = 86_400.0
 LAST_LINES = 12
 MAX_REQUIREMENTS = 200

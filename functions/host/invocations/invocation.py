@@ -10,7 +10,7 @@ from pilotlight.functions.host.logs import printable
 
 # Cloudflare's outcomes, by a fault's code.
 OUTCOMES = {"cpu_time": "exceededCpu", "memory": "exceededMemory", "cancelled": "canceled"}
-MAX_WHAT = 500  # characters
+MAX_WHAT = 500  # limit of the text that identifies an event, in characters
 MAX_DETAIL = 8000
 
 

@@ -1,4 +1,4 @@
-"""The log of invocations: they and their output go to the store, if sampled, and to tail consumers.
+"""The log of invocations: stores a sample of them with their output, and sends all to tail consumers.
 
 No request waits for it: ended invocations are written in batches, once a second.
 """

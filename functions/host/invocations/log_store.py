@@ -58,7 +58,7 @@ class LogStore:
         self._days = days
         self._max_bytes = mib << 20
         self._clock = clock
-        # New rows reuse the pages of deleted ones; the factor leaves room for growth between two trims.
+        # The file may take twice the limit, because it grows between two trims. New rows reuse the pages of deleted ones.
         self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=2 * self._max_bytes)
 
     async def write(self, invocations: Iterable[InvocationRow], lines: Iterable[LineRow]) -> None:

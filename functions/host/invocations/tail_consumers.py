@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pilotlight.functions.channel import Failure, frames
 from pilotlight.functions.host.invocations.invocation import Invocation
 
-MAX_WAITING = 1000  # queued events per consumer; beyond, the oldest are dropped
+MAX_WAITING = 1000  # maximum number of queued events per consumer; then the oldest are dropped
 MAX_BATCH = 100
 MAX_LINES = 256  # per invocation, as on the platform
 SECRET_HEADERS = ("auth", "cookie", "key", "token", "secret", "jwt")

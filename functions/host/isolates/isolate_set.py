@@ -62,7 +62,7 @@ class IsolateSet:
         return any(object in isolate.work.objects for isolate in self.living)
 
     async def start(self) -> IsolateHandle | None:
-        """Start an isolate; return None if a pause was due first, after waiting for it.
+        """Start an isolate; or, if a pause is due before the next start, wait for its end and return None.
         Raises Fault if it cannot start, and Failure if the pause is too long to wait."""
         now = asyncio.get_running_loop().time()
         if (pause_s := self.restarts.pause_s(now)) > 0:

@@ -1,7 +1,7 @@
 """Measures one isolate from outside: CPU time, memory, and how long its event loop is silent.
 
-CPU time is charged to the isolate's open work. The watch reports which limit is exceeded; the handle ends the isolate. It needs no cooperation, which
-code in an endless loop would not give.
+CPU time is charged to the isolate's open work. The watch reports which limit is exceeded; the handle ends the isolate. The measurement needs no
+cooperation of the function, because code in an endless loop would give none.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Measure without charging: before the isolate ends, and before its first request.
-        After its end it cannot be measured; before its first request the time was spent on the import."""
+        """Measure without charging any request. Called before the isolate is ended, and before its first request.
+        After its end it cannot be measured; the time before its first request was spent on the import."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether it has used so much CPU time that it should be replaced."""
+        """Tell whether the isolate has used so much CPU time that it should be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
 
     def charge(self) -> None:
@@ -58,7 +58,7 @@ class IsolateWatch:
         return None
 
     def look(self, channel: Channel | None) -> Exceeded | None:
-        """Check an isolate with open work."""
+        """Check an isolate with open work. Return the exceeded limit, or None."""
         self.charge()
         self._process.update_priority()
         exceeded = first_exceeded(self._usage(), self._limits)

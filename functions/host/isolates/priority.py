@@ -23,17 +23,18 @@ from pilotlight.functions.host.confinement import system
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # only root can raise a priority again after it was lowered
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # the priority with which the site was started
-PROMPT_NICE = -5  # if permitted; otherwise a computing process that got too little time recently runs first
+# Added to the nice value of INTERACTIVE isolates, if permitted. Without it a computing process that got too little time recently runs before them.
+PROMPT_NICE = -5
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate is no longer on probation
 PIECE_BYTES = (
     1 << 10
 )  # bytes of a stream or a WebSocket that count as one answer, so that many tiny chunks gain no priority
-PROMPT_S = 0.005  # CPU time for one answer, or for PIECE_BYTES of a stream
+PROMPT_S = 0.005  # CPU time per answer, or per PIECE_BYTES of a stream; an isolate that uses more is not INTERACTIVE
 PROMPT_SHARE = 0.25  # share of a core; an isolate that uses more is not INTERACTIVE
 YIELD_S = 0.02
-YIELD_AT_ONCE_S = 0.05  # CPU time without an answer; beyond it the history does not matter
+YIELD_AT_ONCE_S = 0.05  # an isolate that used more CPU time since its last answer is BACKGROUND, whatever its history
 
 
 class PriorityClass(Enum):

@@ -22,7 +22,7 @@ from pilotlight.functions.channel.socket_messages import (
 )
 
 MAX_MESSAGE_BYTES = 16 << 20
-PING_S = 20.0  # a remote server that does not answer pings is gone
+PING_S = 20.0  # pause between pings; a remote server that does not answer one counts as gone
 CLOSE_S = 5.0
 HANDSHAKES = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}

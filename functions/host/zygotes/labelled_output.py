@@ -9,7 +9,7 @@ import sys
 
 from pilotlight.functions.channel import current_request
 
-MAX_OPEN = 64 << 10  # characters of unfinished lines, beyond which they are written
+MAX_OPEN = 64 << 10  # longest unfinished line that is kept, in characters
 
 
 class LabelledOutput(io.TextIOWrapper):

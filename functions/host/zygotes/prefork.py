@@ -16,7 +16,7 @@ from pilotlight.functions.host.zygotes.control_messages import Boot
 from workers import entrypoint, host
 
 FUNCTION = Path(__file__).with_name("prefork_function.py")
-REQUESTS = 20  # the interpreter specialises code that has run eight times
+REQUESTS = 20  # requests to the short isolate: the interpreter specialises code that has run eight times
 HEADERS = [("host", "here"), ("user-agent", "warm-up"), ("accept", "*/*")]
 
 

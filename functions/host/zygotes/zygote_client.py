@@ -37,11 +37,11 @@ from pilotlight.functions.host.zygotes.control_messages import (
 AGAIN_S = 0.002
 COPIED_MIB = 3  # shared pages that a zygote has copied by writing to them
 FORK_TIMEOUT_S = 10.0  # time limit for a process to start
-FORK_CPU_S = 0.05  # CPU time allowed to a zygote for a fork and the report of an exit; 0.01 measured
+FORK_CPU_S = 0.05  # CPU time allowed to a zygote for a fork and the report of an exit; measured: 0.01
 BESIDE_SHARE = 0.01  # share of a core allowed to threads that packages start
 LOOK_S = 0.5  # pause between two checks of a zygote
 SELDOM_S = 5.0  # pause between two checks of an idle function's zygote, because there may be thousands
-MAX_DENIED = 64  # refused forks; some packages try a few during import, and work without them
+MAX_DENIED = 64  # refused forks after which the zygote is ended; some packages try a few during import
 READ_AT_ONCE = 64  # messages handled before the event loop continues
 FORGED = "its packages forged reports of its zygote"
 
@@ -116,7 +116,7 @@ class ZygoteConnection:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
-        """Request a process; return at once, data sent to its sockets waits until it runs. Raises ZygoteError."""
+        """Request a process and return at once; data sent to its sockets waits until it runs. Raises ZygoteError."""
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1
@@ -246,7 +246,7 @@ class ZygoteConnection:
             self.close()
 
     def _on_fork_request(self) -> None:
-        """Allow or refuse a fork that the zygote asks for: one for each command, after the imports."""
+        """Answer the zygote's request to fork. After the imports, one fork is allowed for each command."""
         try:
             question = system.asked(self._listener)
         except OSError:
@@ -274,7 +274,7 @@ class FunctionZygote:
         self._shared_mib = shared_mib
         self.why_failed = ""
         self._created_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
-        self._imported_cpu_s: float | None = None  # CPU time used by the end of its imports
+        self._imported_cpu_s: float | None = None  # CPU time that it had used when its imports ended
         self._priority = PriorityClass.NORMAL
         self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
 

@@ -42,7 +42,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 OURS = ("pilotlight",)
-THREAD_STACK = 1 << 20  # the default of 8 MiB would count as the function's memory
+THREAD_STACK = 1 << 20  # stack size of threads in bytes; the default, 8 MiB, would count as the function's memory
 
 
 def main(control_fd: int) -> None:
@@ -86,7 +86,7 @@ def _import_for_all() -> None:
         "io", "itertools", "json", "logging", "math", "pathlib", "random", "re", "secrets", "string", "struct", "textwrap", "time", "traceback",
         "typing", "urllib.parse", "uuid", "zoneinfo", "encodings.idna", "encodings.latin_1", "sqlite3", "ssl", "stringprep", "tempfile", "zlib",
     ):  # fmt: skip
-        with suppress(ImportError):  # a Python may be built without one of them
+        with suppress(ImportError):  # a Python may be built without one of these modules
             importlib.import_module(name)
 
 

@@ -94,7 +94,7 @@ class _Exchange:
         self._has_sent_body = False
         self._gone = asyncio.Event()
         self._head: asyncio.Future[tuple[int, list[tuple[str, str]]]] = asyncio.get_running_loop().create_future()
-        # one chunk, so the application waits for the reader
+        # This queue holds only one chunk, so the application waits for the reader.
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._status, self._headers = 0, list[tuple[str, str]]()
         self._whole: bytes | None = None
@@ -129,7 +129,7 @@ class _Exchange:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the response: cancel an application that is still sending; let another one continue."""
+        """End the response. Cancel the application if it has not sent all; otherwise let it continue."""
         if self._gone.is_set():
             return
         self._gone.set()

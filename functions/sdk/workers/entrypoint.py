@@ -12,7 +12,7 @@ T = TypeVar("T")
 _background: set["asyncio.Future[Any]"] = set()
 _of_objects: Counter[tuple[str, str]] = Counter()  # pieces of background work by Durable Object (class, id)
 on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - set by the isolate, which reports the count
-on_object_background: Callable[[tuple[str, str], int], None] = lambda object, count: None  # noqa: E731 - the same
+on_object_background: Callable[[tuple[str, str], int], None] = lambda object, count: None  # noqa: E731 - set by the isolate, too
 
 
 class Context:

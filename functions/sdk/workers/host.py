@@ -63,7 +63,7 @@ def connect(channel: Channel | None) -> None:
 
 
 def leave() -> None:
-    """Run the callbacks of `before_leaving`, because a message is about to leave the process."""
+    """Run the callbacks of `before_leaving`. Called before a message leaves the process."""
     while before_leaving:
         before_leaving.pop()()
 

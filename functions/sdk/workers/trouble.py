@@ -20,7 +20,7 @@ def text_of(error: BaseException) -> str:
     _keep_authors_frames(told)
     text = "".join(told.format())
     for each in _chain(error):
-        if isinstance(each, Failure):  # has the original error's name, not its class
+        if isinstance(each, Failure):  # a Failure has the original error's name, not its class
             ours = f"{type(each).__module__}.{type(each).__qualname__}: "
             text = text.replace(ours, "" if each.message.startswith(f"{each.name}:") else f"{each.name}: ")
     return text

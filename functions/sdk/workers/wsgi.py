@@ -33,7 +33,7 @@ async def fetch(
         return _no_write
 
     def begin() -> tuple[Iterable[bytes], Iterator[bytes], bytes | None]:
-        """Call the application up to its first chunk, because it may call start_response as late as that."""
+        """Call the application and take its first chunk, because it may call start_response only then."""
         pieces = app(environ, start_response)
         iterator = iter(pieces)
         return pieces, iterator, next(iterator, None)
@@ -56,7 +56,7 @@ class _Rest:
         self._iterator = iterator
         self._first: bytes | None = first
         self._is_closed = False
-        # a read in a thread, which continues if the reader leaves
+        # the read that runs in a thread; it continues if the reader leaves
         self._reading: asyncio.Future[bytes | None] | None = None
 
     def __aiter__(self) -> "_Rest":

@@ -7,7 +7,7 @@ from typing import Any
 from workers.bindings.service import fetched, remote_method
 from workers.face import Channel, Face, Named, key_of, options_of
 
-PLAIN_DIGITS = 48  # freely chosen digits of 64; the rest is a checksum that distinguishes ids from other texts
+PLAIN_DIGITS = 48  # the first of an id's 64 digits; the others are a checksum, by which an id is recognised
 
 
 class DurableObjectId(Named):

@@ -35,7 +35,7 @@ class Vectorize(Face):
 
 
 def _mutation(answer: Any) -> Record:
-    """Return {ids, count} as for the platform's first indexes, plus the mutationId of its current ones."""
+    """Return {ids, count}, as the platform's first version does, and mutationId, as its current one does."""
     return Record(as_record(answer), mutationId=str(uuid.uuid4()))
 
 

@@ -19,7 +19,8 @@ from workers.face import snake_case
 from workers.sockets.object_sockets import ObjectSockets
 
 T = TypeVar("T")
-# Number of instances. Beyond it the least recently used ones without a running event and an open WebSocket are evicted; their state remains stored.
+# Maximum number of instances. To create another, the least recently used ones that have no running event and no open WebSocket are evicted. Their
+# state remains stored.
 MAX_IDLE = 1000
 BLOCK_LIMIT_S = 30.0
 

@@ -1,4 +1,4 @@
-"""AbortController and AbortSignal: cancel work in this process, and the runtime's part of it."""
+"""AbortController and AbortSignal: cancel work in this process and at the runtime."""
 
 import asyncio
 from collections.abc import Callable

@@ -19,7 +19,7 @@ class Blob:
     def __init__(
         self, parts: Any = (), content_type: str | None = None, endings: str | None = None, *, type: str = ""
     ) -> None:
-        """`endings` "native" turns CR LF in strings into LF."""
+        """With `endings` "native", CR LF in strings becomes LF."""
         if isinstance(parts, Blob):
             content_type = content_type or parts.content_type
         if isinstance(parts, (str, bytes, bytearray, memoryview, Blob)):

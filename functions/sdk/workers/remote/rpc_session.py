@@ -21,10 +21,10 @@ from workers.remote.stubs import Handle, RpcStub, RpcTarget
 from workers.trouble import describe, remote_error
 from workers.values import DataCloneError
 
-SESSION = "$session"  # key of a reply whose value comes over the session, and of a caller that supports sessions
+SESSION = "$session"  # the only key of a reply whose value follows in the session
 MAX_MESSAGE_BYTES = 32 << 20
 MAX_CALLS = 128  # concurrent calls of one side; more calls wait
-PIECE_BYTES = 256 << 10  # bytes of a stream per call
+PIECE_BYTES = 256 << 10  # maximum number of bytes of a stream that one call returns
 HIDDEN = frozenset({"dup", "dispose", "constructor"})  # names of an RpcTarget that cannot be called
 FIRST = 0  # number of the call that began the session
 

@@ -1,6 +1,6 @@
 """Values that can be sent to another function, but not stored.
 
-These are HTTP messages, files and forms, and, by a number in the session, functions, RpcTargets and streams.
+HTTP messages, files and forms are sent with their content. Functions, RpcTargets and streams are sent as a number in the session.
 """
 
 from collections.abc import Callable

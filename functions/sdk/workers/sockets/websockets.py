@@ -18,10 +18,10 @@ from workers.face import Buffer, Named
 from workers.trouble import print_trouble
 from workers.values import pack, unpack
 
-ROOM_BYTES = 256 << 10  # unread bytes at an end above which awaited sends, and the client, wait
-MAX_WAITING_BYTES = 16 << 20  # unread bytes at an end above which a send without await closes the socket with 1013
+ROOM_BYTES = 256 << 10  # while an end has more unread bytes, the client and awaited sends wait
+MAX_WAITING_BYTES = 16 << 20  # if an end has more unread bytes, the next send closes the socket with code 1013
 MESSAGE_COST = 64  # bytes counted for each message, because empty ones use memory, too
-MAX_HANDLERS = 64  # running handlers of one socket, above which no further message is handled
+MAX_HANDLERS = 64  # maximum number of running handlers of one socket; further messages wait
 MAX_ATTACHMENT_BYTES = 2048
 EVENTS = ("message", "close", "error", "open")
 

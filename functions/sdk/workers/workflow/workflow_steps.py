@@ -30,9 +30,9 @@ UNITS = {
     "month": 2_592_000.0,
     "year": 31_536_000.0,
 }
-STAYS_S = 5.0  # shorter waits keep the workflow in memory
+STAYS_S = 5.0  # the workflow stays in memory during shorter waits
 QUIET_S = 0.05  # idle time after which the workflow is suspended
-TURN_S = 60.0  # limit of one run, which is a request with its own time limit
+TURN_S = 60.0  # after this time a run starts no step, because the request that it is part of has a time limit
 FOREVER = float("inf")
 UNKEPT = object()
 
@@ -96,7 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Take the oldest event that came by `until_s`, store it for the step, and return it, or None."""
+        """Take the oldest event that came by `until_s`, and store it for the step. Return it, or None if there is none."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -187,7 +187,7 @@ class WorkflowStep:
 
     async def parked(self) -> float | None:
         """Wait until no step runs and all waits are long.
-        Return the Unix time in seconds at which the first wait ends; None if no wait has an end."""
+        Return the Unix time in seconds at which to run again: now after a long run, else at the end of the first wait. None if no wait ends."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
