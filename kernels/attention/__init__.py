@@ -1,1 +1,1 @@
-"""Attention over the paged cache: of decodes, prompts and drafts to verify, and of latent vectors."""
+"""Attention over the paged cache, for decodes, for prompts, for drafts to verify, and to latent vectors."""

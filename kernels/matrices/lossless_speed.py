@@ -1,7 +1,7 @@
 """Measure whether this machine multiplies by 12-bit weights at least as fast as by plain ones.
 
-Measured once, and stored beside the C library. It is measured with one matrix, too large for any cache, and several numbers of rows; models are not
-known here.
+The result is stored beside the C library. It is measured with one matrix, too large for any cache, and several numbers of rows. This module is
+independent of models.
 """
 
 import json

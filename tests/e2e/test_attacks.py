@@ -20,7 +20,7 @@ WAIT_MS = 2_000.0  # limit for other clients on a busy machine; 8 s and more wit
 OWN_SERVER = (
     "HTTP/2.0 in a request line",
     "HTTP/2 with prior knowledge",
-)  # stock servers ignore the first and support the second
+)  # attacks on our own server only: stock servers ignore the first and support the second
 
 
 @pytest.fixture(scope="module")

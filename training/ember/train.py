@@ -35,15 +35,15 @@ TOKENS_PER_STEP = 8_192
 TOKENS_PER_FORWARD = 4_608  # padding included; about 0.4 GB of activations
 TASKS = tuple(MIXTURE)
 
-Lesson = tuple[list[int], list[bool], int]  # token ids, whether each is learned, index into TASKS
+Lesson = tuple[list[int], list[bool], int]  # (token ids, whether each is learned, index of the task in TASKS)
 
 
 @dataclass(frozen=True)
 class Batch:
     ids: Tensor  # [batch, length], padded on the right
-    at: Tensor  # [learned] flat positions of the tokens before the learned tokens
-    targets: Tensor  # [learned]
-    tasks: Tensor  # [learned] index into TASKS
+    at: Tensor  # [learned tokens]: the flat position in `ids` of the token before each learned one
+    targets: Tensor  # [learned tokens]: their ids
+    tasks: Tensor  # [learned tokens]: the index of each one's task in TASKS
 
 
 class Lessons:
@@ -70,7 +70,7 @@ class Lessons:
         group: list[Lesson] = []
         for lesson in lessons:
             padded = (len(group) + 1) * len(lesson[0])
-            # A forward pass below 1,000 tokens does not use all cores. Above that, similar lengths save padding (15 % instead of 31 %).
+            # A forward pass below 1,000 tokens does not use all cores. Above that, lengths in a group are similar: 15 % is padding instead of 31 %.
             if group and (padded > TOKENS_PER_FORWARD or (padded > 1000 and len(lesson[0]) > 1.25 * len(group[0][0]))):
                 yield group
                 group = []

@@ -78,9 +78,9 @@ def write_part(
     out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits, column,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, HAS_SINKS: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """Store one split's partial result of lines [ROWS] of `head` [ROWS] or, with DIRECT, the final result.
+    """Store the partial result of one split or, with DIRECT, the final result.
 
-    The result [ROWS, DIM] is multiplied by `factor`; column: 0 to DIM - 1.
+    `line`, `head` [ROWS]: the line and the head of each row. Stored is `result` [ROWS, DIM] times `factor`; `column`: the numbers 0 to DIM - 1.
     """
     inside = is_row[:, None]
     if COLUMNS < DIM:

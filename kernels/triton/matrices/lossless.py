@@ -181,8 +181,9 @@ def add_escapes(
 ):  # fmt: skip
     """Return sums of a tile of 16 rows, corrected for its escapes from `start` to `stop`.
 
-    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: pointer to the
-    first of them; those from `middle` on belong to the lower eight rows. `upper`, `lower`: the values decoded in place of escapes.
+    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: the first of
+    these escapes, loaded, one per thread. Escapes from `middle` on belong to the lower eight rows. `upper`, `lower`: the high bytes decoded in place
+    of escapes.
     """
     type: tl.constexpr = x.dtype.element_ty
     lane = tl.arange(0, WARPS)[:, None] * 32 + tl.arange(0, 32)[None, :]

@@ -1,7 +1,7 @@
 """The values that fill sentences: names, colours, numbers, times, and made-up words.
 
-Many words in training consist of pieces and syllables that occur nowhere else, because otherwise a small model learns the lists and not to copy. The
-held-out lists and `KEPT_WORDS` are used only by the evaluation.
+Many words in training consist of pieces and syllables that occur nowhere else, because otherwise a small model learns the lists instead of copying.
+The held-out lists and `KEPT_WORDS` are used only by the evaluation.
 """
 
 import random
