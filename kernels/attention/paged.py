@@ -13,7 +13,7 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, plac
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """True if the caches agree in shape, dtype and strides, have contiguous heads, and have scales iff FP8.
+    """True if the caches agree in shape, dtype and strides, heads are contiguous, and there are scales iff FP8.
 
     The shape is [num_blocks, block_size, kv_heads, head_dim].
     """
@@ -59,7 +59,7 @@ def kinds_for(k_cache: Tensor, kv_scales: Tensor | None) -> tuple[torch.dtype, .
 
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, rule: AttentionRule) -> bool:
-    """True if q [tokens, heads, head_dim] fits the caches: heads are contiguous, and the same number share each kv head."""
+    """True if q [tokens, heads, head_dim] fits the caches: kv heads divide heads, which are contiguous."""
     return (
         is_cache(k_cache, v_cache, rule.kv_scales)
         and q.dim() == 3

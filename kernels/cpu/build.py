@@ -41,11 +41,11 @@ _FLAGS = [
 ]
 _SCRATCH = ".build"  # suffix of the folder that a build works in
 _TIMEOUT_S = 600  # for compiling one file; all files together take 17 s on two cores
-_MOST_COMPILERS = 8  # a container may see more cores than it may use, and each compiler takes some 150 MiB
+_MOST_COMPILERS = 8  # most compilers at once: a container may use fewer cores than it sees, and each takes some 150 MiB
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
-SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; if unset, this machine's CPU
+SWITCH = "PILOTLIGHT_CPU"  # environment variable: the kind of CPU to build for, or `torch` for no library; if unset, this CPU's kind
 TORCH = "torch"
 
 

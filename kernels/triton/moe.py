@@ -30,7 +30,7 @@ WARPS = 2  # warps of a program that share rows of a four-bit weight
 # memory. For 512 rows for each of 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms when it decoded tile by tile; decoding into memory takes it
 # less than 0.8 ms, and multiplying 2.0.
 _MOST_PACKED, _FEWEST_DECODED = 64, 128
-_SCRATCH_BYTES = 256 << 20  # memory for decoded experts
+_SCRATCH_BYTES = 256 << 20  # size of the memory for decoded experts, which are decoded in parts if it is too small
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 

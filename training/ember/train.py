@@ -28,11 +28,11 @@ from training.ember.evaluate import TARGETS, engine_generator, evaluate
 from training.ember.muon import Muon
 from training.ember.network import Network, Shape, load, save
 
-# Above 3e-3, steps of 8,000 tokens are too noisy and copying stays inexact: at 5e-3 the loss is twice as large.
+# Learning rates. Above 3e-3, steps of 8,000 tokens are too noisy and copying stays inexact: at 5e-3 the loss is twice as large.
 MUON_RATE, ADAM_RATE = 3e-3, 1.5e-3
 WARM_UP_STEPS = 100
 TOKENS_PER_STEP = 8_192
-TOKENS_PER_FORWARD = 4_608  # padding included; about 0.4 GB of activations
+TOKENS_PER_FORWARD = 4_608  # most tokens of a forward pass, padding included; they need about 0.4 GB of activations
 TASKS = tuple(MIXTURE)
 
 Lesson = tuple[list[int], list[bool], int]  # (token ids, whether each is learned, index of the task in TASKS)

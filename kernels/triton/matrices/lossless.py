@@ -313,9 +313,9 @@ def _decode_rows(
     words, palette_words, numbers, out, scale, first, rows, columns, row_words,
     HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Decode rows by number, or all from `first` on: their bits if `out` is int16, else times `scale`.
+    """Decode the rows `numbers`, or those from `first` on.
 
-    A number outside the table gives NaN.
+    Writes their bits if `out` is int16, else their values times `scale`. A number outside the table gives NaN.
     """
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(numbers + i).to(tl.int64) if HAS_NUMBERS else first + i

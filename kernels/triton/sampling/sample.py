@@ -22,7 +22,7 @@ from pilotlight.kernels.triton.jit import jit
 
 CHUNK = 8192  # logits per program
 TILE = 2048  # logits in registers at once
-BINS = 1024  # the last bin also has all higher costs
+BINS = 1024  # bins of a row's costs; the last bin also counts all higher costs
 _NO_FUSION = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as in torch
 
 _BIN_BITS = tl.constexpr(19)

@@ -57,7 +57,7 @@ Look = Callable[[Downstream, float], None]
 
 
 async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look) -> Any:
-    """Run a client's work in a task, and meanwhile call each look with the client and the work's start time."""
+    """Run a client's work in a task, and meanwhile call each look with the client and the start time."""
 
     async def run() -> Any:
         client.downstream._task = asyncio.current_task()
