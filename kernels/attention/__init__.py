@@ -1,1 +1,1 @@
-"""Attention over the paged cache: for decodes, for prompts, for drafts to verify, to latent vectors."""
+"""Attention over the paged cache: decode, prefill, verification of drafts, and latent attention."""

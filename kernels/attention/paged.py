@@ -13,7 +13,7 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, plac
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """True if the caches agree in shape, dtype and strides, heads are contiguous, and there are scales iff FP8.
+    """True if the caches have equal shapes, dtypes and strides, contiguous heads, and scales iff FP8.
 
     The shape is [num_blocks, block_size, kv_heads, head_dim].
     """

@@ -113,7 +113,7 @@ def _gate_up(
     KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute gates and ups of `experts` experts from `first_expert` on, whose weights are passed."""
+    """Compute gates and ups of `experts` experts from `first_expert` on; `weight` has only these."""
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert
@@ -144,7 +144,7 @@ def _down(
     group_tiles, first_expert, experts,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute downs of `experts` experts from `first_expert` on, whose weights are passed."""
+    """Compute downs of `experts` experts from `first_expert` on; `weight` has only these."""
     entry, row_tile = _place(table, tiles, tl.cdiv(rows, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert
