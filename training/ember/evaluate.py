@@ -102,7 +102,7 @@ def is_right(asked: Conversation, answer: str) -> bool:
 def _wrong_facts(answer: str, holds: Sequence[str]) -> bool:
     """Return True if an answer about one city has the position, airport code or country of another city."""
     named = [one for one in CITIES if _says(answer, one.name)]
-    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, not the contained Salvador
+    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, not Salvador in it
     own = {city.compass, city.code, city.country} if city else set()
     said = set(_COMPASS.findall(answer)) | set(re.findall(r"\b[A-Z]{3}\b", answer))
     said |= {country for country in _COUNTRIES if _says(answer, country)}

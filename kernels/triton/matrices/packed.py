@@ -175,7 +175,7 @@ def as_fp32(scale, FORMAT: tl.constexpr):
 
 @jit
 def for_words(value, LATE: tl.constexpr, LANES: tl.constexpr):
-    """Repeat [LANES, 4], or if LATE [LANES], to [LANES, 16]: each word gets the value of its block."""
+    """Repeat [LANES, 4] (if LATE, [LANES]) to [LANES, 16], so that each word has the value of its block."""
     wide = value[:, None, None] if LATE else value[:, :, None]
     return tl.reshape(tl.broadcast_to(wide, (LANES, 4, 4)), (LANES, 16))
 
