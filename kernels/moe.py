@@ -196,6 +196,9 @@ def moe_experts(
 
 
 def _matrix(weight: Weight, expert: int, dtype: torch.dtype) -> Weight:
-    """Return an expert's matrix, in codes or unpacked, so that activations are not rounded to FP8."""
+    """Return an expert's matrix, unpacked unless C can multiply its codes.
+
+    FP8 matrices are unpacked too, because their products would round activations.
+    """
     one = weight.expert(expert)
     return one if isinstance(one, CodedWeight | BlockWeight) else PlainWeight(one.unpack(dtype))

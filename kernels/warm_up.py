@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-# more threads gain little: half of the time is the assembler, a separate process, and the rest shares one interpreter
+# Most threads that compile. More gain little: half of the time is the assembler, a separate process, and the rest shares one interpreter.
 _MAX_THREADS = 16
 
 

@@ -15,7 +15,7 @@ from pilotlight.engine.api.protocol import AdapterSource, Submit
 from pilotlight.engine.api.struct import replace
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")  # of DeepSeek's latent attention
+LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")  # of layers with latent attention
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 

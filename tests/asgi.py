@@ -75,7 +75,7 @@ class Exchange:
 
     @property
     def ids(self) -> list[int | str | None]:
-        """The id of every event: a number if it is one, else the string, or None without an id."""
+        """The id of every event: an int if it is all digits, else a string; None if there is no id."""
         blocks = [block for block in self.body.decode().split("\n\n") if "data: " in block]
         ids = [block.split("\n")[0].removeprefix("id: ") if block.startswith("id: ") else None for block in blocks]
         return [int(event_id) if event_id is not None and event_id.isdigit() else event_id for event_id in ids]

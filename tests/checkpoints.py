@@ -24,7 +24,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Odd head counts, a head_dim other than hidden / heads, and a vocabulary of an odd size.
+# Settings that reveal wrong assumptions, such as a head_dim other than hidden / heads and a vocabulary of an odd size.
 AWKWARD: dict[str, Any] = {
     "vocab_size": 431,
     "hidden_size": 42,

@@ -10,14 +10,14 @@ from pilotlight.kernels.cpu import library
 
 C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 
-# The product measures which calls are faster with torch, and steps with these cannot be recorded. In tests the result would depend on the machine's
-# load.
+# In production the process measures which calls are faster with torch; steps with such calls cannot be recorded. Tests do not measure, because the
+# result would depend on the machine's load.
 library.keep_limits = lambda *_: None
 
 
 @contextmanager
 def computing_with(name: str) -> Iterator[None]:
-    # Before the patch: at its end the patch would discard a library that was loaded meanwhile.
+    # The library is loaded before the patch: if it were loaded during the patch, the end of the patch would discard it.
     library.start(wait=True)
     if name == TORCH:
         with pytest.MonkeyPatch.context() as patch:

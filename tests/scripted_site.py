@@ -4,8 +4,8 @@
 
 Templates, parsers, grammars, dialects and the server are the product's. The script is a JSON object. `answers` has an answer for each turn of the
 assistant; the last one also serves all further turns. `aside` is the answer to requests without tools, which agents send to get a title;
-`needs_tools: false` gives these an entry of `answers` too. `token_s` is the time of a token. An answer must follow its request's grammar. The prompt
-cache evicts nothing. Each answer and each token is a line of the log.
+`needs_tools: false` gives these an entry of `answers` too. `token_s` is the time per token in seconds. An answer must follow its request's grammar.
+The prompt cache evicts nothing. Each answer and each token is a line of the log.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The table of tests/README.md: the paths on which each model family is compared with `transformers`, from pytest's collection.
 
-`python -m tests.table` writes it; tests/test_readme.py fails while it is stale. It knows files and names of tests, not their content.
+`python -m tests.table` writes it; tests/test_readme.py fails while it is stale. This module is independent of what tests contain.
 """
 
 from contextlib import redirect_stdout

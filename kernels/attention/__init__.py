@@ -1,1 +1,1 @@
-"""Attention over the paged cache: of decodes, prompts and drafts to verify, and of latent vectors."""
+"""Attention over the paged cache: decode, prefill, verification of drafts, and latent attention."""

@@ -22,8 +22,8 @@ from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
-# Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310 tokens took 2.3 ms in groups of 2
-# MiB and 6.9 ms in one. On a GPU the limit only keeps the copy from filling memory.
+# Limit in bytes of the keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310 tokens took 2.3 ms in
+# groups of 2 MiB, and 6.9 ms in a single group. On a GPU the limit only keeps the copy from filling memory.
 _GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 
 

@@ -1,7 +1,7 @@
 """Attention with all scores in memory, for the rules that torch's fused attention does not support.
 
-They have sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that
-saturate), and keys and values in FP8. Scores are in fp32; callers bound their size.
+These are rules with sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), with soft caps
+(scores saturate), or with keys and values in FP8. Scores are in fp32; callers bound their size.
 """
 
 import torch

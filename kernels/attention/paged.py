@@ -13,7 +13,7 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, plac
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """True if the caches agree in shape, dtype and strides, have contiguous heads, and scales iff FP8.
+    """True if the caches have equal shapes, dtypes and strides, contiguous heads, and scales iff FP8.
 
     The shape is [num_blocks, block_size, kv_heads, head_dim].
     """
@@ -59,7 +59,7 @@ def kinds_for(k_cache: Tensor, kv_scales: Tensor | None) -> tuple[torch.dtype, .
 
 
 def can_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, rule: AttentionRule) -> bool:
-    """True if q [tokens, heads, head_dim] fits the caches: contiguous heads, shared evenly by kv heads."""
+    """True if q [tokens, heads, head_dim] fits the caches: kv heads divide heads, which are contiguous."""
     return (
         is_cache(k_cache, v_cache, rule.kv_scales)
         and q.dim() == 3
@@ -87,7 +87,7 @@ def require_queries(check: ArgumentCheck, q: Tensor, rows: str, k_cache: Tensor,
 
 
 def can_read(q: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, block_size: int) -> bool:
-    """True if tables and lengths match the sequences of q, its first dimension."""
+    """True if tables and lengths match q, whose first dimension is that of sequences."""
     return (
         block_tables.dim() == 2
         and block_tables.shape[0] == q.shape[0]

@@ -122,6 +122,6 @@ def _causal(tokens: int, context_len: int, window: int | None, device: torch.dev
 def _of_own_chunk(tokens: int, positions: torch.Tensor, chunk: int) -> torch.Tensor:
     """Return the mask [tokens, context_len] that limits each query to its own chunk of positions.
 
-    The queries are the last of the positions.
+    The queries are at the last `tokens` positions.
     """
     return positions >= (positions[len(positions) - tokens :] // chunk * chunk).unsqueeze(1)

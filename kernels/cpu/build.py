@@ -40,12 +40,12 @@ _FLAGS = [
     _ALWAYS_FUSED,
 ]
 _SCRATCH = ".build"  # suffix of the folder that a build works in
-_TIMEOUT_S = 600  # for one file; all files take 17 s on two cores
-_MOST_COMPILERS = 8  # a container may see more cores than it may use, and each compiler takes some 150 MiB
+_TIMEOUT_S = 600  # for compiling one file; all files together take 17 s on two cores
+_MOST_COMPILERS = 8  # most compilers at once: a container may use fewer cores than it sees, and each takes some 150 MiB
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
-SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; if unset, this machine's CPU
+SWITCH = "PILOTLIGHT_CPU"  # environment variable: the kind of CPU to build for, or `torch` for no library; if unset, this CPU's kind
 TORCH = "torch"
 
 
@@ -54,8 +54,9 @@ class _CpuKind(NamedTuple):
     needs: str  # the required CPU feature, as named in /proc/cpuinfo
 
 
-# Other features of the CPU decide which calls are measured against torch: on CPUs with matrix units, bf16 products and attention of prompts (gemm.c).
-# If the kind "amx" is forced on a CPU without matrix units, tiles are computed in plain C (tiles.h), so that the code can be tested there.
+# Each kind's compiler flags, and the CPU feature that it needs. Which calls are measured against torch depends on other features: on CPUs with matrix
+# units these are bf16 products and attention of prompts (gemm.c). If the kind "amx" is forced on a CPU without matrix units, tiles are computed in
+# plain C (tiles.h), so that the code can be tested there.
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),

@@ -13,7 +13,7 @@ from pilotlight.kernels.cpu.crossover import UNLIMITED
 from pilotlight.kernels.cpu.functions import Function
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# Most rows of a product that this library computes until torch's speed is measured. Decode steps of so many sequences can be recorded.
+# Until torch's speed is measured, this library computes products of up to so many rows, and decode steps of up to so many sequences are recorded.
 _UNMEASURED_ROWS = 24
 
 

@@ -1,6 +1,6 @@
 """The C library's products with quantized weights.
 
-These are codes of four or eight bits with separate scales (codes.h), in any class of weight, or the blocks of a GGUF file (blocks.h).
+Such a weight has codes of four or eight bits with separate scales (codes.h), or consists of the blocks of a GGUF file (blocks.h).
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from pilotlight.kernels.cpu.c_library import Library
 
 INT4, _, MXFP4, INT8 = range(4)  # the numbers of the forms in codes.h
 _BLOCK = 32  # columns per block
-_MOST_STEPS = 2048  # C supports at least so many blocks in a row
+_MOST_STEPS = 2048  # most blocks per row of a weight that C multiplies
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCALES = {INT4: _FLOATS, MXFP4: {torch.uint8: 3}, INT8: _FLOATS}
 

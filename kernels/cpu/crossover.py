@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 62
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 512)
-_OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16: read from memory, as weights are
+_OUTPUTS, _COLUMNS = 8192, 4096  # the measured weight: 64 MiB in bf16, more than caches hold
 _TIMES = 3
-_TRIALS = 4  # torch must win all of them: on a busy machine it may win some by chance, and the result is stored
+_TRIALS = 4  # torch must win this many in a row: on a busy machine it may win some by chance, and the result is stored
 _LEAST_GAIN = 1.15  # torch must win by this factor, because a step with a product by torch cannot be recorded
 
 # Measured prompts: chunks of so many tokens at the end of a context, in the shape of a model with 8 billion weights and a quarter of its heads.

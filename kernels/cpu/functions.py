@@ -12,7 +12,7 @@ from typing import Any
 Opened = ctypes.CDLL
 Function = Callable[..., Any]
 
-# A letter for each argument and, after a colon, one for the result if any: p pointer, l long, q 64-bit integer, i int, f float.
+# C types by function: a letter for each argument and, after a colon, one for the result if any (p pointer, l long, q 64-bit integer, i int, f float).
 _OF_BOTH_TYPES = {
     "linear": "pppplllliii",
     "gemm": "pppplllliii",

@@ -42,7 +42,7 @@ class OpenRange(NamedTuple):
     num_bytes: int
 
     def pages(self, offset: int) -> tuple[int, int]:
-        """Return the start and end of the range's whole pages, in page-aligned memory where it is at `offset`."""
+        """Return the start and end of the whole pages that the range fills at `offset` in page-aligned memory."""
         first = -(-offset // _PAGE) * _PAGE
         return first, max(first, (offset + self.num_bytes) // _PAGE * _PAGE)
 

@@ -17,9 +17,9 @@ from pilotlight.kernels.cpu.crossover import UNLIMITED
 from pilotlight.kernels.cpu.functions import Function
 
 _FP32, _INT64 = torch.float32, torch.int64
-SILU, GELU_TANH = 1, 2  # the numbers of activation.h
+SILU, GELU_TANH = 1, 2  # the numbers of the activations in activation.h
 
-# Limits that keep a thread's stack small: the sums of all heads of a sequence, and the tiles of a prompt, up to 96 KiB for each 64 of head_dim.
+# These limits keep a thread's stack small. It holds the sums of all heads of a sequence; for prompts, tiles of up to 96 KiB per 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
 

@@ -79,7 +79,7 @@ def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
 
 
 def whole_huge_pages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Return the address ranges of whole huge pages that the tensors fill, with gaps below one page."""
+    """Return the ranges of whole huge pages that the tensors fill, gaps below a huge page included."""
     ranges: list[tuple[int, int]] = []
     for begin, end in sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors):
         if ranges and begin - ranges[-1][1] < HUGE_PAGE:

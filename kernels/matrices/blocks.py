@@ -25,7 +25,7 @@ from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_pr
 
 MOST_JOINED = 3
 ROUNDED_COLUMNS = 32  # columns of x that share a scale
-_LEAST = 2.0**-100  # smaller numbers become zero: the inverse of their scale would be infinite
+_LEAST = 2.0**-100  # groups of smaller magnitudes become zero: the inverse of their scale would be infinite
 
 
 class BlockKind(NamedTuple):

@@ -33,7 +33,7 @@ class LosslessWeight(Weight):
     """A weight in 12 bits. The rows of all experts are stacked; `experts` is 0 for a single matrix."""
 
     of_rows = ("codes", "palettes", "starts")
-    # [rows, row_bytes(columns)] uint8: per group 64 bytes of palette indices, two in each, and 128 low bytes (_columns has their order). The last
+    # [rows, row_bytes(columns)] uint8: per group 64 bytes with two palette indices each, and 128 low bytes (_columns has their order). The last
     # group omits the low bytes of its second half if it has no columns there.
     codes: Tensor
     palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never the high byte of an infinity or NaN

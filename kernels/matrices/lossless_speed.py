@@ -1,7 +1,7 @@
 """Measure whether this machine multiplies by 12-bit weights at least as fast as by plain ones.
 
-Measured once, and stored beside the C library. It is measured with one matrix, too large for any cache, and several numbers of rows; models are not
-known here.
+The result is stored beside the C library. It is measured with one matrix, too large for any cache, and several numbers of rows. This module is
+independent of models.
 """
 
 import json
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 # Measured numbers of rows of x: batches, and prompts, for which torch may compute the product after the weight is unpacked.
 _ROWS = (1, 4, 16, 64, 128, 512, 1024)
-_OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16
+_OUTPUTS, _COLUMNS = 8192, 4096  # the measured weight: 64 MiB in bf16
 _TIMES, _TIMES_OF_PROMPTS = 7, 3  # runs of each form, alternating; the shortest counts
 _PROMPT_ROWS = 128  # from so many rows on, _TIMES_OF_PROMPTS applies
 _LEAST_GAIN = 1.05  # required gain for one row

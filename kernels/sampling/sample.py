@@ -21,7 +21,8 @@ from pilotlight.kernels.sampling.philox import uniform
 from pilotlight.kernels.sampling.sampling_batch import MAX_VOCAB, POWER, SamplingBatch
 from pilotlight.kernels.sampling.sampling_scale import FAR, PIECE
 
-# This number covers nearly every nucleus. Finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting all of them 10 ms.
+# Number of a row's highest logits that are examined first; nearly every nucleus is within them. Finding the largest 256 of 128k logits takes 0.3 ms
+# a row on a CPU core, sorting all of them 10 ms.
 NUM_CANDIDATES = 256
 _MASK32 = 0xFFFFFFFF
 

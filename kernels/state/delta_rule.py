@@ -28,7 +28,7 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
 EPS = 1e-6  # added to the squared lengths of queries and keys
-# tokens. With larger chunks there are fewer sequential steps, but the work within a chunk grows with the square.
+# Tokens per chunk. Larger chunks need fewer sequential steps, but the work within a chunk grows with the square of its tokens.
 _CHUNK = 64
 
 

@@ -22,7 +22,7 @@ from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
-# tokens. With larger chunks there are fewer sequential steps, but the work within a chunk grows with the square.
+# Tokens per chunk. Larger chunks need fewer sequential steps, but the work within a chunk grows with the square of its tokens.
 _CHUNK = 64
 
 

@@ -14,7 +14,7 @@ from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
 
 NO_BLOCK = -1  # means that a sequence has no earlier state: it starts from zero
 
-# Computes some tokens of a sequence, or one token of each of several: (tokens, states before) -> (outputs, states after).
+# A function that computes some tokens of a sequence, or one token of each of several sequences: (tokens, states before) -> (outputs, states after).
 Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -71,7 +71,7 @@ def jit(function: Any = None, *, of_batch: Sequence[str] = (), is_gluon: bool = 
     """Return Triton's function for `function`, with traceable launches.
 
     `of_batch`: arguments that depend on a batch and not on the model. Triton would compile again for such an integer that is 1 or a multiple of 16,
-    and for a tensor that is not aligned to 16 bytes, as a row of a batch's numbers may not be. Do not list strides or the first column of a split:
+    and for a tensor that is not aligned to 16 bytes, such as a row of a batch's numbers. Do not list strides or the first column of a split:
     unless the compiler knows that they are multiples of 16, it reads fewer than 16 bytes at a time.
     """
     if function is None:

@@ -13,7 +13,7 @@ from pilotlight.kernels.triton.launch import check_launch
 
 _RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # MOST_RANK and COLUMNS of kernels/lora.py
 _DEPTH = 128
-_FEW, _TILE = 64, 16  # up to _FEW tokens each has its own programs; more are computed in tiles of _TILE
+_FEW, _TILE = 64, 16  # up to _FEW tokens are computed in separate programs; more tokens, in tiles of _TILE
 
 
 @jit(of_batch=("slots", "tokens"))

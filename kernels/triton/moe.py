@@ -30,7 +30,7 @@ WARPS = 2  # warps of a program that share rows of a four-bit weight
 # memory. For 512 rows for each of 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms when it decoded tile by tile; decoding into memory takes it
 # less than 0.8 ms, and multiplying 2.0.
 _MOST_PACKED, _FEWEST_DECODED = 64, 128
-_SCRATCH_BYTES = 256 << 20  # memory for decoded experts
+_SCRATCH_BYTES = 256 << 20  # size of the memory for decoded experts, which are decoded in parts if it is too small
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -113,7 +113,7 @@ def _gate_up(
     KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute gates and ups of `experts` experts from `first_expert` on, whose weights are passed."""
+    """Compute gates and ups of `experts` experts from `first_expert` on; `weight` has only these."""
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert
@@ -144,7 +144,7 @@ def _down(
     group_tiles, first_expert, experts,
     FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute downs of `experts` experts from `first_expert` on, whose weights are passed."""
+    """Compute downs of `experts` experts from `first_expert` on; `weight` has only these."""
     entry, row_tile = _place(table, tiles, tl.cdiv(rows, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field  # every client brings it
+from pydantic import BaseModel, Field  # every client depends on pydantic
 
 ROUTER = os.environ["PILOTLIGHT_ROUTER"]
 SITE = os.environ["PILOTLIGHT_SITE"]  # its /status shows whether an answer is still being computed

@@ -20,7 +20,7 @@ CHAT = {"model": "m", "messages": MESSAGES, "tools": TOOLS}
 LOGPROBS = {"logprobs": True}
 STREAM = {"stream": True}
 
-# A value that has an effect, and the other fields that it requires.
+# A field in a table: a value that has an effect, and the other fields that it requires.
 Row = tuple[Any, dict[str, Any]]
 SAMPLING: dict[str, Row] = {
     "max_tokens": (5, {}), "min_tokens": (2, {}), "temperature": (0.3, {}), "top_p": (0.5, {}), "top_k": (3, {}), "min_p": (0.1, {}),
@@ -49,7 +49,7 @@ BOOKKEEPING: dict[str, Any] = {
     "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "prediction": {"type": "content", "content": "x"},
     "spaces_between_special_tokens": False,
 }  # fmt: skip
-# A value without effect, and a value that is refused.
+# For each field a value without effect, and a value that is refused.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "audio": (None, {"voice": "x"}), "modalities": (["text"], ["text", "audio"]), "functions": ([], [{"name": "f"}]),
     "function_call": ("none", "auto"), "web_search_options": (None, {}), "moderation": (None, {"model": "m"}),

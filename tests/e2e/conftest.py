@@ -10,7 +10,7 @@ import pytest
 
 from load_tests.local_network import LocalNetwork
 
-# For tests that need no standby hosts: each takes two seconds of a core when its site becomes idle.
+# A setting for tests that need no standby host: to prepare one takes two seconds of a core when its site becomes idle.
 NO_STANDBY = "standby = false"
 
 

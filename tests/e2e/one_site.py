@@ -1,4 +1,4 @@
-"""Configuration files of a router and one site, with gaps for ports and the place."""
+"""Configuration files of a router and one site, with placeholders for ports and the location."""
 
 PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
 NETWORK = """

@@ -13,14 +13,14 @@ from load_tests.local_network import LocalNetwork
 from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.conftest import NO_STANDBY
 
-MAY_GROW_MIB = 256  # limit for each process
-WAIT_MS = 2_000.0  # limit for other clients on a busy machine; 8 s and more without the defences
+MAY_GROW_MIB = 256  # most memory that each process may gain
+WAIT_MS = 2_000.0  # longest wait of other clients on a busy machine; without the defences they wait 8 s and more
 
 
 OWN_SERVER = (
     "HTTP/2.0 in a request line",
     "HTTP/2 with prior knowledge",
-)  # stock servers ignore the first and support the second
+)  # attacks on our own server only: stock servers ignore the first and support the second
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.e2e.conftest import NO_STANDBY
 from tests.runtime.generation.test_resumption import told_blocks
 
 SLOW = Shape(512, 1536, 4, 8, 4, 64)
-STRUCK_AT = 4000  # bytes; an answer has tens of thousands
+STRUCK_AT = 4000  # bytes of an answer after which its site is killed; an answer has tens of thousands
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "slow", "max_tokens": 300, "messages": [{"role": "user", "content": "Hi"}]},
     "/v1/responses": {"model": "slow", "max_output_tokens": 300, "input": "Hi", "temperature": 0},

@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
     @property
     def shown(self) -> list[str]:
-        """Return the expected output, the other lines; `...` in one matches anything."""
+        """Return the lines without commands: the expected output, in which `...` matches anything."""
         without = re.sub(r"^\$ (?:.*\\\n)*.*\n", "", self.text, flags=re.MULTILINE)
         return [line for line in without.splitlines() if line.strip(". ")]
 

@@ -14,7 +14,7 @@ SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
 FILES = {
     "edge_router": 20,
     "runtime": 24,
-}  # one of each runs only on slow machines: the timer that looks for stalled streams
+}  # most functions; one of each package runs only on slow machines: the timer for stalled streams
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ class FakeSite:
             self.active -= 1
 
 
-PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # for any continued stream
+PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # reported for every continued stream
 
 
 def event(i: int) -> bytes:

@@ -253,7 +253,7 @@ def fake_engine(
 ) -> tuple[Engine, FakeRunner]:
     """Return an engine with a FakeRunner.
 
-    `num_blocks` counts for each group of layers, on each of the ranks with separate sequences (`copies`).
+    `num_blocks`: the number of blocks of each group of layers on each rank. `copies`: the number of ranks, each with separate sequences.
     """
     in_all = copies * num_blocks * len(windows)
     runner = FakeRunner(in_all, block_size, None, depth, windows, copies, has_states)

@@ -66,8 +66,8 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 11, "moe_intermediate_size": 27,
 }  # fmt: skip
 
-# Small weights: with weights twice as large, fp32 and fp64 in transformers differ by 4e-4. Normalising short keys amplifies errors, and states keep
-# them.
+# Small weights: with weights twice as large, fp32 and fp64 in transformers differ by 4e-4. Normalisation of short keys amplifies
+# errors, and states accumulate them.
 DELTA: dict[str, Any] = {
     "initializer_range": 0.1,
     "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4,

@@ -91,7 +91,7 @@ def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
 
 def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """Pack codes 0 to 15, [rows, n], into int32 words [rows, n / 8]. Code i of a word, counted from the lowest bits, is that of column order[i] of
-    its eight."""
+    the word's eight columns."""
     rows, n = codes.shape
     padded = torch.cat((codes, torch.zeros(rows, -n % 8, dtype=codes.dtype)), dim=1).long()
     packed = torch.zeros(rows, padded.shape[1] // 8, dtype=torch.int64)

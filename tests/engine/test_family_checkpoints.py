@@ -1,4 +1,4 @@
-"""Families read config.json and tensors, older keys too, and errors name the key or tensor."""
+"""Families read config.json, also with older keys, and tensors; errors name the key or tensor."""
 
 import json
 import re

@@ -68,7 +68,7 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
     assert at_work_us == (runner.now - 200.0) * 1e6
     unclaimed = (
         depth * 2 * QueuedLaunch.TAKES_S * 1e6
-    )  # by the last steps of a turn, which compute only ended sequences
+    )  # the time of a turn's last steps, which compute only ended sequences
     assert at_work_us - unclaimed - len(told) <= sum(told.values()) <= at_work_us
     if depth == 1:
         assert sum(told.values()) >= at_work_us - len(told), "only rounding below a microsecond may be lost"

@@ -27,7 +27,7 @@ class Arrival(NamedTuple):
     family: int  # prompts of one family share a prefix
     max_tokens: int
     salt: bytes
-    abort_after: int | None  # in steps
+    abort_after: int | None  # number of steps until it is aborted
     siblings: int  # further sequences of the same prompt
     priority: int
     prompt_logprobs: bool = False

@@ -60,7 +60,7 @@ FORMATS = {
     ),
 }  # fmt: skip
 NOTHING: Any = None
-NONE = Context(NOTHING)  # these parts do not read the step, and ranks run one by one
+NONE = Context(NOTHING)  # an empty context: the tested parts do not read the step, and ranks run one by one
 SIZES = pytest.mark.parametrize("size", [2, 4])
 KINDS = pytest.mark.parametrize("kind", FORMATS)
 KEPT = pytest.mark.parametrize("keeps_packed", [True, False])

@@ -33,7 +33,7 @@ def _hurry_the_interpreter() -> None:
     from triton.runtime import interpreter
 
     patch: Callable[[Any], Any] = interpreter._patch_lang
-    # ids of the globals of functions' modules, which contain the parts of the language that the functions use
+    # ids of the namespaces (`__globals__`) for which Triton's language is patched; all functions of a module share one
     patched: set[int] = set()
 
     def patch_once(function: Any) -> Any:

@@ -83,7 +83,7 @@ INDICES = {
 # Spoilt calls that are valid calls with another meaning.
 UNKNOWABLE = {
     ("sample", "logits", "longer in 1"),  # a larger vocabulary, whose last entry top-k excludes
-    # The number of escapes is only known as the last number of another tensor.
+    # Only the last number of another tensor, on the device, says how many escapes a weight needs.
     *[
         (name, "weight.escapes", "shorter in 0")
         for name in (

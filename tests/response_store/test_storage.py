@@ -537,7 +537,7 @@ async def test_a_disk_that_hangs_delays_no_caller_for_long(path: Path, days: Day
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)
-        async with asyncio.timeout(60):  # far less than answer_s: after a fault requests wait less
+        async with asyncio.timeout(60):  # far below answer_s, because after a fault requests wait less
             with pytest.raises(ApiError, match="does not respond in time"):
                 await store.find("a", "t")
         goes_on.set()

@@ -75,7 +75,7 @@ def make_site(model_directory: Path) -> SiteMaker:
         wait: bool = True,
         **tables: Any,
     ) -> AsyncIterator[Site]:
-        """Make a site. `launcher` is the first device's; `further` has one for each other device."""
+        """Make a site. `launcher` starts the hosts of the first device; `further` has a launcher for each other device."""
         config = site_config(model_directory, **tables)
         launcher = launcher or FakeLauncher()
         app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret)

@@ -132,7 +132,7 @@ async def test_an_input_of_messages_may_hold_json_and_calls(site: Site) -> None:
     assert '{"a":1}\nHi' in TOKENIZER.decode(site.engine.submits[0].prompt_token_ids)
 
 
-# With real weights
+# The tests below use real weights.
 
 HERE = Path(__file__).parents[2] / "engine" / "embedded" / "ember"
 LONG = "The gas stove has a pilot light that burns small and blue. " * 8

@@ -29,7 +29,7 @@ class Budget:
 
 
 def woken(roles: tuple[str, ...], ranks: tuple[int, ...]) -> int:
-    """Return the host on which a model wakes; it has the least rank."""
+    """Return the index of the host on which a model wakes, given the role and the rank of each host."""
     started: list[Any] = []
     waker = SimpleNamespace(begin=lambda state, replica: started.append(replica))
     budgets = [Budget(Suits(rank, index)) for index, rank in enumerate(ranks)]

@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """A fake of NVML. `instances` has an entry for each GPU: None without MIG, else whether each place has an instance."""
+    """A fake of NVML. `instances` has an entry for each GPU: None without MIG, else for each slot whether it has a MIG instance."""
 
     class NVMLError(Exception):
         pass

@@ -29,7 +29,7 @@ from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_direct
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
-ROOM_FOR_TWO = 2000 / 2**30  # the weights of a fake model have 1000 bytes
+ROOM_FOR_TWO = 2000 / 2**30  # in GiB; the weights of a fake model have 1000 bytes
 
 
 def ask(model: str, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ REQUESTS_FOR_S = 4.0
 FAULTS_FOR_S = 8.0
 # An upper bound on the duration of a request: three tries of 60 s, three lost sites of 30 s, and the longest fault.
 ENDS_WITHIN_S = 400.0
-SETTLED_S = 10.0  # after the last request; then every count must be zero
+SETTLED_S = 10.0  # time after the last request until every count must be zero
 STOPS_WITHIN_S = 60.0
 # Error codes that a request may end with if no site could answer it.
 HONEST = frozenset({"no_site_available", "upstream_lost", "overloaded", "draining", "engine_error", "request_timeout",

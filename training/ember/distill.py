@@ -26,12 +26,12 @@ from training.ember.network import FeedForward, Network, Shape, attend, load, ro
 from training.ember.train import Lessons
 
 MINI = Shape(width=128, layers=2, heads=2, kv_heads=1, feed_forward=352)  # 0.63 million parameters
-# the width is Ember's 256; 0.49 million parameters with its vocabulary
+# The EAGLE-3 head has Ember's width, 256, and with its vocabulary 0.49 million parameters.
 HEAD = Shape(heads=2, kv_heads=1, feed_forward=64)
 HEAD_DIM = 64
 TAPS = (0, 2, 4)  # layers after which Ember's hidden states are taken
-DRAFT_VOCABULARY = 320  # the most common tokens of answers
-UNROLLED = 2  # consecutive guesses, the second from the head's own hidden states
+DRAFT_VOCABULARY = 320  # number of tokens that the head can guess, the most common ones of answers
+UNROLLED = 2  # consecutive guesses that are trained; the second one uses the head's own hidden states
 TOKENS_PER_STEP = 2_048
 MUON_RATE, ADAM_RATE = 8e-3, 4e-3
 WARM_UP_STEPS = 20

@@ -35,7 +35,7 @@ TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmet
 UNSEEN = {"unseen tools": unseen_tools, "unseen keys": unseen_keys}
 TASKS = (*TARGETS, "talk", "story", "repeat", "long", *UNSEEN)
 SEED = 20_000
-KV_BYTES = 512 << 20  # enough for 64 sequences of 2,700 tokens
+KV_BYTES = 512 << 20  # of the engine's KV cache: 64 sequences of 2,700 tokens fit
 _COMPASS = re.compile(r"\d+°[NS], \d+°[EW]")
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 _COUNTRIES = frozenset(city.country for city in CITIES)
@@ -102,7 +102,7 @@ def is_right(asked: Conversation, answer: str) -> bool:
 def _wrong_facts(answer: str, holds: Sequence[str]) -> bool:
     """Return True if an answer about one city has the position, airport code or country of another city."""
     named = [one for one in CITIES if _says(answer, one.name)]
-    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, not the contained Salvador
+    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, not Salvador in it
     own = {city.compass, city.code, city.country} if city else set()
     said = set(_COMPASS.findall(answer)) | set(re.findall(r"\b[A-Z]{3}\b", answer))
     said |= {country for country in _COUNTRIES if _says(answer, country)}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Coefficients by Keller Jordan of a quintic whose iteration quickly moves all singular values towards 1.
+# Coefficients, by Keller Jordan, of a polynomial of degree five: iterating it quickly moves all singular values towards 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
                 average: Tensor = state["momentum_buffer"]
                 average.lerp_(parameter.grad, 1 - group["momentum"])
                 ahead = parameter.grad.lerp(average, group["momentum"])
-                # The root of the longer side gives steps as large as those of AdamW, for any shape.
+                # With this factor a step is about as large as one of AdamW, whatever the matrix's shape.
                 size = 0.2 * max(parameter.shape) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(orthogonal(ahead), alpha=-group["lr"] * size)

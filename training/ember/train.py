@@ -28,22 +28,22 @@ from training.ember.evaluate import TARGETS, engine_generator, evaluate
 from training.ember.muon import Muon
 from training.ember.network import Network, Shape, load, save
 
-# Above 3e-3, steps of 8,000 tokens are too noisy and copying stays inexact: at 5e-3 the loss is twice as large.
+# Learning rates. Above 3e-3, steps of 8,000 tokens are too noisy and copying stays inexact: at 5e-3 the loss is twice as large.
 MUON_RATE, ADAM_RATE = 3e-3, 1.5e-3
 WARM_UP_STEPS = 100
 TOKENS_PER_STEP = 8_192
-TOKENS_PER_FORWARD = 4_608  # padding included; about 0.4 GB of activations
+TOKENS_PER_FORWARD = 4_608  # most tokens of a forward pass, padding included; they need about 0.4 GB of activations
 TASKS = tuple(MIXTURE)
 
-Lesson = tuple[list[int], list[bool], int]  # token ids, whether each is learned, index into TASKS
+Lesson = tuple[list[int], list[bool], int]  # (token ids, whether each is learned, index of the task in TASKS)
 
 
 @dataclass(frozen=True)
 class Batch:
     ids: Tensor  # [batch, length], padded on the right
-    at: Tensor  # [learned] flat positions of the tokens before the learned tokens
-    targets: Tensor  # [learned]
-    tasks: Tensor  # [learned] index into TASKS
+    at: Tensor  # [learned tokens]: the flat position in `ids` of the token before each learned one
+    targets: Tensor  # [learned tokens]: their ids
+    tasks: Tensor  # [learned tokens]: the index of each one's task in TASKS
 
 
 class Lessons:
@@ -70,7 +70,7 @@ class Lessons:
         group: list[Lesson] = []
         for lesson in lessons:
             padded = (len(group) + 1) * len(lesson[0])
-            # A forward pass below 1,000 tokens does not use all cores. Above that, similar lengths save padding (15 % instead of 31 %).
+            # A forward pass below 1,000 tokens does not use all cores. Above that, lengths in a group are similar: 15 % is padding instead of 31 %.
             if group and (padded > TOKENS_PER_FORWARD or (padded > 1000 and len(lesson[0]) > 1.25 * len(group[0][0]))):
                 yield group
                 group = []

@@ -49,7 +49,8 @@ _JSON_PIECES = (
     r'"\]\}*',
     r"\}+",
 )
-# In order: JSON pieces; a plain word with its space; a word; one capital, digit or other letter; line ends; any other character.
+# The pieces into which text is split before BPE. Alternatives in order: JSON pieces; a plain word with its space; a word; one capital, digit or other
+# letter; line ends; any other character.
 _PATTERN = "|".join(
     (
         *_JSON_PIECES,

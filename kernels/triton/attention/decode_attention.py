@@ -129,7 +129,7 @@ def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, 
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """Return the factors of a dot product and of its tanh (0 without a cap), for scores in powers of two."""
+    """Return the factors of a dot product and of its tanh (0 without a cap); scores are exponents of two."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return scale / soft_cap, soft_cap * LOG2_E.value

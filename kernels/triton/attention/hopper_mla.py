@@ -17,7 +17,8 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import is_hopper
 
 _OF_BATCH = ("tables", "starts", "lens", "tables_seq", "seqs", "tiles", "splits")  # as in decode_attention
-# Shared memory holds queries, two tiles of keys, and the weights that warp groups exchange: 220 of 227 KiB. Sums take 128 registers per thread.
+# With these sizes, queries, two tiles of keys, and the weights that warp groups exchange fill 220 of 227 KiB of shared memory. Sums take 128
+# registers per thread.
 ROWS, _TILE, _WARPS = 64, 64, 8
 _LATENT, _ROTARY = (64, 128, 256, 512), (64,)
 

@@ -20,7 +20,8 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import is_hopper
 
 _OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as in decode_attention
-# Sums of 128 columns and scores of 64 keys take 96 registers per thread; queries and two tiles of keys and values take 96 KiB of shared memory.
+# With these sizes, sums of 128 columns and scores of 64 keys take 96 registers per thread; queries and two tiles of keys and values take 96 KiB of
+# shared memory.
 ROWS, TILE, WARPS, REGISTERS = 128, 64, 8, 128
 _DIMS = (64, 128)
 
@@ -120,8 +121,8 @@ def _meet(
     none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)
     for start in range(begin, end, TILE):
         async_copy.wait_group(0)  # this tile is loaded, and all warps have finished the previous one
-        # The next tile is requested before the products: after them the compiler would synchronise the warp groups again, between exponents and
-        # values.
+        # The next tile is requested before the products. If that came after them, the compiler would synchronise the warp groups once more, between
+        # exponents and values.
         _copy(keys.index(1 - i), values.index(1 - i), k, v, block, cache_block, inside)
         scores = warpgroup_mma(queries, keys.index(i).permute((1, 0)), none, use_acc=False, is_async=True)
         block = _blocks(table, start + 2 * TILE, key, first_block, last_block, BLOCK_SIZE)

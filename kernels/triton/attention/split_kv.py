@@ -16,11 +16,11 @@ from pilotlight.kernels.triton.launch import num_processors
 
 _LEAST_SPLIT = 256  # fewest keys of a split; with fewer, a program ends before it has amortised its start
 _LEAST = tl.constexpr(_LEAST_SPLIT)
-# Programs per processor if there is enough work for many rounds. Two to four run at once, and the last round, in which processors are idle, is then
-# at most a quarter of the whole. A partial result costs at most 2 / 512 of the memory traffic of a split of 512 keys.
+# Number of programs per processor if each of them has _LONG_SPLIT keys. Two to four run at once, so the last round, in which some processors are
+# idle, is at most a quarter of the whole. A partial result costs at most 2 / 512 of the memory traffic of a split of 512 keys.
 _ROUNDS, _LONG_SPLIT = 8, 512
-# A program that occupies a whole processor, with sums of 64 rows, needs as much time for its partial result as for 350 keys. On an H100, 128 heads of
-# 512 take 339 us over 64 unsplit contexts of 8,192, 364 in halves, 398 in quarters and 475 in ninths; over contexts of 128 to 8,192 they take 330,
+# The cost of a partial result, in keys, for a program that occupies a whole processor with sums of 64 rows. On an H100, 128 heads of 512
+# take 339 us over 64 unsplit contexts of 8,192, 364 in halves, 398 in quarters and 475 in ninths; over contexts of 128 to 8,192 they take 330,
 # 293, 272 and, in eighths, 301.
 _PART = 350
 
@@ -78,9 +78,9 @@ def write_part(
     out, tops, sums, sinks, line, head, is_row, top, total, result, factor, split, splits, column,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, HAS_SINKS: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    """Store one split's partial result of lines [ROWS] of `head` [ROWS] or, with DIRECT, the final result.
+    """Store the partial result of one split or, with DIRECT, the final result.
 
-    The result [ROWS, DIM] is multiplied by `factor`; column: 0 to DIM - 1.
+    `line`, `head` [ROWS]: the line and the head of each row. Stored is `result` [ROWS, DIM] times `factor`; `column`: the numbers 0 to DIM - 1.
     """
     inside = is_row[:, None]
     if COLUMNS < DIM:

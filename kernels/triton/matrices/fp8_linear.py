@@ -24,7 +24,7 @@ def _quantise(
     x, scale, values, scales, x_token, tokens, columns, group, groups,
     LARGEST: tl.constexpr, GIVEN: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Round GROUPS groups of rows, each whole in registers, with a given scale or a scale for each."""
+    """Round GROUPS groups of columns, each whole in registers, with a given scale or with one scale each."""
     i = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     token, of_row, within = i // groups, i % groups, tl.arange(0, BLOCK)[None, :]
     column, is_token = of_row[:, None] * group + within, token < tokens

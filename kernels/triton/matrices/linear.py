@@ -19,10 +19,10 @@ from pilotlight.kernels.triton.matrices.tiles import multiply, multiply_few
 
 FEW = 4  # most rows of x that are multiplied without tensor cores
 _LEAST_COLUMNS = 512  # fewest columns of a split
-_SCRATCH_BYTES = 128 << 20  # memory for decoded rows of a weight
-# Rows that are decoded at a time for few tokens. With 4096 columns the L2 still holds them when cuBLAS reads them: 64 rows of x and INT4 of 28672 x
-# 4096 took 206 us on an H100 in two parts, and 162 in seven. With more tokens so few rows would not fill cuBLAS's tiles: 512 rows of x and 4096 x
-# 14336 took 180 us in four parts, and 131 whole.
+_SCRATCH_BYTES = 128 << 20  # size of the memory for decoded rows of a weight
+# _NEAR_ROWS rows are decoded at a time for up to _NEAR_TOKENS tokens. With 4096 columns the L2 still holds them when cuBLAS reads them: 64 rows of x
+# and INT4 of 28672 x 4096 took 206 us on an H100 in two parts, and 162 in seven. With more tokens so few rows would not fill cuBLAS's tiles: 512 rows
+# of x and 4096 x 14336 took 180 us in four parts, and 131 whole.
 _NEAR_ROWS, _NEAR_TOKENS = 4096, 512
 # Number of tiles of x that take turns at the same rows of the weight, so that both stay in the L2 cache.
 _GROUP_TILES = 8

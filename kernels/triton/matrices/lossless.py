@@ -181,8 +181,9 @@ def add_escapes(
 ):  # fmt: skip
     """Return sums of a tile of 16 rows, corrected for its escapes from `start` to `stop`.
 
-    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: pointer to the
-    first of them; those from `middle` on belong to the lower eight rows. `upper`, `lower`: the values decoded in place of escapes.
+    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: the first of
+    these escapes, loaded, one per thread. Escapes from `middle` on belong to the lower eight rows. `upper`, `lower`: the high bytes decoded in place
+    of escapes.
     """
     type: tl.constexpr = x.dtype.element_ty
     lane = tl.arange(0, WARPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -312,9 +313,9 @@ def _decode_rows(
     words, palette_words, numbers, out, scale, first, rows, columns, row_words,
     HAS_NUMBERS: tl.constexpr, PERMUTES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Decode rows by number, or all from `first` on: their bits if `out` is int16, else times `scale`.
+    """Decode the rows `numbers`, or those from `first` on.
 
-    A number outside the table gives NaN.
+    Writes their bits if `out` is int16, else their values times `scale`. A number outside the table gives NaN.
     """
     i = tl.program_id(0).to(tl.int64)
     row = tl.load(numbers + i).to(tl.int64) if HAS_NUMBERS else first + i

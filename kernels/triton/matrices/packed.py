@@ -30,8 +30,8 @@ MOST_TOKENS = 32  # most rows of x per program
 _BLOCK = 32  # columns per block of codes
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _NEAR_BYTES = 32 << 20  # most bytes of decoded rows of which the L2 still has all when cuBLAS reads them
-# 128 (fp16: 1024) in both halves: or-ing a code into the last bits adds it. The number is passed as an argument because an instruction can hold one
-# constant, which is the mask.
+# The bits of 128 (fp16: 1024) in both halves of a word: or-ing a code into the last bits adds it. The number is passed as an argument because an
+# instruction can hold one constant, which is the mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 # Registers that a thread may use, by tokens and tiles. Without a limit, the assembler saves registers by loading a step's operands only after the
 # previous step's products.
@@ -175,7 +175,7 @@ def as_fp32(scale, FORMAT: tl.constexpr):
 
 @jit
 def for_words(value, LATE: tl.constexpr, LANES: tl.constexpr):
-    """Repeat [LANES, 4], or if LATE [LANES], to [LANES, 16]: each word gets the value of its block."""
+    """Repeat [LANES, 4] (if LATE, [LANES]) to [LANES, 16], so that each word has the value of its block."""
     wide = value[:, None, None] if LATE else value[:, :, None]
     return tl.reshape(tl.broadcast_to(wide, (LANES, 4, 4)), (LANES, 16))
 

@@ -22,7 +22,7 @@ from pilotlight.kernels.triton.jit import jit
 
 CHUNK = 8192  # logits per program
 TILE = 2048  # logits in registers at once
-BINS = 1024  # the last bin also has all higher costs
+BINS = 1024  # bins of a row's costs; the last bin also counts all higher costs
 _NO_FUSION = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as in torch
 
 _BIN_BITS = tl.constexpr(19)
@@ -115,7 +115,7 @@ def _count(
             values = tl.load(logits + row * row_stride + token, mask=token < end, other=float("-inf"))
             cost = tl.where(token < end, _cost(values, top, scale), _FAR)
             counts += tl.histogram(tl.minimum(cost >> _BIN_BITS, BINS - 1), BINS)
-            # entries outside the vocabulary
+            # entries outside the vocabulary were counted in the last bin
             counts -= tl.where(bins == BINS - 1, tl.maximum(start + TILE - end, 0), 0)
         tl.atomic_add(histogram + row * BINS + bins, counts, mask=counts > 0)
 
@@ -136,7 +136,7 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
         bins = tl.arange(0, BINS)
         counts = tl.load(histogram + row * BINS + bins)
         cumulative = tl.cumsum(counts, axis=0)
-        inside = cut + 1  # costs below it count for top-p, whatever the window
+        inside = cut + 1  # logits below this cost certainly count in top-p's total
         if top_k < vocab:
             bin_of_kth = tl.sum((cumulative < top_k).to(tl.int32), axis=0)
             inside = tl.minimum(inside, bin_of_kth * _BIN)
@@ -289,7 +289,7 @@ def _pick(
     )
     # The factor is 2**-53.
     number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
-    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the target 0 takes the first of the likeliest
+    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # target 0 takes the first of a greedy row's best
     ends = tl.cumsum(sure, axis=0)
     kept = tl.sum(sure, axis=0)
     target = tl.minimum((number * kept.to(tl.float64)).to(tl.int64), kept - 1)

@@ -53,7 +53,8 @@ def _keep(
     block = tl.load(before + sequence)
     while run < tl.load(first_runs + sequence + 1):
         end, target = tl.load(ends + run), tl.load(after + run)
-        # A row is copied from the inputs or from a later row of the previous run. It is read before it is written, since both may be one block.
+        # A row of the new state is copied from the inputs, or from a later row of the previous state. Both states may be in one block, so rows are
+        # written in ascending order: a row is read before it is overwritten.
         for j in tl.static_range(BEFORE):
             at = end - BEFORE + j
             new = tl.load(x + at * x_token + channel, mask=inside & (at >= start), other=0.0)

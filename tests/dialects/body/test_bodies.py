@@ -770,7 +770,7 @@ def test_an_unknown_field_is_left_out_and_named_unless_fields_are_strict(
 ) -> None:
     raw = over(BASES[endpoint], change)
     found = outcome(endpoint, raw, strict=False)
-    if found != "ok":  # refused for another error
+    if found != "ok":  # the body has another error, and is refused for it
         assert "unknown_parameter" not in found
         return
     names = [name[:100] for name in parse(endpoint, raw, strict=False).ignored]
@@ -843,7 +843,7 @@ def test_tools_come_out_as_templates_expect_them() -> None:
         )
         assert orjson.dumps(parsed.prompt.tools) == orjson.dumps(
             expected
-        )  # in the order of the keys, since templates print them
+        )  # the order of keys counts, since templates print them
     chosen_none = over(BASES["chat"], orjson.dumps({"tools": tools, "tool_choice": "none"}).decode())
     assert parse("chat", chosen_none).prompt.tools == ()
 

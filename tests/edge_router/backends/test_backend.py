@@ -214,7 +214,7 @@ async def test_probes_measure_the_round_trip() -> None:
     assert site.backend.round_trip.ms == pytest.approx(site.backend.round_trip.seed_ms)
     await site.reply(encode_status(site_status("ams1")), took_s=0.012)
     assert site.backend.round_trip.ms == pytest.approx(12.0)
-    site.round_trips = 2  # the probe connected first
+    site.round_trips = 2  # one to connect, one for the probe
     await site.reply(encode_status(site_status("ams1", 2)), took_s=0.012)
     assert site.backend.round_trip.ms == pytest.approx(9.0), "half way to the measured 6 ms"
 

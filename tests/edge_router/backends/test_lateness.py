@@ -53,7 +53,7 @@ def test_lateness_is_forgotten_so_that_a_site_is_tried_again() -> None:
     clock.advance(HALF_LIFE_S)
     assert lateness.mean_ms() == pytest.approx(
         before * 2 / 3
-    )  # three late answers count as one and a half, because three punctual ones are assumed
+    )  # now three late answers count as one and a half; three punctual ones are always assumed
     clock.advance(20 * HALF_LIFE_S)
     assert lateness.mean_ms() == 0.0
 

@@ -91,7 +91,7 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     await mine.keep(AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
     assert await theirs.read() == [ASKED, AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
     assert not theirs.is_ours
-    await theirs.keep(StreamEnded())  # a no-op, as the journal is another router's
+    await theirs.keep(StreamEnded())  # has no effect, because another router owns the journal
     await mine.keep(JournalEvents(event(1), points(101)))
     mine.release()
     found = []

@@ -57,7 +57,7 @@ Look = Callable[[Downstream, float], None]
 
 
 async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look) -> Any:
-    """Run a client's work in a task, and meanwhile call `looks` with the time at which the work started."""
+    """Run a client's work in a task, and meanwhile call each look with the client and the start time."""
 
     async def run() -> Any:
         client.downstream._task = asyncio.current_task()
@@ -73,7 +73,9 @@ async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look
 
 
 def at(seconds: float, awake_since: float | None = None) -> Look:
-    """Return a look at the client at a time after the start. Both arguments are in seconds after the start."""
+    """Return a look that checks the client as if the time were `seconds` after the work's start.
+
+    `awake_since`: when this process last resumed, also in seconds after the start."""
     return lambda client, began: client.look(began + seconds, NEVER if awake_since is None else began + awake_since)
 
 
@@ -86,7 +88,7 @@ async def test_a_body_may_be_as_large_as_the_limit() -> None:
 @pytest.mark.parametrize(
     ("headers", "num_read"),
     [
-        ({}, 2 + DISCARD_TIMES),  # the bytes above the limit, and a limited rest
+        ({}, 2 + DISCARD_TIMES),  # two parts to exceed the limit, then a limited number of discarded parts
         ({"content-length": "5"}, DISCARD_TIMES),
         ({"content-length": str(4 * DISCARD_TIMES)}, DISCARD_TIMES),
         ({"content-length": str(4 * DISCARD_TIMES + 1)}, 0),

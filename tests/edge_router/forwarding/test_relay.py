@@ -47,7 +47,7 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 2), st.integers(1, 3), st.inte
 def tell(pieces: list[Piece], delivered: tuple[Delivered, ...] = ()) -> bytes:
     """Return a site's stream.
 
-    Each event contains the number of its choice's tokens before the piece, so that repeated and missing events are found.
+    Each event has its choice and the number of that choice's earlier tokens, so that repeated and missing events are found.
     """
     skipped = {choice: len(has.token_ids) for choice, has in enumerate(delivered)}
     position = dict.fromkeys(range(3), 0)

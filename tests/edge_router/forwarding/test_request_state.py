@@ -82,7 +82,7 @@ def test_a_site_that_declined_and_then_failed_is_not_asked_again() -> None:
     assert (tries.excluded, tries.failures, tries.is_paid) == ({"a"}, {}, True)
     assert tries.readmit_declined()
     assert not tries.excluded
-    tries.failed("a", failed("declined"))  # although a readmitted site must not decline
+    tries.failed("a", failed("declined"))  # a readmitted site must not decline, so this counts as a failure
     assert list(tries.failures) == ["a"]
     assert not tries.readmit_declined()
     assert tries.excluded == {"a"}

@@ -69,7 +69,7 @@ async def objectives(clock: Clock, path: Path | None = None) -> AsyncIterator[Ob
 
 
 @pytest.mark.parametrize(
-    ("make", "judged"),  # numbers of requests, failed ones, streams, late streams
+    ("make", "judged"),  # `judged`: numbers of requests, failed requests, streams, late streams
     [
         (lambda: (proxied(), None, 1.0), (1, 0, 1, 0)),
         (lambda: (proxied(first_s=0.2), None, 1.0), (1, 0, 1, 1)),

@@ -57,7 +57,7 @@ def shares(deployment: Deployment) -> list[tuple[int, float]]:
 
 def test_shares_follow_rollouts_and_rollbacks() -> None:
     first = with_version(Deployment("f", 0), version(1), 10)
-    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # no other version can have the rest
+    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # no other version can get a share
     second = with_version(first, version(2), 10)
     assert shares(second) == [(2, 10), (1, 90)]
     more = with_version(second, version(2), 60)

@@ -147,7 +147,7 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     fake.may_go_on.clear()
     registered.start()
     assert fake.started.acquire(timeout=60)
-    registered.release(0, 2 * PIECE)  # the second piece is not registered yet, and never is
+    registered.release(0, 2 * PIECE)  # the second piece is not registered yet, and now never will be
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)
     assert (fake.calls, fake.registered) == (["register register-memory", "unregister"], {})

@@ -116,7 +116,7 @@ def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     made = Made()
     sequence = made.sequence(
         30
-    )  # full attention needs eight blocks; the window four: one before a chunk, two for the chunk, one more
+    )  # full attention needs 8 blocks; the window 4: one before a chunk, two for the chunk, one more
     assert made.manager.num_needed(sequence, made.lookup.find_cached(sequence)) == 8 + 4
     made.computed(sequence, 8, 16)
     assert sequence.num_blocks == 4 + 2

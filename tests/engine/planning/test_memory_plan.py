@@ -115,7 +115,7 @@ def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) 
             assert sum(one.get(part, 0) for one in parts) == size
 
 
-# The published memory for KV: more than 56 GiB, or 1.2 million tokens.
+# Published figure: more than 56 GiB, or 1.2 million tokens, are left for the KV cache.
 def test_scout_leaves_the_published_room_on_two_h200() -> None:
     model = read_model(CONFIGS / "llama-4-scout.json")
     plan = make_plan(model, parse_devices("2xh200", never), Workload.of(model, 1 << 20))
@@ -125,7 +125,7 @@ def test_scout_leaves_the_published_room_on_two_h200() -> None:
     assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(109e9, rel=0.01)
 
 
-# The published memory for KV: more than 30 GiB.
+# Published figure: more than 30 GiB are left for the KV cache.
 def test_kimi_in_int4_leaves_the_published_room_on_eight_h100() -> None:
     model = read_model(CONFIGS / "kimi-k2.5-int4.json")
     plan = make_plan(model, parse_devices("8xh100", never), Workload.of(model), Parallelism(tp=8))

@@ -203,7 +203,7 @@ def test_a_flood_delays_another_tenants_request_by_its_share_alone() -> None:
     while engine.has_work:
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
-    # Four were running. Before the guest, the flood gets at most a quantum and a prompt: three sequences.
+    # Four sequences were running. Before the guest, the flood may start at most three more: a quantum of tokens, and one prompt beyond it.
     assert ended.index("guest") <= 4 + 3
     assert len(started) < 50
     assert len(ended) >= 50

@@ -15,7 +15,7 @@ from pilotlight.engine.scheduling.scheduler import Scheduler
 from tests.engine.driver import drain, submit
 from tests.engine.fake_runner import FakeRunner, fake_engine
 
-TOKENS_PER_S = 850  # as by a small model on a CPU
+TOKENS_PER_S = 850  # the speed of a small model on a CPU
 
 
 def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRunner]:

@@ -50,7 +50,7 @@ def test_a_needle_is_found_in_256k_tokens_and_nothing_after_the_query() -> None:
         cache[tables[0, at // block], at % block, :LATENT] = 100 * needle
     batch = varlen(tables, (4,), (length,))
     found = mla_prefill(q_latent, q_rotary, cache, batch, 1.0)
-    # the query of the third one is at its key's position or later
+    # the third key is not after its query either, so the query sees it
     assert_close("prompt", 100 * q_latent[:3], found[:3], 1e-5)
     lens = torch.tensor([length])
     decoded = mla_decode(q_latent[3:], q_rotary[3:], cache, tables, lens, length, 1.0)

@@ -225,9 +225,9 @@ def test_a_number_that_the_table_lacks_spoils_no_other_row() -> None:
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_products_of_many_rows_are_the_plain_ones_wherever_tiles_and_chains_end(dtype: torch.dtype) -> None:
-    """Test the decoding of rows ahead of their products, also at ends of tiles and chains.
+    """Test the decoding of weights ahead of their products, also at ends of tiles and column chains.
 
-    With few rows the first decoded ahead are those of the next chain of the same rows.
+    While one chain is multiplied, the next one is decoded.
     """
     with computing_with("C library"):
         for outputs in (1, 6, 8, 13, 50, 97):

@@ -192,7 +192,7 @@ def test_weights_are_powers_of_two_to_fp32_precision() -> None:
     costs, weights = weigh(-distances.unsqueeze(0), torch.zeros(1), torch.tensor([2.0**24], dtype=torch.float64))
     exact = HEAVIEST * torch.exp2(-distances.double())
     assert torch.equal(costs[0], (distances.double() * 2**24).int())
-    # the errors of the polynomial, of half a unit of the cost, and of one unit of the integer
+    # allowed errors: that of the polynomial, half a unit of the cost, and one unit of the integer weight
     assert ((weights[0] - exact).abs() <= exact * (2.6e-7 + 2.0**-24) + 1).all()
     assert weights[0, 0] == HEAVIEST
     assert POWER[-1] == 2.0**24

@@ -1,4 +1,4 @@
-"""The order of tokens by expert and the table of tiles, made in both ways, and refused calls of Triton's experts."""
+"""The order of tokens by expert and the table of tiles, each from both algorithms; refused calls of Triton's experts."""
 
 from collections.abc import Callable
 from functools import partial

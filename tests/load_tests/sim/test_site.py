@@ -39,7 +39,7 @@ def mean_wait_s(load: float, length: Callable[[random.Random], float], requests:
 @pytest.mark.long
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_random_prompts_wait_as_long_as_in_an_m_m_1_queue(load: float) -> None:
-    expected = load / (1 - load) * 1.0  # in mean service times, of 1 s each
+    expected = load / (1 - load) * 1.0  # the mean wait, as a multiple of the mean service time of 1 s
     assert mean_wait_s(load, lambda rng: rng.expovariate(1 / 1000)) == pytest.approx(expected, rel=0.06)
 
 

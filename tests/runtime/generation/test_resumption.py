@@ -27,7 +27,8 @@ from tests.in_turn import in_turn
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT, COMPLETIONS, RUN = "/ai/v1/chat/completions", "/ai/v1/completions", "/client/v4/accounts/acc1/ai/run/@test/tiny"
-BLOCKS = {"/v1/messages": {"max_tokens": 200}, "/v1/responses": {}, RUN: {}}  # dialects whose answers are blocks
+# Paths of the dialects whose answers consist of blocks, and the fields that their requests need.
+BLOCKS = {"/v1/messages": {"max_tokens": 200}, "/v1/responses": {}, RUN: {}}
 SECRET = "a shared secret"
 NAME = AnswerName(41, 1_700_000_000, "0123456789abcdef01234567")
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

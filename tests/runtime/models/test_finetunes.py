@@ -405,7 +405,7 @@ def test_storing_a_file_delays_no_request_for_another(tmp_path: Path) -> None:
 
 
 def test_what_no_other_site_can_have_leaves_nothing_when_it_is_removed(tmp_path: Path) -> None:
-    """Thus an account may create and remove any number of adapters."""
+    """Otherwise an account that creates and removes many adapters would fill the list of removed ones."""
     store = FinetuneStore(tmp_path, FinetunesConfig())
     store.remove(store.create("ann", "", "tiny", "begun", "").id)
     assert store.everything().removed == ()

@@ -57,11 +57,11 @@ LEAD = Lists(
 )
 
 
-# Forms with meaningless keys teach copying. The evaluation tests them separately, as "unseen keys".
+# Share of forms with meaningless keys, which teach copying. The evaluation tests them separately, as "unseen keys".
 PLAIN_SHARE = {Split.TRAIN: 0.05, Split.HELD_OUT: 0.0}
 
 
-# Omitting a field that the text does not state is the hardest part, so training has it more often than the evaluation.
+# Share of fields that a text may leave unstated. To omit them in the answer is the hardest part, so training has more of them than the evaluation.
 OPTIONAL_SHARE = {Split.TRAIN: 0.4, Split.HELD_OUT: 0.15}
 
 

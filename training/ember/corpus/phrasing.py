@@ -99,9 +99,9 @@ def framed(rng: random.Random, template: str, share: float) -> str:
 
 
 def blur(rng: random.Random, template: str, share: float, keep: bool = False) -> str:
-    """With probability `share`, insert random words or, unless `keep`, replace words by them.
+    """With probability `share`, insert random words and, unless `keep`, replace or drop some words.
 
-    So the meaning must be found by the values and the other words, as in a phrasing that training does not have.
+    So a model must find the meaning from the values and the remaining words, as in a phrasing that it has not seen.
     """
     if rng.random() >= share:
         return template

@@ -1,4 +1,4 @@
-"""Small talk, Ember's identity, and honest answers to questions that it cannot answer."""
+"""Small talk, Ember's identity, and honest answers to questions that Ember cannot answer."""
 
 import random
 

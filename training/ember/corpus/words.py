@@ -1,7 +1,7 @@
 """The values that fill sentences: names, colours, numbers, times, and made-up words.
 
-Many words in training consist of pieces and syllables that occur nowhere else, because otherwise a small model learns the lists and not to copy. The
-held-out lists and `KEPT_WORDS` are used only by the evaluation.
+Many words in training consist of pieces and syllables that occur nowhere else, because otherwise a small model learns the lists instead of copying.
+The held-out lists and `KEPT_WORDS` are used only by the evaluation.
 """
 
 import random
@@ -203,7 +203,7 @@ def identifier(rng: random.Random, split: Split) -> str:
 
 
 def _from_country(rng: random.Random) -> str:
-    """Return a country or a word made of one: answers about facts do not teach copying its tokens."""
+    """Return a country or a word made of one, to teach copying its tokens: answers about facts do not."""
     word = rng.choice(_COUNTRIES)
     if rng.random() < 0.6:
         word += rng.choice(("ese", "an", "ish", "er", "ia", "s", "let", "land", "ic", "ist"))
@@ -265,7 +265,7 @@ _WHICH = listed("the;the;the;the;a;my;our;two;some;more;all;no;that;every;new;ol
 
 
 def _task(rng: random.Random, split: Split) -> str:
-    """Return a task of one to four words; in training mostly any words of the pool in the shape of a task."""
+    """Return a task, such as a verb and a thing; in training mostly made of arbitrary words."""
     if rng.random() < 0.2 or split is Split.HELD_OUT:
         return TASKS.pick(rng, split)
     verb = rng.choice(_DO) if rng.random() < 0.5 else rng.choice(POOL)

@@ -118,7 +118,7 @@ def test_days_that_have_passed_are_forgotten() -> None:
     for _ in range(DAYS_KEPT):
         clock.advance(DAY_S)
         assert kept.reserve("acme", 100, 0)
-    kept.settle(first, 0, 0)  # for a day that is no longer counted
+    kept.settle(first, 0, 0)  # has no effect, because its day is no longer counted
     assert len(kept._days) == DAYS_KEPT
 
 

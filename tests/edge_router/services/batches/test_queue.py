@@ -17,7 +17,7 @@ from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
 from tests.edge_router.builders import Clock, model_status, site_status
 
-NOW_S = 1000  # time of the builders' clock
+NOW_S = 1000  # the time at which the clock of builders.py starts
 MINE = Key("mine", "0" * 64, account=Account("acme"))
 
 

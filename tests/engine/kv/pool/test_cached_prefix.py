@@ -74,7 +74,7 @@ class World:
         return self.is_here(name) or self.place.get(name) in places
 
     def longest(self, places: tuple[str, ...] = ()) -> int:
-        """Return the longest prefix, in blocks, for which the following tokens find all blocks that they see."""
+        """Return the length, in blocks, of the longest prefix in which later tokens find all that they see."""
         fits = [
             n
             for n in range((LENGTH - 1) // SIZE + 1)
