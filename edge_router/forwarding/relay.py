@@ -30,7 +30,7 @@ from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_ev
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
-# Limit of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
+# Limit in bytes of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
 MAX_HELD_BYTES = 8 << 20
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # code in OpenAI's dialect and in Workers AI's: the engine died or failed
@@ -47,7 +47,7 @@ class Forward(msgspec.Struct, frozen=True):
 
 class SiteDraining(msgspec.Struct, frozen=True):
     """The site asks that its stream continue elsewhere, if possible.
-    It accompanies everything that the site sends from then on."""
+    This event accompanies everything that the site sends from then on."""
 
 
 class StreamBroken(msgspec.Struct, frozen=True):

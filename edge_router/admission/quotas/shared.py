@@ -24,7 +24,8 @@ from pilotlight.sites.network import QuotasConfig
 from pilotlight.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from pilotlight.edge_router.admission.quotas.postgres_leases import PostgresLeases  # psycopg may be missing
+    # imported here, because psycopg may be missing
+    from pilotlight.edge_router.admission.quotas.postgres_leases import PostgresLeases
 
 LEASE_SHARE = 1 / 16
 TICK_S = 0.25
