@@ -156,7 +156,10 @@ def compute(runner: ModelRunner, step: StepInput) -> None:
 
 
 def step_s(runner: ModelRunner, step: StepInput, share_s: float) -> tuple[float, int]:
-    """Return the median wall time of a step, and how many were timed: LEAST_REPEATS to REPEATS, depending on `share_s`."""
+    """Return the median wall time of a step, and how many were timed.
+
+    LEAST_REPEATS to REPEATS steps are timed, as many as fit into `share_s`.
+    """
     device = runner.kv_cache.device
 
     def work() -> None:

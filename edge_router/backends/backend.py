@@ -46,7 +46,7 @@ class Backend:
 
     @property
     def detail(self) -> str:
-        """Return the reason of the state."""
+        """Return the reason for the site's state."""
         return self.probed.detail or ("cordoned by an operator at this router" if self.is_cordoned else "")
 
     def cordon(self, is_cordoned: bool) -> None:
@@ -265,7 +265,7 @@ class TicketQueue:
         self.tokens += ticket.tokens
 
     def remove(self, ticket: Ticket) -> None:
-        """Remove a ticket, if it is there."""
+        """Remove a ticket, if it is in the queue."""
         if ticket in self._tickets:
             del self._tickets[ticket]
             self.tokens -= ticket.tokens

@@ -88,7 +88,7 @@ class HealthMonitor:
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
-        # A delay of at most one interval is skipped: it is only that short for few sites, which may be probed at once.
+        # With few sites the delay is at most one interval. It is then skipped, because few sites may be probed at once.
         if begin_after_s > self._config.interval_s:
             await self._sleep(begin_after_s)
         while True:

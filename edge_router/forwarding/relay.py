@@ -74,22 +74,22 @@ class DeliveryLog:
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
         self.metered_before = ResourceUse()  # usage of the answer before this router continued it
-        # additions since the last call of `take_untold`; None if they are not recorded
+        # resume points added since the last call of `take_untold`; None if they are not kept
         self._untold: list[ResumePoint] | None = None
         self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """Count later additions in `meter`, too."""
+        """From now on also count added tokens in `meter`."""
         self.meter = meter
 
     def keep_untold(self) -> None:
-        """Record later additions for `take_untold`."""
+        """From now on keep added resume points for `take_untold`."""
         self._untold = []
 
     def take_untold(self) -> tuple[ResumePoint, ...]:
-        """Return the additions since the last call."""
+        """Return the resume points added since the last call."""
         points = tuple(self._untold or ())
         if points:
             self._untold = []

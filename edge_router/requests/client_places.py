@@ -89,7 +89,7 @@ class ClientPlaces:
 
     @classmethod
     def of(cls, config: ClientsConfig) -> "ClientPlaces":
-        """Return the locations for a configuration. Raises ConfigError."""
+        """Return the object that locates clients, as configured. Raises ConfigError."""
         return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
 
     def place(self, address: str, header: str, is_hop: bool) -> Place | None:

@@ -322,8 +322,8 @@ def _most_tokens(fields: dict[str, Any]) -> int:
 def speaks_for_an_account(head: Head, secret: str) -> bool:
     """Tell whether to trust the account that a request names.
 
-    It is trusted if another router forwards the request, or if a site sends a function's request for a model that it lacks. Routers add the number of
-    hops so far.
+    It is trusted if another router forwards the request (routers add the header HOPS), or if a site sends a function's request for a model that it
+    lacks. The hop must be signed.
     """
     may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
     return may_speak and _signed_digest(head, secret) is not None

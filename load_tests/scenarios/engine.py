@@ -18,7 +18,7 @@ import torch
 from load_tests.engine_speed import SHAPES, measure
 from load_tests.records import write_record
 
-SUBJECT = "engine"  # the shape is appended
+SUBJECT = "engine"  # the record's subject, to which the shape is appended
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 class ServerState(Protocol):
     is_stopping: bool
-    date: bytes  # the whole header line
+    date: bytes  # the whole line of the Date header
 
 
 class ClientWatcher(Protocol):

@@ -54,7 +54,7 @@ class Server:
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by the limit's name
         self.starts = RequestStarts()
         self.is_stopping = False
-        self.date = b""  # the whole header line
+        self.date = b""  # the whole line of the Date header
         self.name: object = None  # the listener's address
         self._most_unread = 0  # highest number of unread bytes since memory was last given back
         self._server: asyncio.Server | None = None

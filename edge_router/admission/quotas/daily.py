@@ -140,7 +140,7 @@ class DailyQuotas:
             use.cost += cost - reserved.cost
 
     def _parts(self, account: str, day: int, tokens: int, cost: int) -> tuple[DayPart, ...]:
-        """Return a request's parts of the shared limits."""
+        """Return what a request needs of each daily limit that routers share; empty if its account has none."""
         limits = self._limits.get(account)
         if self._shared is None or limits is None:
             return ()
