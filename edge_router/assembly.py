@@ -111,7 +111,7 @@ class EdgeRouter:
             stages=self.stages.present(),
             recent=self.recent,
         )
-        # Several workers would run the same batch, and so would an old worker and its successor.
+        # A router with several workers has no batches: several of them, or an old one and its successor, would run the same batch.
         self.batches = _batches(network, self.proxy) if role is None else None
         if self.objectives is not None:
             self.metrics.judge(self.objectives)

@@ -13,7 +13,7 @@ from pilotlight.kernels.matrices.linear import linear
 
 _GPU, _CPU = "cuda", "cpu"
 _BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # much larger than any cache
-# rows, inner, columns: square, and shaped like the product of a prompt and weights
+# Sizes (rows, inner, columns) of the measured products: square ones, and some shaped like the product of a prompt and weights.
 _MATMULS = {
     _CPU: [(2048, 2048, 2048), (512, 1024, 8192), (4096, 1024, 4096)],
     _GPU: [(8192, 8192, 8192), (8192, 4096, 14336)],

@@ -341,7 +341,8 @@ def main(argv: list[str]) -> int:
         except JobEndedError as error:
             outcome, message = error.reason, str(error)
         counts[kind]["refused" if outcome in REFUSALS else outcome] += 1
-        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # limits may end templates
+        # a template may exceed its limits of CPU time or memory
+        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):
             continue
         found = {"kind": kind, "outcome": outcome, "message": message[:300], "base64": b64encode(case.content).decode()}
         if asked.out is None:

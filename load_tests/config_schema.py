@@ -29,7 +29,7 @@ def render(table: type[Table]) -> str:
                 fields[name] = {"description": meaning, **fields[name]}
     top = tables.pop(table.__name__)
     text = json.dumps({"$defs": tables, **top}, indent=2)
-    return text.replace(r"\\Z", "$") + "\n"  # in JSON Schema, $ is the end of a string
+    return text.replace(r"\\Z", "$") + "\n"  # in JSON Schema, the end of a string is $
 
 
 def _subclasses(kind: type[Table]) -> Iterator[type[Table]]:

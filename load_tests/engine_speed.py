@@ -36,7 +36,7 @@ from pilotlight.engine.weights.storage import WeightStorage
 from pilotlight.kernels.cpu import library, pages
 
 BLOCK_SIZE = 16
-# A decode step is recorded as a CUDA graph when it is launched for the fourth time.
+# Numbers of untimed and timed steps. A decode step is recorded as a CUDA graph at its fourth launch, so that must be an untimed one.
 WARM_UPS, REPEATS, LEAST_REPEATS = (
     6,
     10,
@@ -81,7 +81,7 @@ class RandomWeights(WeightStorage):
         task()
 
     def __contains__(self, name: str) -> bool:
-        return name.startswith("model.")  # the weights of a checkpoint with a separate head
+        return name.startswith("model.")  # so the loader takes this prefix for all names
 
 
 def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
@@ -156,7 +156,10 @@ def compute(runner: ModelRunner, step: StepInput) -> None:
 
 
 def step_s(runner: ModelRunner, step: StepInput, share_s: float) -> tuple[float, int]:
-    """Return the median wall time of a step, and the number of steps that fit into the share of time."""
+    """Return the median wall time of a step, and how many were timed.
+
+    LEAST_REPEATS to REPEATS steps are timed, as many as fit into `share_s`.
+    """
     device = runner.kv_cache.device
 
     def work() -> None:

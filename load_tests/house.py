@@ -107,7 +107,7 @@ def _counted(name: str, limit: int, found: Iterable[str]) -> Measure:
 
 
 def crowded(house: House) -> dict[str, int]:
-    """Count the modules of each folder."""
+    """Return the number of modules of each folder."""
     return Counter(
         str(Path(module.file).parent) for module in house.modules.values() if not module.file.endswith("/__init__.py")
     )

@@ -74,7 +74,7 @@ class Verdict(NamedTuple):
 
 class Case(NamedTuple):
     data: bytes
-    verdicts: dict[str, Verdict]  # by server
+    verdicts: dict[str, Verdict]  # by the server's name
 
 
 def mutated(rng: random.Random) -> bytes:

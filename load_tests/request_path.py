@@ -135,7 +135,7 @@ def trace_request(tree: Path, rounds: int = ROUNDS) -> RequestPath:
 class Window(NamedTuple):
     """One traced interval of a process."""
 
-    counts: dict[Function, int]  # in order of first entry
+    counts: dict[Function, int]  # how often each was entered, in order of first entry
     first_s: dict[Function, float]  # seconds from the start of tracing to the first entry
     tasks: list[str]
 

@@ -72,7 +72,7 @@ class Contender:
             return host_times_s(self._device, self._run, repeats=1, warm_ups=0)[0] / len(self._calls)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         if self._graph is None:
-            # about a millisecond, in which the host gets ahead of the device
+            # The device waits for about a millisecond, so that the host gets ahead of it.
             torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
         begin.record()
         self._run()

@@ -139,7 +139,7 @@ class ApiError(Exception):
         headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
         if self.retry_after_s is not None:
             headers.append(("retry-after", str(max(1, round(self.retry_after_s)))))
-        if (limit := self.rate_limit) is not None:  # under OpenAI's names
+        if (limit := self.rate_limit) is not None:  # headers with OpenAI's names
             headers += [
                 (f"x-ratelimit-limit-{limit.kind}", f"{limit.per_min:.0f}"),
                 (f"x-ratelimit-remaining-{limit.kind}", "0"),

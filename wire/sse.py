@@ -68,7 +68,7 @@ class EventDecoder:
     def split(self, chunk: bytes) -> list[bytes]:
         """Return the completed events as bytes, with their blank lines. Raises SSEError."""
         if self._at_start and not self._buffer and not chunk.startswith(b"\xef"):
-            self._at_start = not chunk  # the stream does not start with a byte-order mark
+            self._at_start = not chunk  # with any bytes, the start is over: there is no byte-order mark
         if (
             not self._buffer
             and not self._at_start

@@ -121,7 +121,7 @@ class Envelope(msgspec.Struct, Generic[ResultT], frozen=True):
     success: bool = True
     errors: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
-    result_info: ResultInfo | UnsetType = UNSET  # only in lists
+    result_info: ResultInfo | UnsetType = UNSET  # set only in responses with a list
 
 
 def page_of(listed: Sequence[ResultT], query: Mapping[str, str]) -> tuple[Sequence[ResultT], ResultInfo]:

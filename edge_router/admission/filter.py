@@ -70,7 +70,7 @@ def tenant_of(head: Head, secret: str) -> bytes:
 
 
 class Bucket:
-    """A token bucket: a rate per minute, and up to a minute's worth at once."""
+    """A token bucket: it fills at a rate per minute, and holds at most the tokens of one minute."""
 
     __slots__ = ("_at", "_level", "per_min")
 
@@ -80,14 +80,14 @@ class Bucket:
         self._at = now
 
     def wait_s(self, now: float, amount: float = 1.0) -> float:
-        """Return the seconds until the bucket holds `amount`, or is full if that is less; 0 if it does now."""
+        """Return the seconds until the bucket holds `amount`, at most until it is full; 0 if it holds it now."""
         return max(0.0, min(amount, self.per_min) - self._filled(now)) * 60 / self.per_min
 
     def take(self, amount: float, now: float) -> None:
         self._level = self._filled(now) - amount
 
     def changed(self, per_min: float, now: float) -> "Bucket":
-        """Return a bucket of another size, with the same amount missing."""
+        """Return a bucket of another size from which as much has been taken as from this one."""
         bucket = Bucket(per_min, now)
         bucket.take(self.per_min - self._filled(now), now)
         return bucket
@@ -99,7 +99,7 @@ class Bucket:
 
 
 class ReservedTokens(NamedTuple):
-    """The tokens that a request has reserved of its tenant's limit per minute."""
+    """Tokens that a request has reserved from its tenant's limit per minute."""
 
     tenant: "_TenantUse"
     tokens: float

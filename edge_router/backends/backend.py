@@ -19,7 +19,7 @@ from pilotlight.wire.hop.status import Place, SiteStatus, SiteView
 EJECT_AFTER = 5  # failed attempts in a row
 EJECTED_S = 5.0  # duration of the first ejection; each later ejection lasts twice as long, until an attempt succeeds
 EJECTED_MAX_S = 60.0
-FORGETTING_S = 1.0  # lateness decays with time: a view of a late site is renewed after this time
+FORGETTING_S = 1.0  # a view of a late site is renewed after this time, because lateness decays
 
 
 class Backend:
@@ -34,7 +34,7 @@ class Backend:
         self._clock = clock
         self.probed = ProbedState(health, clock)
         self.open: set[Ticket] = set()
-        self.pending = TicketQueue()  # sent since the site published its status, and not yet answering
+        self.pending = TicketQueue()  # requests since the site's last status that it has not started to answer
         self.unanswered = TicketQueue()  # requests without an answer yet, with their deadlines
         self.ejection = OutlierEjection(clock)
         self._lateness = Lateness(clock)
@@ -46,7 +46,7 @@ class Backend:
 
     @property
     def detail(self) -> str:
-        """Return the reason of the state."""
+        """Return the reason for the site's state."""
         return self.probed.detail or ("cordoned by an operator at this router" if self.is_cordoned else "")
 
     def cordon(self, is_cordoned: bool) -> None:
@@ -95,7 +95,7 @@ class Backend:
         self._view = None
         try:
             yield ticket
-            # The site sent nothing. (If the client leaves, an exception ends the scope.)
+            # Not reached if the client disconnects, which raises an exception.
             if not (ticket.has_answered or ticket.is_undecided):
                 self.ejection.failed()
         finally:
@@ -195,7 +195,7 @@ class Backend:
             is_ejected=now < ejected_until,
             slow_start=slow_start,
         )
-        if slow_start < 1 or late_at <= now:  # both change with time alone
+        if slow_start < 1 or late_at <= now:  # slow start and lateness change with time alone
             return _CachedView(view, now, until=now)
         changes = [at for at in (stale_at, ejected_until, late_at) if at > now]
         if not self._lateness.is_punctual:
@@ -265,7 +265,7 @@ class TicketQueue:
         self.tokens += ticket.tokens
 
     def remove(self, ticket: Ticket) -> None:
-        """Remove a ticket, if it is there."""
+        """Remove a ticket, if it is in the queue."""
         if ticket in self._tickets:
             del self._tickets[ticket]
             self.tokens -= ticket.tokens

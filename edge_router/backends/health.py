@@ -25,10 +25,10 @@ from pilotlight.wire.http.client import KEEP_ALIVE_S
 
 JITTER = 0.2  # share of the interval by which it varies: routers that start together must not probe together
 STARTING_SHARE = 0.25  # share of the interval while a site has never been healthy, because it is probably starting
-# share of the interval after a failed probe: the site's streams wait until the next probe shows whether the site failed
+# wait after a failed probe, as a share of the interval: short, because the site's streams wait for the next probe's result
 DOUBT_SHARE = 0.1
 PROBES_PER_S = (
-    # limit for all sites together: a probe takes 0.2 ms of a core, so 5,000 probes per second would use a whole core
+    # limit for all sites together, a fifth of a core: a probe takes 0.2 ms
     1000.0
 )
 MAX_STATUS_BYTES = 4 << 20
@@ -88,7 +88,7 @@ class HealthMonitor:
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
-        # a delay of up to one interval is not needed: so few sites may be probed at once
+        # With few sites the delay is at most one interval. It is then skipped, because few sites may be probed at once.
         if begin_after_s > self._config.interval_s:
             await self._sleep(begin_after_s)
         while True:

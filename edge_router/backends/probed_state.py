@@ -9,9 +9,7 @@ from pilotlight.edge_router.routing.views import State
 from pilotlight.sites.network import HealthConfig
 from pilotlight.wire.hop.status import SiteStatus
 
-SLOW_START_S = (
-    10.0  # ramp-up after an outage: the site's queue and cache are empty, so it would attract all requests at once
-)
+SLOW_START_S = 10.0  # time after an outage in which the site's load grows to its full share: with an empty queue it would get all requests
 RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy before and then failed is trusted again
 
 

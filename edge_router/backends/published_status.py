@@ -23,7 +23,7 @@ class PublishedStatus:
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
         self._learn_prefixes(status)
-        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # decoded above
+        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # decoded by `_learn_prefixes`
             models = tuple([replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models])
             status = replace(status, models=models)
         self._set(status, asked_at)

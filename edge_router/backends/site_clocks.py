@@ -19,13 +19,13 @@ class SiteClocks:
         return self._clock() + self._ahead_s.get(site, 0.0)
 
     def times_s(self) -> list[float]:
-        """Return the time by this router's clock, then by the clocks of sites that differ."""
+        """Return the time by this router's clock, then by each site's clock that differs from it."""
         now_s = self._clock()
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
     def learns(self, refusal: str, told: str, secret: str, site: str, request_id: str) -> bool:
         """Record the clock of a site that has refused a signature; return whether to send the request again.
-        `refusal` and its next argument are headers of the response. A refusal means that a clock was set since the last probe."""
+        `refusal` and `told` are headers of the site's response, REFUSAL and CLOCK. Such a refusal means that a clock was set since the last probe."""
         told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
         if told_s is not None:
             self.record(site, told_s)
@@ -34,7 +34,8 @@ class SiteClocks:
     def record(self, site: str, time_s: float) -> None:
         """Record the time of a site's clock, and log how much it differs."""
         ahead_s = time_s - self._clock()
-        self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # timestamps are whole seconds
+        # a smaller difference may be rounding, because timestamps are whole seconds
+        self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0
         when = "ahead of" if ahead_s > 0 else "behind"
         log.warning("site %s's clock is %.0f s %s this router's: set the wrong one", site, abs(ahead_s), when)
         all_ahead_s = self._ahead_s.values()

@@ -21,7 +21,7 @@ from pilotlight.wire.hop.management import WAKE_PATH, WakeHint
 
 # Seconds between hints for one model at one site: longer than most wakes, so that the next status shows the effect.
 EVERY_S = 5.0
-MAX_UNDER_WAY = 16  # further hints are dropped: sites that do not answer must not fill the router's memory
+MAX_UNDER_WAY = 16  # hints in progress; beyond this number hints are dropped, so that sites that do not answer do not fill the memory
 ASLEEP = ("host", "disk")
 
 log = logging.getLogger(__name__)

@@ -64,7 +64,7 @@ class JournalEvents(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Written by a router that continues the stream from here."""
+    """The entry of a router that takes the stream over: it continues from here."""
 
 
 class StreamEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):

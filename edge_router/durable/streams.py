@@ -87,7 +87,7 @@ class DurableStream:
         part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
         return StartedAnswer(self.asked.answer, self.log, part)
 
-    # called by the proxy
+    # Methods that the proxy calls.
 
     @property
     def is_streaming(self) -> bool:
@@ -139,7 +139,7 @@ class DurableStream:
         """Run the work that fills the stream, in a task that `cut` ends."""
         self.task = asyncio.create_task(work)
 
-    # called by readers
+    # Methods that readers call.
 
     async def started_answer(self) -> AnswerStarted:
         """Wait for the start of the answer. Raises ApiError if the stream was stopped before."""
@@ -149,7 +149,7 @@ class DurableStream:
             raise ApiError("aborted", "the stream was stopped before its answer began")
         return self.answer
 
-    # called with entries of the journal
+    # Methods that apply entries of the journal.
 
     def replay(self, entries: list[Entry]) -> bool:
         """Apply entries from another router's journal. Return whether they contain the whole answer."""
@@ -323,7 +323,7 @@ class DurableStreams:
             await asyncio.gather(recording.task, return_exceptions=True)
         if recording.journal is not None:
             recording.journal.release()
-        recording.events.end(self._clock())  # its task may not have started, and so cannot end it
+        recording.events.end(self._clock())  # done here, because a task that has not started cannot end the stream
 
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work

@@ -136,7 +136,7 @@ class Proxy:
             await client.while_present(tell(recording, client, 0))
 
     async def record(self, recording: DurableStream) -> None:
-        """Fill a durable stream."""
+        """Forward the request of a durable stream, which as its client receives the answer."""
         with self.admission.limits.held(recording.head, recording.address):
             await self.handle(recording, self.forward(recording, recording.asked.body, recording.started))
 

@@ -30,7 +30,7 @@ from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_ev
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
-# Limit of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
+# Limit in bytes of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
 MAX_HELD_BYTES = 8 << 20
 WORKERS_AI_FULL = 3040
 ENGINE_LOST = ("engine_error", 5000)  # code in OpenAI's dialect and in Workers AI's: the engine died or failed
@@ -47,7 +47,7 @@ class Forward(msgspec.Struct, frozen=True):
 
 class SiteDraining(msgspec.Struct, frozen=True):
     """The site asks that its stream continue elsewhere, if possible.
-    It accompanies everything that the site sends from then on."""
+    This event accompanies everything that the site sends from then on."""
 
 
 class StreamBroken(msgspec.Struct, frozen=True):
@@ -74,22 +74,22 @@ class DeliveryLog:
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
         self.metered_before = ResourceUse()  # usage of the answer before this router continued it
-        # additions since the last call of `take_untold`; None if they are not recorded
+        # resume points added since the last call of `take_untold`; None if they are not kept
         self._untold: list[ResumePoint] | None = None
         self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """Count later additions in `meter`, too."""
+        """From now on also count added tokens in `meter`."""
         self.meter = meter
 
     def keep_untold(self) -> None:
-        """Record later additions for `take_untold`."""
+        """From now on keep added resume points for `take_untold`."""
         self._untold = []
 
     def take_untold(self) -> tuple[ResumePoint, ...]:
-        """Return the additions since the last call."""
+        """Return the resume points added since the last call."""
         points = tuple(self._untold or ())
         if points:
             self._untold = []

@@ -25,13 +25,13 @@ MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of
 MAX_MOVES = 8  # moves of one stream because of silent sites: each computes its prompt again
 SETTLED_S = 5.0  # after this long without a move the stall timeout resets to its base value
 SHARE = 0.2  # retries added for each request: if every site fails, sites get 1.2 times the traffic instead of 3 times
-FLOOR_PER_S = 5.0  # steady refill per second: three retries for a single client
+FLOOR_PER_S = 5.0  # retries added each second, so that a quiet router can retry
 MOST = 100.0  # the most retries that a quiet time saves up
-# Every account may use the part above this. The rest holds the shares of two to three accounts; a single account may use 60 tries at once.
+# Fill level of the common budget above which every account may retry. Below it each account uses only its own share (ACCOUNT_MOST).
 SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
-MAX_ACCOUNTS = 4096  # accounts with tracked shares; others count as full
+MAX_ACCOUNTS = 4096  # accounts whose shares are remembered; any other account starts with a full share
 
 
 class StartedAnswer(NamedTuple):

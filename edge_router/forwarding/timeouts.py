@@ -11,7 +11,7 @@ from typing import Protocol
 from pilotlight.support.background import for_each
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked again
-# checks in one group: each takes up to a microsecond if the object is no longer in the CPU's caches
+# number of checks in one group; each takes up to a microsecond
 LOOKED_AT_ONCE = 64
 
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class JudgedRequests(NamedTuple):
-    """Numbers of requests; `late` of `streams` began too late."""
+    """Numbers of requests. `late` counts those of `streams` whose first token came too late."""
 
     answers: int = 0  # answers and failures
     failed: int = 0
@@ -86,7 +86,7 @@ class Objectives:
         claim_version(self._connection)
         self._connection.execute(_SCHEMA)
         with self._connection:
-            # Twice the period, so that a clock that is ahead at one start does not delete the counts.
+            # Counts are kept for twice the period, so that a start with a clock that is ahead does not delete those still needed.
             oldest = self._bucket(2 * PERIOD_DAYS * DAY_S)
             self._connection.execute("DELETE FROM requests WHERE bucket < ?", (oldest,))
 

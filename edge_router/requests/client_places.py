@@ -23,14 +23,14 @@ from pilotlight.support.atomic_files import stamp
 from pilotlight.wire.hop.status import Place
 
 LOOK_EVERY_S = 30.0
-# sampled networks of a database; if none has coordinates, it is a database of countries or providers
+# number of a database's networks that are checked; if none has coordinates, the database is refused
 SAMPLED_NETWORKS = 1000
 REMEMBERED = 65_536  # cached addresses; a lookup takes 5 us with the library's C extension, and 60 us without
 
 log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# arguments: the client's address, the location header, whether another router sent the request
+# Returns a client's location. Arguments: its address, its location header, whether another router sent the request.
 FindPlace = Callable[[str, str, bool], Place | None]
 
 
@@ -89,7 +89,7 @@ class ClientPlaces:
 
     @classmethod
     def of(cls, config: ClientsConfig) -> "ClientPlaces":
-        """Return the locations for a configuration. Raises ConfigError."""
+        """Return the object that locates clients, as configured. Raises ConfigError."""
         return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
 
     def place(self, address: str, header: str, is_hop: bool) -> Place | None:

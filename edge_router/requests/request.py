@@ -77,7 +77,7 @@ _DROPPED = _DROPPED_FOR_FUNCTIONS | {"cookie", *(name.decode() for name in API_K
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-# One thread for all requests: several threads would compete with the event loop for Python's global lock.
+# Parses all large bodies in one thread: several threads would compete with the event loop for Python's global lock.
 _thread = ThreadPoolExecutor(1, "large bodies")
 
 
@@ -322,8 +322,8 @@ def _most_tokens(fields: dict[str, Any]) -> int:
 def speaks_for_an_account(head: Head, secret: str) -> bool:
     """Tell whether to trust the account that a request names.
 
-    It is trusted if another router forwards the request, or if a site sends a function's request for a model that it lacks. Routers add the number of
-    hops so far.
+    It is trusted if another router forwards the request (routers add the header HOPS), or if a site sends a function's request for a model that it
+    lacks. The hop must be signed.
     """
     may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
     return may_speak and _signed_digest(head, secret) is not None
@@ -370,8 +370,9 @@ def _hops_so_far(head: Head) -> int:
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
     """Return the header lines for a site: the client's that may be forwarded, and this router's own.
-    `address` is the client's, empty if this router may not set it. Functions read it, and versions are distributed by it, so a header with it that
-    the client set is dropped. So is its location header, which another router would trust. `authorization` is the value for sites."""
+    `address` is the client's address; empty if another router sent the request. For a function it replaces the client's own header of that name,
+    because functions read it and it decides the version. The client's location header is dropped, because another router would trust it.
+    `authorization` is the value for sites."""
     dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:

@@ -21,7 +21,7 @@ from pilotlight.wire.hop.headers import lasting
 from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
-REMEMBERED_PREFIXES = 32  # newest prefixes of one conversation: a branch from further back is found by older turns
+REMEMBERED_PREFIXES = 32  # newest prefixes of a turn, which are remembered; a branch from an earlier message is found by prefixes of earlier turns
 FIRST_PREFIXES = 8  # first prefixes of a request, by which its site is chosen and its home is found
 LAST_PREFIXES = 248
 # in bytes. A seed is a model's name with the tools of its request; the digest of a longer one, usually one with tools, is not cached.
@@ -146,7 +146,7 @@ class SessionTable:
         if not named:
             return Recall(longest, held)
         assert conversation.session is not None
-        # A request may name a session although none of its prefixes is known.
+        # The name alone identifies the session: its prefixes may all be unknown.
         tokens = held.get(named[0], self._entries[conversation.session].tokens)
         cached = held[named[0]] = min(tokens, conversation.tokens)
         return Recall(Home(named[0], cached, by_name=True), held)
@@ -158,7 +158,7 @@ class SessionTable:
             self._put(prefix.digest, site, prefix.tokens, now)
         if (
             conversation.prefixes and not conversation.prefixes[0].is_telling
-        ):  # the shared prefix is in use as long as one of its conversations is
+        ):  # renew the shared prefix, because one of its conversations is in use
             self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
         if conversation.session is not None:
             self._put(conversation.session, site, conversation.tokens, now)

@@ -43,10 +43,10 @@ from pilotlight.edge_router.routing.placement import placement_order
 from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 from pilotlight.wire.hop.status import ModelStatus
 
-# Pricing a site takes 4 us, and a network may have thousands of sites.
-MAX_NEAR = 16  # priced because they are near and idle; a request asks at most five (three tries, two that decline) before it is ranked again
-MAX_HOLDERS = 8  # priced because they hold a part of the prompt, the longest part first
-SEARCHED_DIGESTS = 2  # longest digests of the prompt, from a conversation's last turn. Shorter ones are looked up only at the sites in the list
+# Only some sites are priced: pricing takes 4 us for each, and a network may have thousands.
+MAX_NEAR = 16  # sites priced because they are near and idle; a request asks at most five (three tries, two declines) before it is ranked again
+MAX_HOLDERS = 8  # sites priced because they hold a part of the prompt, those with the longest part first
+SEARCHED_DIGESTS = 2  # the prompt's longest digests, which are looked up at all sites; the others only at priced sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +60,22 @@ class Assumptions:
     # cost of a site without a free permit, which would refuse: such a site is nearly the last resort
     full_ms: float = 10_000.0
     reach_ms: float = 10.0  # smaller differences are measurement noise, and a reader does not notice them
-    # Limit of the additional saving that justifies a move. Predictions are noisy, so it is as long as the repeated prefill, up to this.
+    # A move must save more if it repeats a longer prefill, because predictions are noisy. This is the limit of that additional saving.
     most_noise_ms: float = 250.0
     stickiness_ms: float = 50.0  # additional cost of leaving a site, for a client that named its session
-    unseen_s: float = 0.2  # seconds of an average site's work that may have arrived since its status
+    unseen_s: float = 0.2  # work that may have reached a site since its status: this many seconds of it, multiplied by the network's load
     most_load: float = 0.9  # largest load in predictions: waiting grows with 1 / (1 - load), and averages are not exact
     # If a site computes tokens again that another site holds, their prefill counts this many times, multiplied by the network's load (0.2 on the
     # daily mean of a heavily used network). The prefill is certain and the avoided queue is not, and each further holder leaves less cache to others.
     # The weight is divided by the square of the number of holders: a prefix at several sites is shared by many conversations, so one more copy will
     # be used.
     repeat_weight: float = 16.0
-    delay_share: float = 1.0  # as a share of the least cost: the most that a client waits longer for later requests
-    repeat_share: float = (
-        2.0  # as a share of the least and of the usual cost: the most that a client waits longer to keep its cache
-    )
+    # limit of a client's additional wait for the sake of later requests, as a multiple of the least cost
+    delay_share: float = 1.0
+    # limit of a client's additional wait to use its cache, as a multiple of the least or the usual cost, whichever is smaller
+    repeat_share: float = 2.0
     queue_slack_ms: float = (
-        # a queue may exceed its limit by this much before a site declines, because asking another site costs a round trip or two
+        # excess of a queue over its limit at which a site does not decline yet: asking another site costs a round trip or two
         150.0
     )
 
@@ -217,7 +217,7 @@ class CostPolicy:
             else:
                 queue_ms = max(backend.pending_tokens, backend.unanswered_tokens) * ms_per_token
             if not backend.status_is_fresh or status is None:
-                # It is added to the last status, so that silence makes no site look better.
+                # The assumed queue is added to that of the last status, so that silence makes no site look better.
                 doubt_ms = believed.unsaid_ms + believed.unsaid_queue_tokens * ms_per_token
         elif not backend.status_is_fresh:
             doubt_ms = believed.unsaid_ms

@@ -29,7 +29,7 @@ def parse_place(header: str) -> Place:
 def distance_km(a: Place, b: Place) -> float:
     """Return the great-circle distance in km, by the haversine formula.
 
-    It is exact for near points, and at most 0.5 % wrong, because the Earth is not a sphere.
+    The error is at most 0.5 %, because the Earth is not a sphere.
     """
     phi_a, phi_b = math.radians(a.latitude), math.radians(b.latitude)
     half_phi = (phi_b - phi_a) / 2

@@ -12,7 +12,7 @@ from pilotlight.edge_router.routing.views import BackendView
 
 BOUND = 1.25  # a site gets no new conversations while its occupancy is above this multiple of the mean
 ALWAYS_FREE = (
-    0.05  # a site below this occupancy is never full: with three requests in the network a mean has no meaning
+    0.05  # a site below this occupancy never counts as full, because a mean over a few requests has no meaning
 )
 MAX_WALK = 16  # the cheapest sites, of which one is chosen by hashing: a 17th would not improve the balance
 

@@ -165,7 +165,7 @@ class SiteSelector:
         elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
             ticket.refused()  # the site's other models and functions may be fine
         elif failure.kind == "failing":
-            ticket.is_undecided = True  # until another site has answered the same request
+            ticket.is_undecided = True  # decided when another site has answered the same request, or not
         elif failure.kind in ("untrusted", "no_files"):
             # the site's probes, which are signed too, will show a wrong secret; this router's own limits are not the site's fault
             ticket.refused()

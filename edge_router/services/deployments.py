@@ -77,9 +77,9 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.asgi import read_body
 
 MAX_BODY = 64 << 10
-TRY_TIMEOUT_S = 360.0  # a site may take 300 s to install packages; then it calls the version
+TRY_TIMEOUT_S = 360.0  # time for a site to try a version: it installs packages for up to 300 s, then calls the version
 LOGS_TIMEOUT_S = 15.0
-SERVE_TIMEOUT_S = 10.0  # a site fetches the version, which it has tried before, and may start a process
+SERVE_TIMEOUT_S = 10.0  # time for a site to serve a version that it has tried: it may start a process
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")

@@ -18,7 +18,7 @@ from pilotlight.wire.hop.finetunes import FINETUNES, Finetune
 from pilotlight.wire.hop.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
 
 CREATE_BYTES = 64 << 10
-FORM_BYTES = 16 << 10  # size of a form besides its file
+FORM_BYTES = 16 << 10  # limit of a form's size without its file
 UPLOAD_S = 600.0
 _AT_SITES = "/client/v4/accounts/-/ai/finetunes"  # "-" as the account: sites identify the owner by the key
 

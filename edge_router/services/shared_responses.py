@@ -100,7 +100,7 @@ class PostgresResponses:
         except UsageStoreError:
             if job.is_left or not was_open:
                 raise
-            return self._in_transaction(job)  # a restarted database drops old connections
+            return self._in_transaction(job)  # again, on a new connection: a restarted database has dropped the old one
         finally:
             job.is_running = False
 

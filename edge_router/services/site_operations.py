@@ -26,9 +26,9 @@ from pilotlight.wire.hop.management import (
     StoreQuery,
 )
 
-CATALOGUE_TIMEOUT_S = 20.0  # a site reads the descriptions of new files first
-OPERATION_TIMEOUT_S = 30.0  # a model's weights may have to leave the device
-HUB_TIMEOUT_S = 25.0  # a site waits for the hub for 20 s
+CATALOGUE_TIMEOUT_S = 20.0  # time for a site's list of models: it reads the descriptions of new files first
+OPERATION_TIMEOUT_S = 30.0  # time for an operation: another model's weights may have to leave the device first
+HUB_TIMEOUT_S = 25.0  # time for a search at the hub, for which a site waits at most 20 s
 STORE_TIMEOUT_S = 5.0
 MAX_ANSWER = 4 << 20
 

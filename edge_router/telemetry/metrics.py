@@ -113,7 +113,7 @@ class RouterMetrics:
         for term, value in preference.terms.items():
             self._predicted_ms.by[site, term] += value
         times = self._of_site.get(site)
-        if times is None:  # `labels` takes 2 us
+        if times is None:  # kept for the next call, because `labels` takes 2 us
             times = self._of_site[site] = self._ttft.labels(site), self._error_ms.labels(site)
         times[0].observe(actual_s)
         times[1].observe(1000 * actual_s - preference.cost_ms)

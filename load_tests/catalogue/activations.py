@@ -66,8 +66,8 @@ def _operation(name: str, formula: Callable[..., Tensor], roundings: float, **mo
     )
 
 
-# Torch's plain form rounds after the activation and after the product; the fp32 part is the error of the exponential. The clamped form adds 1 to an
-# `up` that may be near -1, so that earlier roundings become a larger part of the result.
+# Tolerance: torch's plain form rounds after the activation and after the product; in fp32, the error of the exponential counts. The clamped form adds
+# 1 to an `up` that may be near -1, so that earlier roundings become a larger part of the result.
 OPERATIONS = (
     _operation("silu_and_mul", _silu, 2),
     _operation("gelu_tanh_and_mul", _gelu_tanh, 2),

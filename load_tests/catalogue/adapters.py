@@ -68,14 +68,14 @@ def _cost(arguments: Arguments) -> Cost:
     x, y, places, slots, ends = (arguments[name] for name in ("x", "y", "places", "slots", "ends"))
     ranks = places[..., 2]
     outputs = torch.tensor([end - begin for begin, end in zip((0, *ends), ends, strict=False)])
-    values = (ranks * (x.shape[1] + outputs)).sum(1)  # per slot
+    values = (ranks * (x.shape[1] + outputs)).sum(1)  # of A and B, by slot
     used = [slot for slot in slots.tolist() if slot >= 0]
     read = sum(int(values[slot]) for slot in set(used)) * x.element_size()
     return Cost(read + size(x) + 2 * size(y), 2 * sum(int(values[slot]) for slot in used))
 
 
 _EACH = tuple(range(16))
-# Tolerance: the rounding of y to the storage type; in fp32 as many roundings as two consecutive sums of hundreds of terms.
+# Tolerance: in the storage type, the rounding of y; in fp32, the roundings of two consecutive sums of hundreds of terms.
 ADD_LORA = Operation(
     name="add_lora",
     function=lora.add_lora,

@@ -388,7 +388,7 @@ PREFILL_ATTENTION = Operation(
     cost=_prefill_cost,
     rivals=_FUSED_FORMS,
 )
-# Storage type: the rounding of the result. fp32: the roundings of norm and rotation.
+# Tolerance: in the storage type, the rounding of the result; in fp32, those of norm and rotation.
 MLA_WRITE = Operation(
     name="mla_write",
     function=mla.mla_write,

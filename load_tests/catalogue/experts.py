@@ -170,7 +170,7 @@ ROUTE = Operation(
     name="route",
     function=moe.route,
     reference=_routed,
-    roundings=12,  # in fp32: of an exponential, a sum over the experts, and a quotient
+    roundings=12,  # in fp32: those of an exponential, of a sum over the experts, and of a quotient
     dtypes=(torch.float32,),
     cases=tuple(
         _logits(*shape, renormalise)
@@ -193,8 +193,8 @@ ROUTE_IN_GROUPS = Operation(
     bench=(_grouped(64, 256, 8, 8, 4), _grouped(8192, 256, 8, 8, 4)),
     cost=lambda arguments: Cost(size(arguments["logits"], arguments["bias"]) + 12 * arguments["top_k"] * arguments["logits"].shape[0]),
 )  # fmt: skip
-# Weights, the values between the two products and the result are rounded to the storage type. A rounding counts more where the experts' results
-# cancel.
+# Tolerance: weights, values between the two products and the result are rounded to the storage type. A rounding counts more where the experts'
+# results cancel.
 MOE_EXPERTS = Operation(
     name="moe_experts",
     function=moe.moe_experts,

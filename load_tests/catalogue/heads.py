@@ -124,7 +124,7 @@ def _fused_cost(arguments: Arguments) -> Cost:
 _PLAIN, _ODD, _LARGE = Heads(4, 2, 16, 16), Heads(5, 1, 10, 3), Heads(32, 8, 128, 16)
 _BY_TOKEN = Heads(6, 3, 10, 4, by_token=True)
 
-# The result is rounded to the storage type; before that, in fp32, two products and their sum.
+# Tolerance: in the storage type, the rounding of the result; in fp32, those of two products and their sum.
 ROTARY = Operation(
     name="rotary",
     function=rotary.rotary,
@@ -142,7 +142,7 @@ ROTARY = Operation(
     bench=(_rotary(64, 40, 128, _BANDWIDTH), _rotary(4096, 40, 128, _BANDWIDTH)),
     cost=_rotary_cost,
 )
-# The result is a copy, or is rounded once to FP8.
+# Tolerance: none for a copy; the rounding of the result for an FP8 cache.
 KV_WRITE = Operation(
     name="kv_write",
     function=kv_write.kv_write,
@@ -153,7 +153,7 @@ KV_WRITE = Operation(
     cost=_kv_write_cost,
     changes=("k_cache", "v_cache"),
 )  # fmt: skip
-# Values are rounded to the storage type between norm and rotation, and at the end; in fp32 the roundings are those of norm and rotation.
+# Tolerance: in the storage type, a rounding between norm and rotation and one at the end; in fp32, those of norm and rotation.
 ROTATE_AND_CACHE = Operation(
     name="rotate_and_cache",
     function=qkv.rotate_and_cache,

@@ -246,7 +246,7 @@ _MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # outputs and inputs of 
 _MODELS_32B = ((55296, 5120), (5120, 27648))  # outputs and inputs of Qwen 2.5 32B's largest layers
 _FASTER = Target(2.5, "rival")  # compared with torch.mm and a weight of 16 bits
 
-# Storage type: the roundings of the unpacked weight and of the result; fp32: those of one sum of a thousand terms.
+# Tolerance: in the storage type, the roundings of the unpacked weight and of the result; in fp32, those of one sum of a thousand terms.
 INT4_LINEAR = Operation(
     name="int4_linear",
     function=int4.int4_linear,
@@ -359,7 +359,7 @@ QUANTISE_FP8 = Operation(
     bench=(_quantise(64, 4096, 128), _quantise(8192, 4096, 128), _quantise(8192, 7168, 7168)),
     cost=lambda arguments: Cost(size(arguments["x"]) + arguments["x"].numel()),
 )
-# The forms that `linear` may choose for a few rows. fp32: the roundings of one sum of a thousand terms.
+# The forms that `linear` may choose for a few rows. Tolerance in fp32: the roundings of one sum of a thousand terms.
 FEW_ROWS = Operation(
     name="linear_of_few_rows",
     function=linear.linear,

@@ -49,7 +49,7 @@ def _cost(arguments: Arguments) -> Cost:
 _SIZES = ((0, 8), (1, 1), (3, 64), (5, 431))
 _MODELS = ((64, 4096), (2048, 4096), (8192, 7168))
 
-# Storage type: the rounding of the result; fp32: a few more in the sum of squares.
+# Tolerance: in the storage type, the rounding of the result; in fp32, a few more in the sum of squares.
 RMS_NORM = Operation(
     name="rms_norm",
     function=norm.rms_norm,
@@ -61,7 +61,7 @@ RMS_NORM = Operation(
     rows=("x",),
     rivals={"torch": lambda x, weight, eps: torch.nn.functional.rms_norm(x, weight.shape, weight, eps)},
 )
-# The sum is rounded before it is normalised: one more rounding.
+# Tolerance: one more rounding, because the sum is rounded before it is normalised.
 ADD_RMS_NORM = Operation(
     name="add_rms_norm",
     function=norm.add_rms_norm,

@@ -50,18 +50,18 @@ class Case:
 
     name: str
     make: Callable[[torch.dtype], Arguments]
-    target: Target | None = None  # for a call in the benchmark
+    target: Target | None = None  # set only for a case of the benchmark
 
 
 @dataclass(frozen=True)
 class Operation:
     name: str
-    function: Any  # what the engine calls; it picks the form by device
+    function: Any  # the function that the engine calls, which picks the form by device
     reference: Callable[..., Any]  # the formula in plain torch; receives every floating-point tensor in fp64
     # root-mean-square error that the arithmetic explains, in unit roundoffs of the storage type; state the reason beside it
     roundings: float
-    cases: tuple[Case, ...]  # ordinary and awkward, small enough for an interpreter
-    bench: tuple[Case, ...]  # as large as models use them
+    cases: tuple[Case, ...]  # calls for tests, ordinary and awkward, small enough for Triton's interpreter
+    bench: tuple[Case, ...]  # calls for the benchmark, as large as those of models
     cost: Callable[[Arguments], Cost]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     arithmetic: float = (
@@ -69,7 +69,7 @@ class Operation:
     )
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite with anything
-    # arguments whose first dimension, like that of all results, lets a large call be checked in parts
+    # arguments with the same rows (first dimension) as all results: a large call is checked in parts, some rows at a time
     rows: tuple[str, ...] = ()
     triton: str = ""  # module and function below pilotlight.kernels.triton, such as "linear.gemv"; if empty, `function` declares it
     # Torch's own functions, by name, with the same arguments.

@@ -12,7 +12,7 @@ from torch import Tensor
 from pilotlight.kernels.attention.fp8_cache import FP8
 from pilotlight.kernels.attention.varlen import VarlenBatch
 
-_LOUD = 300.0  # below FP8's largest value
+_LOUD = 300.0  # size of the numbers that must not affect a result: below FP8's largest value
 
 
 class Paged(NamedTuple):

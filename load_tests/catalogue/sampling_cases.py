@@ -16,7 +16,7 @@ from pilotlight.kernels.sampling.philox import uniform
 from pilotlight.kernels.sampling.sampling_batch import POWER, SamplingBatch, SamplingRow
 from pilotlight.kernels.sampling.sampling_scale import FAR, GREEDY_SCALE
 
-# temperature, top_k, top_p, min_p: off, alone, together, at their limits, greedy
+# Values of (temperature, top_k, top_p, min_p): each off, alone, with others and at its limit; a temperature of 0 is greedy.
 _KINDS: tuple[tuple[float, int | None, float, float], ...] = (
     (1.0, None, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, None, 0.8, 0.0), (1.0, None, 1.0, 0.2), (0.9, 20, 0.9, 0.05), (0.0, None, 1.0, 0.0),
     (1.0, 1, 1.0, 0.0), (2.0, None, 1e-6, 0.0), (1.0, None, 0.999, 0.0), (1e-3, 7, 0.5, 0.0), (1.0, 5, 0.999, 0.9), (0.8, 1 << 20, 0.3, 0.0),
@@ -59,7 +59,7 @@ def _tied(rows: int, vocab: int) -> Tensor:
 
 
 def _sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """Compute the formula row by row: sort, with sums in Python's integers."""
+    """Sample row by row as the formula says: sort the tokens, and sum their weights as Python integers."""
     integers, reals = batch.integers.cpu(), batch.reals.cpu()
     chosen = [_chosen(*row) for row in zip(logits.float().cpu().numpy(), integers.T, reals.T.tolist(), strict=True)]
     return torch.tensor(chosen, dtype=torch.int64, device=logits.device), logits.amax(-1)

@@ -15,8 +15,8 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# For each sequence: the lengths of its runs of tokens, and whether a block has its state (else it starts from zeros). A block may be read and
-# written.
+# A pair for each sequence: the lengths of its runs of tokens, and whether its state is in a block (otherwise it is zeros). One block may be both read
+# and written.
 Runs = tuple[tuple[tuple[int, ...], bool], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
@@ -192,7 +192,7 @@ def _tokens(batch: StateBatch) -> int:
 
 
 def _state_bytes(arguments: Arguments) -> int:
-    """Return the bytes that are read and written of states, in all."""
+    """Return how many bytes of states are read and written, both together."""
     batch, states = arguments["batch"], arguments["states"]
     read = int((batch.before >= 0).sum())
     return (read + len(batch.after)) * states[0].numel() * states.element_size()
@@ -227,7 +227,7 @@ def _norm_cost(arguments: Arguments) -> Cost:
 _SIXTEEN: Runs = (((1,), True),) * 16
 _LONG: Runs = (((1024, 1024), False),)
 
-# Storage type: the rounding of the result. fp32: sums of a few products.
+# Tolerance: in the storage type, the rounding of the result; in fp32, those of sums of a few products.
 SHORT_CONV = Operation(
     name="short_conv",
     function=short_conv.short_conv,
@@ -248,7 +248,8 @@ SHORT_CONV = Operation(
     ),
     cost=_conv_cost,
 )
-# Storage type: the rounding of the result. fp32: sums of as many products as a key has elements, and of as many corrections as there are tokens.
+# Tolerance: in the storage type, the rounding of the result; in fp32, those of sums of as many products as a key has elements, and of as many
+# corrections as there are tokens.
 GATED_DELTA_RULE = Operation(
     name="gated_delta_rule",
     function=delta_rule.gated_delta_rule,
@@ -290,7 +291,7 @@ SSD = Operation(
     ),
     cost=_ssd_cost,
 )
-# Storage type: the rounding of the result. fp32: the sum of squares and two factors.
+# Tolerance: in the storage type, the rounding of the result; in fp32, those of the sum of squares and of two factors.
 GATED_NORM = Operation(
     name="gated_norm",
     function=gated_norm.gated_norm,

@@ -69,7 +69,7 @@ def copying(rng: random.Random, split: Split) -> Conversation:
 
 
 def editing(rng: random.Random, split: Split) -> Conversation:
-    """Replace a word that occurs in several sentences."""
+    """Draw a request to replace a word that occurs in several sentences, with its answer."""
     sentences = [_sentence(rng, split) for _ in range(rng.randrange(6, 10))]
     old, new = (words.value(rng, "proper", split) for _ in range(2))
     for place in rng.sample(range(len(sentences)), rng.randrange(2, 4)):
@@ -80,7 +80,7 @@ def editing(rng: random.Random, split: Split) -> Conversation:
 
 
 def quoting(rng: random.Random, split: Split) -> Conversation:
-    """Quote one of several sections word for word."""
+    """Draw a request to quote one of several sections word for word, with its answer."""
     sections = {heading: _text(rng, split, 3, 6) for heading in rng.sample(_HEADINGS, rng.randrange(3, 6))}
     document = "\n".join(f"{heading}: {text}" for heading, text in sections.items())
     heading = rng.choice(list(sections))
@@ -90,7 +90,7 @@ def quoting(rng: random.Random, split: Split) -> Conversation:
 
 
 def records(rng: random.Random, split: Split) -> Conversation:
-    """List objects by a strict schema from the system message."""
+    """Draw a request to list objects by a strict schema in the system message, with its answer."""
     fields = sorted(rng.sample(_RECORD[1:], rng.randrange(3, 6)), key=_RECORD.index)
     fields = [_RECORD[0], *fields]
     people = [_values(rng, split, fields) for _ in range(rng.randrange(2, 5))]
@@ -105,7 +105,7 @@ def records(rng: random.Random, split: Split) -> Conversation:
 
 
 def calls(rng: random.Random, split: Split) -> Conversation:
-    """Call a tool with all of an order's arguments."""
+    """Draw a request to call a tool with all of an order's arguments, with its answer."""
     fields = [*_ORDER[:1], *sorted(rng.sample(_ORDER[1:], rng.randrange(4, 7)), key=_ORDER.index)]
     order = _values(rng, split, fields)
     function = {

@@ -24,9 +24,9 @@ _MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # a token's text is the time wh
 class Heard:
     """The answers of one measurement; times in milliseconds."""
 
-    whole_ms: list[float] = field(default_factory=list)  # of each answer, since its request was sent
-    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, since its request was sent
-    token_ms: list[float] = field(default_factory=list)  # of each token, since the site wrote it
+    whole_ms: list[float] = field(default_factory=list)  # for each answer, the time from its request to its end
+    first_ms: list[float] = field(default_factory=list)  # for each stream, the time from its request to its first token
+    token_ms: list[float] = field(default_factory=list)  # for each token, the time from the site's write to its arrival
     failures: int = 0
     seconds: float = 0.0
 

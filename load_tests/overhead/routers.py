@@ -29,7 +29,7 @@ START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
 METERED = "pilotlight, metered"  # with all features for paying clients
-SHARED = "pilotlight, shared limits"  # as METERED, with limits shared with other routers
+SHARED = "pilotlight, shared limits"  # METERED, and its limits are shared with other routers
 
 
 class Running(NamedTuple):

@@ -38,9 +38,9 @@ class Asked(NamedTuple):
 
 
 class Pair(NamedTuple):
-    others: Asked  # for the prompt that the first account has cached
+    others: Asked  # answer to the prompt that the first account, and not this one, has cached
     nobodys: Asked
-    own: Asked  # for the same prompt again, after this account has cached it
+    own: Asked  # answer to the same prompt again, which this account now has cached
 
 
 async def ask(session: aiohttp.ClientSession, url: str, account: str, prompt: str) -> Asked:

@@ -32,9 +32,9 @@ from load_tests.records import write_record
 CLIENTS = 24
 KILLS = 3
 GAPS_S = (60.0, 2.0)
-CALM_S = 30.0  # before the first kill, and after the last one
+CALM_S = 30.0  # time without kills before the first and after the last one
 ANSWER_TOKENS = 20
-PROMPT_WORDS = 560  # of some 3.6 tokens each
+PROMPT_WORDS = 560  # words of a prompt, of some 3.6 tokens each
 ASKED_AGAIN = 24  # size of the sample of answers that no kill touched
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
 SPLIT = "".join(f'\n[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in ("prefill", "decode"))

@@ -35,7 +35,7 @@ CLOCKS = {
     "e": "engine host killed",
     "e0": "the same without a standby",
 }
-_STAY_S = 0.5  # the minimum stay is three wakes; after that and this margin a model may sleep again (runtime/models/residency.py)
+_STAY_S = 0.5  # margin after a model's minimum stay of three wake times, before which it may not sleep (runtime/models/residency.py)
 _PLACE_FOR_COPY = 1 << 30
 
 

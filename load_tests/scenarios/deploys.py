@@ -43,7 +43,7 @@ NAME = "daily"
 LATER_S = 60.0
 RECOVERY_S = 90.0  # limit until a change that a kill interrupted is served
 BACKGROUND_S = 1.0
-LATE_S = 10.0  # work on a busy machine may be so late that a later kill cuts it
+LATE_S = 10.0  # the longest delay of due work on a busy machine: a kill of the site in this time may cut it
 TOKEN = "a-token-of-sixteen-bytes-or-more"
 SITE = '\n[functions]\ndeployments = "ROUTER"\nmax_isolates = 2\n'
 ENVIRONMENT = {DEPLOY_TOKEN_ENV: TOKEN, HOP_SECRET_ENV: "a secret of sixteen bytes or more"}

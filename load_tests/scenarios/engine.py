@@ -18,7 +18,7 @@ import torch
 from load_tests.engine_speed import SHAPES, measure
 from load_tests.records import write_record
 
-SUBJECT = "engine"  # the shape is appended
+SUBJECT = "engine"  # the record's subject, to which the shape is appended
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     batches, prompts = ([1, 4], [64, 256]) if options.rehearse else ([1, 8, 64, 256], [512, 2048, 8192, 32768])
     path = None
     for results in measure(shape, device, dtype, batches, prompts, options.budget_s):
-        if not options.rehearse or os.environ.get("OUT"):  # after each row, so that a later hang does not lose it
+        if not options.rehearse or os.environ.get("OUT"):  # written after each row: a later hang does not lose it
             path = write_record(f"{SUBJECT}-{shape}", results, ("torch", "triton"))
     show(results)
     if path:

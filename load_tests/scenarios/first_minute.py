@@ -25,9 +25,9 @@ from load_tests.scenarios.page import chromium
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 READ_S = 2.0
-KEY_S = 0.08  # 60 words a minute would be 0.2 s, but many people paste their question
+KEY_S = 0.08  # seconds between keys: 60 words a minute would be 0.2 s, but many people paste their question
 QUESTION = "What is the airport code of Lisbon?"
-READY_S = 600.0  # includes the time in which `make up` installs
+READY_S = 600.0  # limit until the network is ready, including the time in which `make up` installs
 
 
 def main() -> None:

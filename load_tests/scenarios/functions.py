@@ -159,7 +159,7 @@ def cold_starts(
         time.sleep(1.0 + (0.5 if "fastapi" in kinds else 0.05) * number)  # until all deployments have ended
         for kind in kinds:
             first = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
-            time.sleep(IDLE_S + 1.0)  # all are scaled to zero
+            time.sleep(IDLE_S + 1.0)  # until all are scaled to zero
             again = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
             results[f"{kind}, first request after its deployment"] = percentiles(first)
             results[f"{kind}, scaled to zero"] = percentiles(again)

@@ -37,7 +37,7 @@ from pilotlight.engine.text.tokenizer import Tokenizer
 from pilotlight.kernels.cpu import library
 
 PAGES = ("README.md", "ARCHITECTURE.md", "engine/README.md", "kernels/README.md")
-CHUNK = 2048  # tokens
+CHUNK = 2048  # tokens of a chunk
 ALTERNATIVES = 10  # likeliest tokens per place, with logprobs
 QUESTIONS = (
     "What is {}?",

@@ -93,9 +93,9 @@ SCHEMAS: tuple[tuple[str, Body], ...] = (
 
 
 class Case(NamedTuple):
-    way: str  # "tools" or "JSON", and the constraint
+    way: str  # kind of prompt ("tools" or "JSON") and its constraint
     body: Body
-    schemas: dict[str, Body]  # of tools, by name; for JSON, only one
+    schemas: dict[str, Body]  # the schemas of tools by name; for JSON, the only schema
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from load_tests import page_cache
 from load_tests.random_checkpoint import SHAPES, write
 from load_tests.records import write_record
 
-SUBJECT = "gpu-serving"  # the shape is appended
+SUBJECT = "gpu-serving"  # the record's subject, to which the shape is appended
 _IN_MEMORY = Path("/dev/shm")
 
 

@@ -70,7 +70,7 @@ def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] |
             continue
         rows.append(row(operation, case, device, ceilings.summary(), budget.next_share_s()))
         print(line(rows[-1]), flush=True)
-        record(results)  # after each row, so that a kernel that hangs does not lose other rows
+        record(results)  # written after each row: a kernel that hangs later does not lose it
     results["ceilings"] = ceilings.measure().summary()  # once more at the end: the device's limits may have changed
     show(results)
     if path := record(results):

@@ -185,7 +185,7 @@ async def _collected(network: LocalNetwork, functions: FunctionClients) -> None:
         if sum(row["requests"] for row in told["usage"] if row["function"] and row["model"]) >= len(functions.received):
             break
         await asyncio.sleep(0.5)
-    await asyncio.sleep(2.0)  # for requests whose clients got no answer
+    await asyncio.sleep(2.0)  # for the end of requests whose clients got no answer
 
 
 OF_CLIENTS = "SELECT request_id, outcome, output_tokens, prompt_tokens, device_us FROM usage WHERE function = ''"

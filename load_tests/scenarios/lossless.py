@@ -37,9 +37,9 @@ from pilotlight.kernels.matrices.lossless import Survey
 
 SUBJECT = "lossless"
 _CPU = torch.device("cpu")
-_WARM_UPS = 6  # a step is recorded at its fourth launch
+_WARM_UPS = 6  # untimed steps; a step is recorded as a graph at its fourth launch
 _BATCHES, _PROMPTS = (1, 4, 16, 64), (512,)
-_LEAST_S = 0.15  # duration of the steps between two clock readings
+_LEAST_S = 0.15  # steps between two clock readings take at least this time
 
 
 class _KeptWeights(RandomWeights):

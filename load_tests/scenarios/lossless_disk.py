@@ -35,7 +35,7 @@ from pilotlight.kernels.matrices.planes import split_planes
 
 SUBJECT = "lossless-disk"
 _PIECE_BYTES = 2 << 20  # zstd -19 compresses pieces as large as chunks
-_MOST_FOR_ZSTD = 32 << 20  # it takes a second for each 2 MiB
+_MOST_FOR_ZSTD = 32 << 20  # bytes that zstd compresses at most: it takes a second for each 2 MiB
 
 
 @torch.inference_mode()

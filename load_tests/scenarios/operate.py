@@ -35,7 +35,7 @@ from load_tests.scenarios.page import chromium
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
 LOOKS = {"light": (1200, "light"), "dark": (1200, "dark"), "phone": (390, "light")}
 QUALITY = 45  # quality of WebP: text stays sharp, and no picture takes more than 40 kB
-STREAMS = 24  # open while pictures are taken
+STREAMS = 24  # streams that are open while pictures are taken
 QUESTION = "What is the airport code of Lisbon?"
 FUNCTION = """
 from workers import Response, WorkerEntrypoint

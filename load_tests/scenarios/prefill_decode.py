@@ -29,7 +29,7 @@ from load_tests.site_process import SiteProcess
 SHAPES = {"0.5b": Shape(1024, 4096, 28, 16, 8, 64, 16_384), "50m": Shape(512, 1536, 8, 8, 4, 64, 16_384)}
 CAPS = (64, 128, 256, 512, 1024)  # caps of prompt tokens per step, whether the step has decodes or not
 NO_DELAY_LIMIT_MS = 1e6
-LAST_PROMPT_S = 15.0  # before the end: a later prompt would get most of its tokens after the end
+LAST_PROMPT_S = 15.0  # no prompt arrives in these last seconds of a run: it would get most of its tokens after the end
 COMMON = {"kv_gib": 6.0, "standby": False, "weights_host_gib": 4.0, "scale_up_wait_s": 0, "max_waiting": 4096}
 ROLES = [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]
 

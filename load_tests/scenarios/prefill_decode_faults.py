@@ -50,7 +50,7 @@ GAUGES = (
 
 
 class Fault(NamedTuple):
-    whose: str  # whose process: a role, or MASTER
+    whose: str  # role of the host that it affects, or MASTER
     how: str
 
     def __str__(self) -> str:

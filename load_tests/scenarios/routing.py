@@ -33,12 +33,13 @@ MEASURES = {
     "p50_ms": 1, "p95_ms": 1, "p99_ms": 1, "mean_ms": 1, "tpot_p50_ms": 1, "tpot_p95_ms": 1, "e2e_p50_ms": 1, "e2e_p95_ms": 1, "goodput": 4,
     "of_bound": 4, "hit_ratio": 4, "shed": 5, "cross_region": 4, "retried": 4, "declined": 4, "turned_over": 2, "wakes": 0,
 }  # fmt: skip
-TUNED_ON = ("chat", "agent", "documents")  # at heavy load: light-tailed, with long sessions, heavy-tailed
+# traces, at heavy load: a light-tailed one, one with long sessions, a heavy-tailed one
+TUNED_ON = ("chat", "agent", "documents")
 TUNING_REQUESTS = 4_000
 LONGER = {"agent": 2}  # factor of a trace's number of requests: an agent's sessions are six times as long
 TROUBLED = (OURS, "llm-d, declining")
 TROUBLED_TRACE = "chat"
-FEW_SEEDS = 2  # the number of the record's seeds that are used for troubles and pools
+FEW_SEEDS = 2  # troubles and pools are measured with this many of the record's seeds
 POOL_LOADS = (0.3, 0.6)
 POOL_REQUESTS = 3_000
 

@@ -28,7 +28,7 @@ SITES = (25, 330, 5000)
 DIGESTS = 32  # digests of a prompt, as many as a long conversation has
 CHANGED_IN_10_S = 90  # new prefixes in ten seconds: three requests a second with three each
 SAMPLES = 7
-PRICED = 8_000  # approximate number of ranked sites per sample
+PRICED = 8_000  # approximate number of sites that one sample ranks, in several decisions
 CONVERSATIONS, CONVERSATION_PREFIXES = (
     10_000_000,
     6,

@@ -43,7 +43,7 @@ PAUSE_S = 0.01  # pause after a refusal
 SETTLED_S = 10.0
 ENOUGH = (
     2 * NUM_ROUTERS * CLIENTS
-)  # by this number of refusals, clients have requested more than the limit; on a busy machine that takes longer
+)  # refusals after which clients have certainly requested more than the limit; on a busy machine that takes longer
 LONGEST_S = 60.0
 
 

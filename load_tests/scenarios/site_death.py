@@ -61,7 +61,7 @@ class Heard:
     text: dict[int, str] = field(default_factory=dict)  # by index of the choice, like `calls`, `finish` and `tokens`
     calls: dict[int, list[str]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
-    tokens: dict[int, list[str]] = field(default_factory=dict)  # if log-probabilities were requested
+    tokens: dict[int, list[str]] = field(default_factory=dict)  # set if log-probabilities were requested
     usage: tuple[int, int] | None = None
     names: set[tuple[str, int]] = field(default_factory=set)
     arrivals_s: list[float] = field(default_factory=list)

@@ -57,7 +57,7 @@ MAY_GROW = {
     "tasks": 24.0,
     "connections": 24.0,
     "site_connections": 24.0,
-}  # keep-alive connections come and go
+}  # by how much the router may have grown at the end: keep-alive connections come and go
 NONSENSE: tuple[bytes, ...] = (
     b"{", b"[]", b"\xff\xfe", b'{"model":"ember","messages":"hello"}', b'{"model":"nobody","messages":[]}',
     b'{"model":"ember","messages":[],"stream":3}',
@@ -99,7 +99,7 @@ class Soak:
                 await asyncio.gather(*clients)
                 watch.cancel()
         await asyncio.to_thread(wait_until_healthy, self.network, 120.0)
-        await asyncio.sleep(8.0)  # idle connections are closed after 4 s
+        await asyncio.sleep(8.0)  # for the cleanup after the last requests
         after = await asyncio.to_thread(self.size)
         self._compare(before, after)
         return {

@@ -60,7 +60,7 @@ WORKLOADS = {
 WITH_WEIGHTS = {"draft": "mini", "eagle3": "eagle3"}  # folders beside Ember's weights
 BATCHES = (1, 8)
 MAX_TOKENS, MAX_LONG_TOKENS = 120, 400
-MIXED, FOLLOWING = 64, 3  # streams at once, and requests for each
+MIXED, FOLLOWING = 64, 3  # number of concurrent streams, and of requests that each place of a stream gets in turn
 REPLAYED = (0.0, 0.6, 0.9, 1.0)
 
 
@@ -109,7 +109,7 @@ class Watched(Speculator):
 
     def __init__(self, drafters: SequenceOf[Drafter], vocab_size: int, model: ModelDrafter | None = None) -> None:
         super().__init__(drafters, vocab_size, model=model)
-        # By kind: numbers of accepted tokens, and of tokens verified after correct ones.
+        # By kind: how many tokens were accepted, and how many were verified whose predecessors were all correct.
         self.checked: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.accepted: list[int] = []  # accepted tokens of each verification
         self.predicted: list[tuple[int, float, float]] = []  # rows, predicted seconds, actual seconds

@@ -105,7 +105,7 @@ class Bench:
                 host = times.schedule_s, times.prepare_s, times.publish_s
                 for name, seconds in zip(taken, (*host, sum(host), step_s), strict=True):
                     taken[name].append(1e3 * seconds)
-        return {name: values[4:] for name, values in taken.items()}  # without the first steps, which warm up
+        return {name: values[4:] for name, values in taken.items()}  # the first four steps only warm up
 
     def prefix_cache_share(self) -> float:
         """Return the prefix cache's share of the time to answer prompts without a cached block.

@@ -25,7 +25,7 @@ from load_tests.timing import host_times_s
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.kernels import tuning
 
-SUBJECT = "tuned"  # the shape is appended
+SUBJECT = "tuned"  # the record's subject, to which the shape is appended
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
 from load_tests.sim.traces import Trace, matched
 
 LOADS = {"moderate": 0.3, "heavy": 0.6}  # means over the day; the peak hour has about 1.3 times as much
-QUIET = 0.002  # so low that models fall asleep, for the row on waking
+QUIET = 0.002  # a load so low that models fall asleep: for the row about waking them
 SAMPLED_SESSIONS = 1500
 
 

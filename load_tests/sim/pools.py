@@ -52,7 +52,7 @@ class Workload(NamedTuple):
     """Prompts without common prefixes, with log-normal lengths."""
 
     name: str
-    prompt_tokens: float  # means
+    prompt_tokens: float  # mean, like `output_tokens`
     output_tokens: float
     spread: float = 0.9
 
@@ -83,12 +83,12 @@ class PooledSequence:
 class Device:
     number: int
     prompts: deque[PooledSequence] = field(default_factory=deque)
-    prompt_tokens: int = 0  # of `prompts`, not computed yet
+    prompt_tokens: int = 0  # tokens of `prompts` that are not computed yet
     coming: int = 0  # sequences whose prompts other devices are computing for this one
     joined: list[PooledSequence] = field(
         default_factory=list
-    )  # handed over: their first token comes with the next step
-    running: list[tuple[int, int, PooledSequence]] = field(default_factory=list)  # by the step in which each ends
+    )  # sequences handed over to this device, whose first token comes with its next step
+    running: list[tuple[int, int, PooledSequence]] = field(default_factory=list)  # a heap, by last step
     steps: int = 0
     is_at_work: bool = False
 

@@ -28,7 +28,7 @@ from pilotlight.edge_router.routing.views import MAX_DECLINES, Policy, Preferenc
 PREFIXES_EVERY_S = 10.0  # seconds between updates of a site's prefix digest
 MAX_TRIES = 3
 CONNECT_TIMEOUT_S = 2.0
-WARM_SHARE = 1 / 3  # first share of a run, not measured, until caches are full and the number of sessions is steady
+WARM_SHARE = 1 / 3  # unmeasured first share of a run, until caches are full and the number of sessions is steady
 
 
 @dataclass(slots=True)

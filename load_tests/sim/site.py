@@ -22,10 +22,10 @@ CHUNK = 256  # prompt tokens in one step, in which every running decode also get
 STEP_S = 0.02  # duration of a step of a single decode
 STEP_GROWTH = 0.015  # each further decode lengthens a step by this share of STEP_S
 SLEEP_AFTER_S = 300.0
-INFLOW_WINDOW_S = 10.0  # over which a site averages arrivals
+INFLOW_WINDOW_S = 10.0  # period over which a site averages arrivals
 GRAY = 8.0  # a gray site is this many times slower than it publishes
 
-# A faulty site publishes no load and never declines, or claims to have all prefixes of other sites, or is slower than it publishes.
+# What a faulty site does: it publishes no load and never declines; it claims all prefixes of other sites; it is slower than it publishes.
 Fault = Literal["", "says idle", "claims prefixes", "gray"]
 
 
@@ -68,7 +68,7 @@ class SimSite:
         self._at = 0.0  # the attributes below are valid for this time
         self._queue: deque[Job] = deque()  # the first one is being prefilled
         self._queued_tokens = 0.0
-        self._decodes: list[tuple[float, int, Job]] = []  # by the step in which each ends
+        self._decodes: list[tuple[float, int, Job]] = []  # a heap by the step in which each ends
         self._steps = 0.0  # number of decode steps so far
         self._jobs = 0
         self._held_tokens = self._held_outputs = 0  # tokens of open sequences

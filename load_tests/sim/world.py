@@ -20,8 +20,8 @@ SITE_CITIES = (
     "Washington", "Dallas", "Los Angeles", "Chicago", "Toronto", "Mexico City", "Sao Paulo", "Bogota", "London", "Frankfurt", "Madrid", "Warsaw",
     "Istanbul", "Dubai", "Johannesburg", "Lagos", "Mumbai", "Delhi", "Singapore", "Jakarta", "Hong Kong", "Shanghai", "Tokyo", "Seoul", "Sydney",
 )  # fmt: skip
-NUM_SITES = 12  # at cities drawn by the seed
-NUM_ROUTERS = 24  # in the heaviest cities
+NUM_SITES = 12  # one in each city that the seed draws
+NUM_ROUTERS = 24  # one in each of the cities with most clients
 SPEEDS = (3000.0, 4500.0, 6000.0)  # prompt tokens a second: three generations of machines
 CACHED_S = 120  # seconds of prefill that fit into a site's cache, host memory included: some 500,000 tokens
 RATE_ERROR = 0.1  # standard deviation of the error of a site's own measurement of its rate

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from load_tests.bars import Group, draw
 from load_tests.records import Record
 
-_FEWEST_CHECKED = 30  # with fewer drafts of a kind the rate is not shown
+_FEWEST_CHECKED = 30  # fewest drafts of a kind for which the rate is shown
 
 
 def workloads(results: Record) -> Iterable[list[str]]:

@@ -24,7 +24,8 @@ LEFT_OUT_PREFIXES = (".dev.vars", ".env")
 
 _BLOCK, _RECORD = 512, 10_240  # a tar consists of blocks, and its length is a multiple of a record
 _SIZE = re.compile(rb"[0-7]{11}\0")
-_PLAIN, _EXTENDED = b"0", b"x"  # types of entries: a file; the name of the next one, if it is long or not ASCII
+# types of a tar's entries: a file, and the name of the next file if it is long or not ASCII
+_PLAIN, _EXTENDED = b"0", b"x"
 
 
 class BundleError(ValueError):

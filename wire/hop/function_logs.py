@@ -16,10 +16,10 @@ class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A query for a function's invocations: the newest `limit`, or with `after` the oldest after it."""
 
     function: Annotated[str, Meta(max_length=100)]
-    since_s: float = 0.0  # start of the invocation, in seconds since the epoch
+    since_s: float = 0.0  # only invocations that started at this time or later, in seconds since the epoch
     grep: Annotated[str, Meta(max_length=500)] = ""  # text in a line, in an exception or in the path
     status: Status | None = None  # an outcome, an HTTP status such as 404 or 5xx, or `error` for all failures and 5xx
-    after: int = 0  # a `seq` of this site: only later records
+    after: int = 0  # the `seq` of this site's last known record: only later ones are returned
     limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = 100
 
 

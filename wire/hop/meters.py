@@ -20,12 +20,12 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # first slot of a file
-# first slot of version 1, in which JSON may extend into the last words
+# first slot of a file of version 1, in which a slot's JSON may extend into its last eight words
 MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")
 FREE, OPEN = 0, 1
 OUTCOMES: tuple[Outcome, ...] = get_args(
     Outcome
-)  # the state of an ended slot is the position of its outcome, counted after FREE and OPEN
+)  # the state of an ended slot is OPEN + 1 + the position of its outcome here
 SITE_AT, SITE_BYTES = 64, 64
 REQUEST_AT = SITE_AT + SITE_BYTES
 WORD = 8
@@ -119,7 +119,7 @@ class MeterFile:
                 continue
             length = self._words[base + _LENGTH]
             request = _decode(self._map[start + REQUEST_AT : start + min(SLOT_BYTES, REQUEST_AT + length)])
-            if request is None:  # power was lost while the record was written, so nothing was sent for the request
+            if request is None:  # the record is incomplete: power was lost before anything was sent for the request
                 self.free(number)
                 continue
             more = [0] * 5 if length > _MOST else self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()

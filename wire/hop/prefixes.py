@@ -35,7 +35,7 @@ def encode_prefixes(digests: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-@lru_cache(maxsize=64)  # several statuses have the same digest, and a simulation has many routers
+@lru_cache(maxsize=64)  # a digest is decoded repeatedly: for several statuses, and by a simulation's many routers
 def decode_prefixes(raw: bytes) -> frozenset[int]:
     """Decode a site's digest. Raises ValueError on bytes that `encode_prefixes` cannot have written."""
     if len(raw) % SHORT_BYTES or len(raw) > MAX_PUBLISHED * SHORT_BYTES:

@@ -32,7 +32,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     kv_blocks_total: int = 0
     prefill_tokens_per_s: float = 0.0  # rate of one device; 0 if not measured yet
     decode_tokens_per_s: float = 0.0  # rate of one sequence
-    # measured time to wake it from its current residency (the last time if it is awake), without waiting for memory; 0 if not measured
+    # measured time to wake it from its current residency, without waits for memory; while it is awake, that of the last wake; 0 if not measured
     wake_ms: float = 0.0
     detail: str = ""  # why it failed, or how far it is loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pilotlight.wire.errors import ApiError
 
-BODY_TIMEOUT_S = 60.0  # limit of a whole body's time: 140 kB/s for the largest body that a site accepts by default
+BODY_TIMEOUT_S = 60.0  # time limit for a whole body; the largest body that a site accepts by default needs 140 kB/s
 
 Headers = Iterable[tuple[str, str]]
 

@@ -51,7 +51,7 @@ class Certificate:
             return False
         self._seen = stamps
         try:
-            self._load()  # in a separate context first: with half a pair the live one would refuse every handshake
+            self._load()  # in a separate context first: half a pair in the live context would make it refuse every handshake
             ends_s = _end_of(self._files[0])
             self.context.load_cert_chain(*self._files)
         except (OSError, ValueError) as error:

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_HEAD_BYTES = 64 << 10  # limit of a response's head
-# If a client does not read its response, each connection costs one such buffer; a transport by itself reads 256 KiB at once.
-READ_BYTES = 32 << 10  # bytes of one read
+# Bytes of one read. A transport by itself reads 256 KiB at once, which would be kept for each client that does not read its response.
+READ_BYTES = 32 << 10
 HELD_BYTES = 32 << 10  # limit of received bytes that were not taken yet; above it the socket is not read
-# Sites keep idle connections for 75 s (wire/http/listen.py). If a site closes one sooner, either the connection is known to be closed, or the request
-# that crossed the close is sent again over a new one. With 4 s, every other stream of a quiet router waited for a handshake.
+# Time for which an idle connection is kept: less than the 75 s of sites (wire/http/listen.py). A request that crosses a site's close is sent again
+# over a new connection. With 4 s, every other stream of a quiet router waited for a handshake.
 KEEP_ALIVE_S = 60.0
 
 SWITCHING_PROTOCOLS = 101
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
     authority: str  # host and port as in the Host header
 
     @classmethod
-    @lru_cache(4096)  # requests to one site have the same text
+    @lru_cache(4096)  # requests to one site have the same `url`, so it is parsed once
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
@@ -123,7 +123,7 @@ class ResponseParser:
         self.held_bytes = 0
         return body
 
-    # called by llhttp
+    # Methods that llhttp calls.
 
     def on_message_begin(self) -> None:
         if self.is_done:
@@ -262,7 +262,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.response.is_reusable = False
         self._transport.abort()
 
-    # called by the transport
+    # Methods that the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from pilotlight.wire.http.websocket import WebSocket
 
 
-EVENTS_AT_ONCE = 256  # events in one turn: a transport reads two megabytes at once, even if they are chunks of one byte
+# events handled in one turn of the event loop: a transport may read two megabytes of one-byte chunks at once
+EVENTS_AT_ONCE = 256
 EARLY_BYTES = 64 << 10  # bytes that a client may send before its WebSocket handshake is answered
-UNSENT_BYTES = 64 << 10  # limit of unsent bytes in the kernel
-# time for a client to receive the response when its body was not read to the end; then the connection is reset
+UNSENT_BYTES = 64 << 10  # limit of a connection's unsent bytes in the kernel
+# time for a client to receive a response if the body of its request was not read to the end; then the connection is reset
 LINGER_S = 2.0
 NEVER = float("inf")
 
@@ -47,9 +48,9 @@ class HttpLimits(NamedTuple):
     max_head_bytes: int = 64 << 10
     max_headers: int = 128
     head_timeout_s: float = 15.0  # limit of a head, and of the time until the connection's first head begins
-    keep_alive_s: float = 75.0  # longer than clients' pools keep an idle connection, so that clients close first
+    keep_alive_s: float = 75.0  # idle connections are kept longer than in clients' pools, so that clients close first
     stall_s: float = 60.0  # time for a client to read after its buffer became full
-    write_buffer_bytes: int = 64 << 10  # above it the application waits; the kernel's buffer is not included
+    write_buffer_bytes: int = 64 << 10  # unsent bytes above which the application waits, without the kernel's buffer
     max_message_bytes: int = 32 << 20  # limit of a WebSocket's message
     # limit of the bytes of all answers that clients have not read yet; the limit for one client address is a quarter of it
     max_unread_bytes: int = 256 << 20
@@ -58,7 +59,7 @@ class HttpLimits(NamedTuple):
     sweep_s: float = 0.5  # interval between checks of all connections
     given_back_bytes: int = (
         4 << 20
-    )  # after more unread bytes than this, memory is returned to the system when a quarter of them is left
+    )  # once answers have had more unread bytes than this, memory is returned to the system when a quarter of them is left
 
 
 class ConnectionServer(ServerState, Protocol):
@@ -94,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_lingering = False
 
-    # called by the transport
+    # Methods that the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.loop = asyncio.get_running_loop()
@@ -125,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
         if len(events) > EVENTS_AT_ONCE and not self._is_paused:
             self.pause_reading()
             self.loop.call_soon(self.resume_reading)
-        if idle and self._exchanges:  # only after parsing all bytes, because most requests are complete then
+        if idle and self._exchanges:  # started after all bytes are parsed, because most requests are complete then
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:
             self._has(self.server.limits.head_timeout_s)
@@ -154,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._has(limits.stall_s if self.transport.is_closing() else limits.keep_alive_s)
 
-    # called by the reader
+    # Methods that the reader calls.
 
     def _take(self, event: RequestEvent) -> None:
         match event:
@@ -193,7 +194,7 @@ class HttpConnection(asyncio.Protocol):
         exchange, early = self._exchanges[0], self._early
         exchange.begin(self.server.app if early is None else _websocket_app(self, exchange, early))
 
-    # called by exchanges and the server
+    # Methods that exchanges and the server call.
 
     @property
     def task(self) -> asyncio.Task[None] | None:

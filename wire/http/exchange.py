@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 class ServerState(Protocol):
     is_stopping: bool
-    date: bytes  # the whole header line
+    date: bytes  # the whole line of the Date header
 
 
 class ClientWatcher(Protocol):
@@ -86,7 +86,7 @@ class HttpExchange:
             self._start = {"status": 500, "headers": []}
             await self.send({"type": "http.response.body", "body": b""})
 
-    # called by the connection
+    # Methods that the connection calls.
 
     def take(self, part: bytes) -> None:
         if self.is_done:
@@ -124,7 +124,7 @@ class HttpExchange:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # called by the application
+    # Methods that the application calls.
 
     async def receive(self) -> dict[str, Any]:
         body = self.body
@@ -274,7 +274,7 @@ class ResponseFraming:
         if status < 200 or status in (204, 304):
             self._is_empty = True
         elif not lengths and whole_bytes is not None:
-            # without a body to a HEAD request the length is unknown
+            # A response without a body to a HEAD request does not show the length.
             if whole_bytes or not self._is_head_request:
                 lines.append(b"content-length: %d\r\n" % whole_bytes)
         elif not lengths and self._version == "1.1":

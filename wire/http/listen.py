@@ -19,10 +19,10 @@ except ImportError:  # not on Unix
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
-# A client is gone if its kernel sends nothing for this time (TCP_USER_TIMEOUT is in ms, the other times in s). Linux counts a full receive window as
-# silence, too, but a reader may only be slow.
+# A client is gone if its kernel sends nothing for these times. TCP_USER_TIMEOUT (in ms, the others in s) is long, because Linux also counts a full
+# receive window as silence, which a slow reader may have.
 VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-# longer than pools of clients and routers keep an idle connection: the client closes first, so a request never crosses a close
+# Time for which an idle connection is kept: longer than in clients' and routers' pools, so that they close first and no request crosses a close.
 KEEP_ALIVE_S = 75.0
 GRACE_S = 1.0  # time for open requests when the server stops; it has drained before, so most connections are idle
 

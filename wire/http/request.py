@@ -116,7 +116,7 @@ class RequestReader:
 
     def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
         """Parse received bytes into events.
-        `num_open` is the number of unanswered requests: only a single one may become a WebSocket."""
+        `num_open` is the number of unanswered requests; a request may become a WebSocket only if there is no other."""
         self._events, self._num_open = [], num_open
         rest: bytes | None = data
         try:
@@ -173,7 +173,7 @@ class RequestReader:
         size, count = self._max_head_bytes >> 10, self._max_headers
         return ApiError("headers_too_large", f"the request's head is larger than {size} KiB or {count} headers")
 
-    # called by llhttp
+    # Methods that llhttp calls.
 
     def on_message_begin(self) -> None:
         self._url, self._headers = b"", []

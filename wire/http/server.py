@@ -25,7 +25,7 @@ from pilotlight.wire.http.request_starts import RequestStarts
 
 SWEPT_AT_ONCE = 256
 REFUSED_AT_ONCE = 16  # connections above the limit that get an error response; more are closed at once
-# If sent bytes are not acknowledged for this time, the client is gone. A client that only does not read still acknowledges, and even with a loss of
+# A client is gone if it does not acknowledge sent bytes for this time. A client that only does not read still acknowledges, and even with a loss of
 # one in three packets an acknowledgement arrives within this time.
 SILENT_MS = 15_000
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -54,7 +54,7 @@ class Server:
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by the limit's name
         self.starts = RequestStarts()
         self.is_stopping = False
-        self.date = b""  # the whole header line
+        self.date = b""  # the whole line of the Date header
         self.name: object = None  # the listener's address
         self._most_unread = 0  # highest number of unread bytes since memory was last given back
         self._server: asyncio.Server | None = None

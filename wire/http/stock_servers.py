@@ -18,7 +18,7 @@ from pilotlight.wire.http.server import Server
 
 SERVERS = ("own", "hypercorn")
 
-PING_S = 20.0  # below 60 s, after which proxies take a silent WebSocket for dead
+PING_S = 20.0  # interval of pings: below 60 s, after which proxies take a silent WebSocket for dead
 
 
 class HttpServer(Protocol):
@@ -68,8 +68,9 @@ class HypercornServer:
 
         config = Listening()
         config.keep_alive_timeout = self._limits.keep_alive_s  # the default is 5 s
-        config.keep_alive_max_requests = sys.maxsize  # at its default of 1000 all HTTP/2 streams in progress fail
-        # the default is 100, and a router sends all its streams over one connection
+        # the default is 1000; when it is reached, all HTTP/2 streams in progress fail
+        config.keep_alive_max_requests = sys.maxsize
+        # The default is 100 streams at a time, but a router sends all its streams over one connection.
         config.h2_max_concurrent_streams = 1024
         config.h11_max_incomplete_size = self._limits.max_head_bytes
         config.websocket_max_message_size = self._limits.max_message_bytes

@@ -16,7 +16,7 @@ from wsproto.connection import Connection as FrameCodec
 from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
-PING_S = 20.0  # below 60 s, after which proxies, including ours, take a silent connection for dead
+PING_S = 20.0  # interval of pings: below 60 s, after which proxies, including ours, take a silent connection for dead
 LOST_S = 50.0  # a peer is lost if it was pinged and is silent for this time
 CLOSE_S = 1.0  # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
 HELD_BYTES = 64 << 10  # bytes of unread messages; above this or HELD_MESSAGES the peer is not read
@@ -101,7 +101,7 @@ class WebSocket(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # called by the transport
+    # Methods that the transport calls.
 
     def data_received(self, data: bytes) -> None:
         self._watch.heard()

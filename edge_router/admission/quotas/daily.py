@@ -15,7 +15,7 @@ from pilotlight.sites.network import CustomerConfig
 from pilotlight.wire.errors import ApiError
 
 DAY_S = 86_400
-DAYS_KEPT = 3  # after a clock jumps to another day and back, today's usage is still known
+DAYS_KEPT = 3  # days whose usage stays in memory, so that it is still known after a clock jumps to another day and back
 
 
 class Reserved(NamedTuple):
@@ -106,7 +106,7 @@ class DailyQuotas:
 
     def reserve(self, account: str, tokens: int, cost: int) -> Reserved:
         """Return a reservation for a request.
-        Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if less is left."""
+        Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if too little is left."""
         limits = self._limits.get(account)
         if (today := self._today()) != self._day:
             self._turn_to(today)
@@ -140,7 +140,7 @@ class DailyQuotas:
             use.cost += cost - reserved.cost
 
     def _parts(self, account: str, day: int, tokens: int, cost: int) -> tuple[DayPart, ...]:
-        """Return a request's parts of the shared limits."""
+        """Return what a request needs of each daily limit that routers share; empty if its account has none."""
         limits = self._limits.get(account)
         if self._shared is None or limits is None:
             return ()

@@ -43,7 +43,7 @@ class PostgresLeases(PostgresDatabase):
         """Store all claims in one transaction and return their grants. Raises UsageStoreError."""
         grants: dict[LeaseKey, LeaseGrant] = {}
         with self.working() as connection, connection.transaction():
-            for claim in sorted(claims):  # rows stay locked: another order could deadlock
+            for claim in sorted(claims):  # rows stay locked: in different orders two routers could deadlock
                 grants[claim.key] = _exchange(connection, router, claim)
         return [grants[claim.key] for claim in claims]
 

@@ -24,7 +24,8 @@ from pilotlight.sites.network import QuotasConfig
 from pilotlight.wire.errors import ApiError
 
 if TYPE_CHECKING:
-    from pilotlight.edge_router.admission.quotas.postgres_leases import PostgresLeases  # psycopg may be missing
+    # imported here, because psycopg may be missing
+    from pilotlight.edge_router.admission.quotas.postgres_leases import PostgresLeases
 
 LEASE_SHARE = 1 / 16
 TICK_S = 0.25
@@ -50,7 +51,7 @@ class QuotaLease:
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
         self.at_work = 0.0  # amount that open requests and reservations hold and will return
-        self.spent = 0.0  # spent and not reported yet
+        self.spent = 0.0  # amount spent since the last report
         self.wanted = 0.0  # amount that waiting requests need
         self.seen_at = float("-inf")  # when the last confirmed claim was made
         self.used_at = now

@@ -14,8 +14,8 @@ VERSION = 3  # version of a record
 TEXTS = ("id", "request_id", "account", "key", "model", "site", "outcome")
 MORE_TEXTS = ("adapter", "function")
 MORE = (
-    "adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out",  # since version 2
-    "function", "cpu_us",  # since version 3
+    "adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out",  # columns since version 2
+    "function", "cpu_us",  # columns since version 3
 )  # fmt: skip
 COLUMNS = (
     "id", "request_id", "account", "key", "model", "site", "started_s", "ended_s", "outcome",
@@ -39,7 +39,7 @@ class UsageQuery(NamedTuple):
     from_s: float = 0.0  # requests that began at this time or later, in seconds since the epoch
     to_s: float = 1e12
     by: tuple[str, ...] = ("account", "model")  # columns by which to group, of GROUPS
-    account: str | None = None  # only this account
+    account: str | None = None  # sums only this account's records; None for all accounts
 
 
 class UsageStore(Protocol):

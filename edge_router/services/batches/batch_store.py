@@ -256,7 +256,7 @@ class BatchStore:
         return self._connection.execute("SELECT DISTINCT owner, model FROM requests WHERE status IS NULL").fetchall()
 
     def next_waiting(self, owner: str, model: str, behind: int) -> WaitingRequest | None:
-        """Return the owner's first waiting request for a model, of those above number `behind`, or None."""
+        """Return the owner's first waiting request for a model with a number above `behind`, or None."""
         chosen = f"""SELECT requests.number, requests.body, {_BATCH} FROM requests JOIN batches ON batches.id = requests.batch
             WHERE requests.owner = ? AND requests.model = ? AND requests.status IS NULL AND requests.number > ? ORDER BY requests.number LIMIT 1"""
         row = self._connection.execute(chosen, (owner, model, behind)).fetchone()
@@ -270,7 +270,7 @@ class BatchStore:
         self._finish(request.batch.id, now_s)
 
     def cancel(self, batch: StoredBatch, under_way: Iterable[int], now_s: int) -> None:
-        """Cancel the requests that are not in progress."""
+        """Cancel a batch. Its requests in progress, `under_way`, are completed."""
         with self._connection as connection:
             connection.execute("UPDATE batches SET cancelled_s = ? WHERE id = ? AND ended_s IS NULL", (now_s, batch.id))
             change = f"UPDATE requests SET status = ? WHERE batch = ? AND status IS NULL AND number NOT IN ({_numbers(under_way)})"
