@@ -35,7 +35,7 @@ class Sequence:
     token_ids: list[int]
     sampling: SamplingParams
     chain_root: bytes = b""
-    num_delivered_tokens: int = 0  # prompt tokens at the end that are output of the sequence that this one continues
+    num_delivered_tokens: int = 0  # tokens at the prompt's end that are the output of the sequence that this one continues
     tenant: bytes = b""
     priority: int = 0
     pooling: Pooling | None = None
@@ -56,9 +56,9 @@ class Sequence:
     num_completed_tokens: int = 0
     # number of times that the sequence lost its blocks (also at its end) or was rewound; results of chunks of an earlier epoch are dropped
     epoch: int = 0
-    # the next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
+    # True if the next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
     awaits_tokens: bool = False
-    share: int = 0  # the part of the block pool that has its blocks: that of a rank, if ranks have separate sequences
+    share: int = 0  # number of the pool's share that has its blocks; there is one share per rank with separate sequences
     tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty without blocks
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0  # complete blocks of each table, registered by name

@@ -27,7 +27,7 @@ AGEING_ADMISSIONS = 16
 # Limit of admissions per turn. Places in the batch are scarce as well: a tenant whose prompts are all cached (one token each) would otherwise be
 # admitted 2,048 times in a turn.
 ADMISSIONS_PER_TURN = 8
-_KEPT_DEBTS = 64  # number of idle tenants with debts above which paid debts are removed
+_KEPT_DEBTS = 64  # idle tenants with paid debts are removed if there are this many more tenants than twice the waiting ones
 
 
 class FairQueue:

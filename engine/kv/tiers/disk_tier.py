@@ -21,7 +21,7 @@ from pilotlight.engine.kv.tiers.slot_file import lock_directory
 
 log = logging.getLogger(__name__)
 
-_SEGMENTS = 16  # the limit has room for at least 16 segments, so at most 1/16 of the cache is evicted at once
+_SEGMENTS = 16  # least number of segments for which the limit has room; so at most 1/16 of the cache is evicted at once
 _MAX_SEGMENT_BYTES = 256 << 20
 
 

@@ -52,7 +52,7 @@ class Segment:
     path: Path
     num_bytes: int = 0
     hashes: set[bytes] = field(default_factory=set)  # hashes of the valid blocks in this segment
-    fd: int = -1  # open while the segment is written to
+    fd: int = -1  # -1 unless the segment is being written to
 
     @classmethod
     def create(cls, path: Path) -> "Segment":
