@@ -23,8 +23,8 @@ from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, pa
 
 log = logging.getLogger(__name__)
 
-WANTED_TIMES = 4  # uses of a size until it is recorded: recording costs about as much as ten steps
-AGAIN = 8  # a failed recording is tried again after this many times the uses, so that attempts take little time
+WANTED_TIMES = 4  # uses after which a size is recorded: recording costs about as much as ten steps
+AGAIN = 8  # a failed recording is tried again after this many times as many uses, so that attempts take little time
 # Limit of context tokens that a step may read twice because drafts differ in number: for an 8B model 16 GiB, about 5 ms of an H100. Without a
 # recording a step takes 12 ms more (estimated, not measured).
 _MOST_READ_AGAIN = 128 * 1024
@@ -114,7 +114,7 @@ class DecodeGraphs:
         pads: bool = True,
         most: int = 48,
     ) -> None:
-        """`pads`: whether steps are padded to few sizes, if some more rows cost the device no time.
+        """`pads`: whether steps are padded to few sizes, as some more rows cost the device no time.
 
         `most`: most graphs to keep, because each takes memory.
         """
@@ -126,7 +126,7 @@ class DecodeGraphs:
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()  # uses of shapes without a graph
-        self._record_at: dict[GraphShape, int] = {}  # uses at which to record a shape, if not WANTED_TIMES
+        self._record_at: dict[GraphShape, int] = {}  # uses after which a shape is recorded, if not after WANTED_TIMES
         self.num_failures = 0
 
     @property

@@ -107,7 +107,7 @@ class EngineHost:
             self._waits_for_blocks = bool(working) and not stepped
             if self._waits_for_blocks:
                 self._note_peers(working)
-        self._send_frame([])  # tokens of the last steps
+        self._send_frame([])  # sends the tokens of the last steps
         reason = self._broken or self._loader.why_ending or "the engine host was shut down"
         self._transport.send(HostEnding(reason, self._failed_under))
         if self._broken is None:

@@ -56,7 +56,7 @@ def _cut(total_bytes: int) -> tuple[int, int]:
 def _anonymous_pages(num_bytes: int) -> mmap.mmap:
     """Allocate zeroed memory whose pages become resident only when they are written.
 
-    torch.zeros writes all of it: 256 MiB resident per idle host.
+    torch.zeros would write all of it, which makes 256 MiB resident per idle host.
     """
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -227,5 +227,5 @@ class _OthersLoad:
         pass
 
     def take(self) -> None:
-        if self._load.is_late:  # or one waiting sequence after another would repeat the late read
+        if self._load.is_late:  # do not wait again: otherwise one sequence after another would repeat the late read
             self._gave_up.add(self.sequence)

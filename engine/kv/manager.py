@@ -114,7 +114,7 @@ class BlockManager:
         sequence.num_registered_blocks = complete
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Start to copy the blocks that the next tokens see to the host tier; return False if that does not pay."""
+        """Start to copy the blocks that the next tokens see to the host tier; return False if it does not pay."""
         if sequence.wants_prompt_logprobs:
             return False  # the sequence computes the whole prompt again for its logprobs
         tables, generations = sequence.tables, self._pool.generations

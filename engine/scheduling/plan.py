@@ -38,7 +38,7 @@ class Chunk(Struct, frozen=True, gc=False):
     sequence: Sequence
     start: int
     end: int  # drafts excluded
-    samples: bool  # its last logits choose the next token
+    samples: bool  # True if its last logits choose the next token
     epoch: int = 0  # the sequence's epoch when planned; results of an earlier epoch are dropped
     drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen tokens are accepted
 

@@ -67,7 +67,7 @@ class _FairShares(Generic[Key]):
 
     def __init__(self) -> None:
         self._now = 0.0  # the service that an always active key of weight 1 would have had
-        # by key: its service divided by its weight; at least `_now` when it became active
+        # The service of each key divided by its weight; it is raised to `_now` when the key becomes active.
         self._had: dict[Key, float] = {}
         self._wanting: set[Key] = set()
 

@@ -101,7 +101,7 @@ class DiskTier:
                 # A retry after a pause must not evict valid blocks, because other users of the disk would take the space.
                 if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
-                # Other users fill the disk: keep less than the limit.
+                # Other users fill the disk, so the tier has to stay below its limit.
                 record = segment.append(block_hash, block, checksum)
         except OSError as error:
             self._write_errors.fail(error.strerror or str(error))

@@ -68,7 +68,7 @@ class Segment:
     def append(self, block_hash: bytes, block: memoryview, checksum: int) -> BlockRecord:
         """Write a record after the last valid one, and return it. Raises OSError.
 
-        The caller adds its size to `num_bytes` to make it valid.
+        The caller makes the record valid by adding its size to `num_bytes`.
         """
         header = _HEADER.pack(
             _MAGIC, crc32(_NAME.pack(block_hash, len(block), checksum)), block_hash, len(block), checksum

@@ -108,7 +108,7 @@ class BlockCopier(Protocol):
         """Copy blocks from host to device; return when the copy is complete."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call a function on each item. On CUDA several threads do this, as the CPU computes no steps."""
+        """Call a function on each item; on CUDA in several threads, because the CPU then computes no steps."""
 
 
 def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None) -> BlockCopier:
@@ -148,7 +148,7 @@ class CpuBlockCopier:
 
 
 class CudaBlockCopier:
-    store_bytes = 16 << 20  # copied in 0.4 ms by a bus of 47 GB/s, in 1.6 ms with checksums, and in 2.8 ms into slots without pages
+    store_bytes = 16 << 20  # copied in 0.4 ms by a bus of 47 GB/s, 1.6 ms with checksums, 2.8 ms into slots without pages
     fetch_bytes = 64 << 20  # copied in 1.4 ms, or in 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
