@@ -88,7 +88,7 @@ class Lease:
                 assert self.user is not None
                 blocks = self.grid.blocks_in(slab)
                 self.user.preempt_holders(blocks)
-                if not self.pool.is_held(blocks):  # if a running copy still holds one, retry at the next schedule
+                if not self.pool.is_held(blocks):  # else a running copy still holds one: retry at the next schedule
                     slabs.move(slab, slabs.recalled[slab])
             while (claimant := self._policy.claimant_on(self)) is not None and self._yield_slab(claimant):
                 pass

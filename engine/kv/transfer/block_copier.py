@@ -125,7 +125,7 @@ def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None
 class CpuBlockCopier:
     """A copier by ctypes.memmove, which releases Python's lock; torch's copy would start more threads."""
 
-    store_bytes = fetch_bytes = 4 << 20  # copied in a millisecond
+    store_bytes = fetch_bytes = 4 << 20  # takes a millisecond to copy
 
     def __init__(self, blocks: torch.Tensor) -> None:
         self._blocks = blocks  # keeps the memory at `_start` alive
@@ -148,8 +148,8 @@ class CpuBlockCopier:
 
 
 class CudaBlockCopier:
-    store_bytes = 16 << 20  # copied in 0.4 ms by a bus of 47 GB/s, 1.6 ms with checksums, 2.8 ms into slots without pages
-    fetch_bytes = 64 << 20  # copied in 1.4 ms, or in 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
+    store_bytes = 16 << 20  # takes 0.4 ms on a bus of 47 GB/s, 1.6 ms with checksums, 2.8 ms into slots without pages
+    fetch_bytes = 64 << 20  # takes 1.4 ms, or 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
         self._blocks = blocks  # keeps the memory at `_start` alive
