@@ -98,7 +98,7 @@ class EngineClient(ABC):
         self.loads: dict[str, ModelLoad] = {}  # the newest load of every model, by name
         self.last_event_at = time.monotonic()  # time of the newest frame from the host, by which its liveness is judged
         self.death: str | None = None  # why the host is dead; None while it is not known to be dead
-        self.failed_under: tuple[str, ...] = ()  # sequences of the step whose failure ended the host, as reported by it
+        self.failed_under: tuple[str, ...] = ()  # sequences of the step whose failure ended the host, as it reported
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Call `callback` for each later StepOutput; used for metrics."""

@@ -31,15 +31,16 @@ EndReason = Literal[
     "deadline",  # the job got too little CPU time before its deadline
     "lost",  # the child ended before the job started, or was killed from outside
 ]
-# Stack of the thread that runs jobs, half of a main thread's usual stack: nested data that does not overflow a child's stack is then safe in other
+# Size of the stack on which a child runs jobs: half of a main thread's usual stack, so that nested data that does not overflow it is safe in other
 # processes.
 STACK_BYTES = 4 << 20
-PREPARE_S = 60.0  # most wall time for the start and preparation of a child; a large model's vocabulary takes a second
+PREPARE_S = 60.0  # most wall time for the start and preparation of a child; reading a large vocabulary takes a second
 SLACK = 4.0  # a job's deadline as a multiple of its CPU limit; a machine on which a job takes longer is overloaded
 MAX_CALLS = 1000  # calls per child, which is then replaced, because libraries leak memory
 MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated before the child is replaced
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # signals from outside; limits and crashes cause other signals
-# Each thread of a library would add a stack and an arena to the memory that is limited. Rust's backtraces do not belong in a site's log.
+# Environment variables of children. Libraries start no threads, whose stacks and arenas would count as a job's memory; Rust's backtraces do not
+# belong in a site's log.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 _LENGTH = struct.Struct("<I")
 

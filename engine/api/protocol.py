@@ -79,8 +79,8 @@ class SamplingParams(_Value, frozen=True):
 class Constraint(_Value, frozen=True):
     """The form that an answer must have.
 
-    By `kind`, `text` is a JSON schema, a regular expression for the whole answer, a JSON array of strings of which the answer is one, or a grammar in
-    llguidance's dialect of Lark.
+    `kind` says what `text` is: a JSON schema, a regular expression for the whole answer, a JSON array of strings of which the answer is one, or a
+    grammar in llguidance's dialect of Lark.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
@@ -215,8 +215,8 @@ class Submit(_Value, frozen=True, tag=True):
     # For a continuation, the number of tokens at the prompt's end that are earlier output, for penalties and min_tokens. `sampling.max_tokens` does
     # not include them.
     num_delivered_tokens: int = 0
-    # An earlier sequence with the same prompt and salt. If it is still computing the prompt, this sequence waits and uses its cached blocks; any
-    # other name is ignored.
+    # The id of an earlier sequence with the same prompt and salt. If it is still computing the prompt, this sequence waits and uses its cached
+    # blocks. The id is ignored if that sequence has ended or has another prompt.
     leader: str | None = None
     # Lower priorities are admitted first, but no sequence starves (engine/scheduling/fairness.py has the bound). Only admission is affected: running
     # sequences are preempted by age.

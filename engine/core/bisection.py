@@ -42,7 +42,7 @@ class Suspects:
         return any(sequence in group for group in self._groups)
 
     def turns(self) -> Iterator[Turn]:
-        """Yield the turns to try for the next step, in order: a turn may have nothing to compute.
+        """Yield the turns to try for the next step, in order, because a turn may have nothing to compute.
 
         The turn that was yielded last counts as the step's turn.
         """

@@ -96,9 +96,10 @@ def scratch_step(
     pooling: Pooling | None = None,
     copies: int = 1,
 ) -> tuple[StepInput, list[ChoiceRow]]:
-    """Return a step that computes the tokens from `start` on, and its greedy rows (none if pooled).
+    """Return a step that computes the tokens from `start` on, and its rows, which choose tokens greedily.
 
-    It overwrites the cache's first blocks. `copies`: number of ranks that compute the tokens, each in its own blocks.
+    There are no rows if the text is pooled. The step overwrites the cache's first blocks. `copies`: number of ranks that compute the tokens, each in
+    its own blocks.
     """
     num_blocks = -(-len(token_ids) // block_size)
     chunks = []

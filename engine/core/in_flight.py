@@ -58,7 +58,7 @@ class ForwardedStep(NamedTuple):
     """A step whose tokens are not chosen yet."""
 
     chunks: SequenceOf[Chunk]
-    num_decodes: int  # number of chunks before those of prompts
+    num_decodes: int  # number of chunks of decodes, which come before those of prompts
     forwarded: Any
 
 

@@ -6,8 +6,8 @@ one long prompt.
 
 import math
 
-_DECAY = 0.95  # a step's weight halves after 13 further steps of its kind
-# Added to transfers of any size: a thread has to wake up, and the engine notices the end at its next step or after a millisecond.
+_DECAY = 0.95  # each step multiplies the weight of earlier ones by this: half is left after 13 steps
+# Added to the predicted duration of a transfer: a thread has to wake up, and the engine notices the end at its next step or after a millisecond.
 _TRANSFER_OVERHEAD_S = 0.002
 _TRY_EVERY = 16  # one of this many slow transfers is tried anyway: the tier may have become fast
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Up to this number of blocks Python compares as fast as torch, whose code is no longer in the CPU's caches after a step.
+# Most blocks that are compared in Python: up to this number it is as fast as torch, whose code is no longer in the CPU's caches after a step.
 _FEW = 1024
 
 

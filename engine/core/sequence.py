@@ -35,7 +35,7 @@ class Sequence:
     token_ids: list[int]
     sampling: SamplingParams
     chain_root: bytes = b""
-    num_delivered_tokens: int = 0  # prompt tokens at the end that are output of the sequence that this one continues
+    num_delivered_tokens: int = 0  # tokens at the prompt's end that are output of the sequence that this one continues
     tenant: bytes = b""
     priority: int = 0
     pooling: Pooling | None = None
@@ -49,30 +49,30 @@ class Sequence:
     second_from: int = 0  # index of the first token of a pair's second text; 0 without one
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None if penalties and biases are off
-    may_be_masked: bool = field(init=False)  # some tokens may be forbidden
+    may_be_masked: bool = field(init=False)  # True if some tokens may be forbidden
     length_limit: int = 0  # number of tokens, including the prompt, at which the sequence ends
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
     # number of times that the sequence lost its blocks (also at its end) or was rewound; results of chunks of an earlier epoch are dropped
     epoch: int = 0
-    # the next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
+    # True if the next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
     awaits_tokens: bool = False
-    share: int = 0  # the part of the block pool that has its blocks: that of a rank, if ranks have separate sequences
+    share: int = 0  # number of the pool's share that has its blocks; each rank with separate sequences has a share
     tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty without blocks
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0  # complete blocks of each table, registered by name
     num_disk_blocks: int | None = None  # blocks that were read for it from the disk tier; None if not requested
     num_store_blocks: int | None = None  # blocks that were read for it from the store; None if not requested
     source: BlockSource | None = None  # the host from which to request its blocks, once
-    hands_over: bool = False  # another host fetches its blocks
+    hands_over: bool = False  # True if another host fetches its blocks
     num_peer_blocks: int = 0  # blocks that `source` has sent, of all groups
     num_cached_tokens: int | None = None  # prompt tokens that were cached when it was first scheduled
     num_fetched_tokens: int = 0  # cached tokens that `source` has computed
     fetched_bytes_per_s: float = 0.0  # the rate at which the source's blocks were received
-    started: bool = False  # an output has been published
+    started: bool = False  # True once an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    added_at: float = 0.0  # by the scheduler's clock
+    added_at: float = 0.0  # time of submission, by the scheduler's clock
     queue_us: int = 0  # from `added_at` until its first admission
     device_us: float = 0.0  # the sequence's share of the device time of steps that no output has reported yet
 

@@ -69,7 +69,7 @@ class ImageInput(NamedTuple):
 
 class StepInput(NamedTuple):
     num_decodes: int  # number of decode chunks, which come first
-    checks_drafts: bool  # some decodes have several tokens
+    checks_drafts: bool  # True if some decodes have several tokens, including drafts
     lengths: tuple[int, ...]  # number of tokens of each chunk, including drafts
     context_lens: tuple[int, ...]  # per chunk: its cached tokens plus its own
     token_ids: "array[int]"
@@ -87,11 +87,11 @@ class StepInput(NamedTuple):
 
     @property
     def table_width(self) -> int:
-        """Return the number of blocks in the longest of the decodes' tables, which are padded to it."""
+        """Return the number of blocks to which all block tables of decodes are padded."""
         return self.groups[0].decodes.width
 
     def repeated(self, times: int) -> "StepInput":
-        """Return the same decodes with `times` copies of the first appended.
+        """Return the step with `times` copies of its first decode appended.
 
         A copy writes the same values to the same places as its original.
         """

@@ -146,7 +146,7 @@ class PatchedImages(NamedTuple):
 
 
 _CLIP = ColorRule((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-_MOST_PATCHES = 16384  # limit of an encoder's memory; a checkpoint's processor may allow four times as many
+_MOST_PATCHES = 16384  # most patches of an image, to limit an encoder's memory; a checkpoint's processor may allow four times as many
 
 
 class ScaledImages(NamedTuple):
@@ -277,8 +277,8 @@ def _processor(folder: Path) -> dict[str, Any]:
 def _best_canvas(width: int, height: int, side: int, max_tiles: int, fills_canvas: bool) -> tuple[int, int]:
     """Return the rows and columns of the best canvas.
 
-    That is the canvas on which the image grows least (with `fills_canvas` most), or, if it fits on none without being shrunk, is shrunk least. Of
-    equal canvases the smallest is taken.
+    On it the image grows least, or most with `fills_canvas`. If the image is too large for every canvas, the best one shrinks it least. Of equal
+    canvases the smallest is taken.
     """
     canvases = [(rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1)]
     scales = {(rows, columns): min(rows * side / height, columns * side / width) for rows, columns in canvases}

@@ -10,7 +10,7 @@ class ShortConvShape(NamedTuple):
     """A gated convolution over the last tokens (LFM2, arXiv 2511.23404, section 2)."""
 
     name: str  # name of the mixer in the names of its tensors, after the layer's name
-    layer: int  # index of the cache among those of the model
+    layer: int  # index of the layer's cache among the caches of the model
     channels: int
     width: int  # number of tokens on which an output depends
     is_biased: bool = False

@@ -9,7 +9,7 @@ class AttentionShape(NamedTuple):
     head_dim: int
     scale: float
     window: int | None = None  # number of tokens that a query sees, itself included; None if unlimited
-    layer: int = 0  # index of the cache among those of the model
+    layer: int = 0  # index of the layer's cache among the caches of the model
     rotary: int | None = 0  # index of the model's rotary rule; None for no rotation
     is_chunked: bool = False  # a query sees only its chunk of `window` positions
     soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
@@ -54,7 +54,7 @@ class LatentShape(NamedTuple):
     key: int  # size of the part of each head's query and key that is not rotated
     value: int
     scale: float
-    layer: int  # index of the cache
+    layer: int  # index of the layer's cache among the caches of the model
 
     @property
     def query(self) -> int:

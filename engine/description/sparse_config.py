@@ -126,7 +126,7 @@ def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str
 
 
 def _sparse_layers(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
-    """Return the layers with experts: those in config.json, or every n-th after the first, dense ones."""
+    """Return the layers with experts: those in config.json, or every n-th except the first, dense layers."""
     kinds = config.get("mlp_layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:

@@ -10,8 +10,8 @@ from pilotlight.engine.description.shapes import ExpertsShape
 from pilotlight.engine.weights.shard import Split
 
 Part = Literal["embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"]
-VOCABULARY_UNIT = 64  # a rank's rows of a vocabulary are a multiple of this
-GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # names in most checkpoints
+VOCABULARY_UNIT = 64  # the number of a vocabulary's rows on a rank is a multiple of this
+GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # names of the gate, up and down projection in most checkpoints
 
 
 class WeightShape(NamedTuple):
@@ -22,7 +22,7 @@ class WeightShape(NamedTuple):
     rows: int
     columns: int = 0  # 0 for a vector, which no format packs
     split: Split | None = None  # how ranks divide it; None if each rank has all of it
-    unit: int = 1  # number of rows or columns that are never divided between ranks
+    unit: int = 1  # number of consecutive rows or columns that are always on the same rank
     may_repeat: bool = False  # several ranks have the same rows if there are fewer units than ranks
     experts: int = 0  # number of experts; 0 if the tensor belongs to no expert
     active: int = 1  # number of experts that compute each token

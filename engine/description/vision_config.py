@@ -12,9 +12,10 @@ from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
 
-# Memory for cached embeddings: in bf16 those of one of Kimi K2.5's largest images, or of three images of Llama 4 Scout with 16 tiles.
+# Bytes of memory for cached embeddings. In bf16 they suffice for one of Kimi K2.5's largest images, or for three images of Llama 4 Scout with 16
+# tiles.
 ENCODED_BYTES = 96 << 20
-MOST_PATCHES = 16384  # most patches of an image, which are encoded together: the limit of Kimi's processor
+MOST_PATCHES = 16384  # most patches of an image, all of which are encoded together; the limit of Kimi's processor
 
 
 class TiledVision(NamedTuple):
@@ -333,9 +334,9 @@ class VisionShape(Protocol):
 
 
 def _encoding_bytes(patches: int, hidden: int, inner: int, item_bytes: int) -> int:
-    """Return the bytes for hidden states, their sum and norm, and the widest intermediate values.
+    """Return the bytes for hidden states, their sum and norm, and the intermediate values that take most.
 
-    Those are queries, keys and values, one of them twice in fp32 during rotation, or twice the feed-forward's inner size.
+    The latter are either queries, keys and values, with copies during rotation, or two tensors of the feed-forward's inner size.
     """
     widest = max(item_bytes * 5 * hidden + 2 * 4 * hidden, item_bytes * 2 * inner)
     return patches * (item_bytes * 3 * hidden + widest)

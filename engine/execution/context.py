@@ -35,7 +35,7 @@ class Context:
     # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
-    states: Mapping[int, StateBatch] = field(default_factory=dict)  # by group of layers, for those that keep states
+    states: Mapping[int, StateBatch] = field(default_factory=dict)  # for groups of layers with states, by group number
     images: ImageRows | None = None  # None if the step has no images
     ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter

@@ -23,12 +23,12 @@ from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, pa
 
 log = logging.getLogger(__name__)
 
-WANTED_TIMES = 4  # uses of a size until it is recorded: recording costs about as much as ten steps
-AGAIN = 8  # a failed recording is tried again after this many times the uses, so that attempts take little time
+WANTED_TIMES = 4  # uses after which a size is recorded: recording costs about as much as ten steps
+AGAIN = 8  # a failed recording is tried again after this many times as many uses, so that attempts take little time
 # Limit of context tokens that a step may read twice because drafts differ in number: for an 8B model 16 GiB, about 5 ms of an H100. Without a
 # recording a step takes 12 ms more (estimated, not measured).
 _MOST_READ_AGAIN = 128 * 1024
-_MAX_PADDING = 8  # sizes are powers of two up to twice this number of rows, then its multiples
+_MAX_PADDING = 8  # most added rows: sizes are powers of two up to twice this number, then its multiples
 
 # Hidden states, and logits if the recording includes them; one row per token.
 Outputs = tuple[torch.Tensor, ...]
@@ -90,7 +90,7 @@ class GraphShape(NamedTuple):
         if self.prompts is None:
             is_even = (
                 self.rows == self.sequences * self.longest
-            )  # false if nothing is padded and drafts differ in number
+            )  # false if steps are not padded and drafts differ in number
             if is_even and len(step.token_ids) != len(step.lengths) * self.longest:
                 step = one_by_one(step)
             return step.repeated(self.sequences - len(step.lengths))
@@ -114,9 +114,9 @@ class DecodeGraphs:
         pads: bool = True,
         most: int = 48,
     ) -> None:
-        """`pads`: steps are padded to few sizes, because some more rows cost the device no time.
+        """`pads`: whether steps are padded to few sizes, as some more rows cost the device no time.
 
-        `most`: limit of graphs, because of their memory.
+        `most`: most graphs to keep, because each takes memory.
         """
         self._forward = forward
         self._block_size = block_size
@@ -126,7 +126,7 @@ class DecodeGraphs:
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()  # uses of shapes without a graph
-        self._record_at: dict[GraphShape, int] = {}  # uses at which to record a shape, if not WANTED_TIMES
+        self._record_at: dict[GraphShape, int] = {}  # uses after which a shape is recorded, if not after WANTED_TIMES
         self.num_failures = 0
 
     @property

@@ -1,4 +1,4 @@
-"""The blocks from which a step reads the recurrent states of its sequences, and which it writes.
+"""The blocks with recurrent states that a step reads and writes for its sequences.
 
 The state after a token is in the token's own block (engine/kv/pool/layout.py). So for each sequence a step reads the block of the token before its
 first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. This module is independent of what a

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Interval of checks for a finished load: the loader's thread cannot interrupt the wait for commands. A wake from host memory takes 20 ms.
+# Interval of checks for a finished load, because the loader's thread cannot interrupt the wait for commands. It is short beside a wake from host
+# memory, which takes 20 ms.
 _LOADING_POLL_S = 0.001
 # Interval of checks for blocks from a tier while all sequences wait.
 _TIER_POLL_S = 0.001
@@ -106,7 +107,7 @@ class EngineHost:
             self._waits_for_blocks = bool(working) and not stepped
             if self._waits_for_blocks:
                 self._note_peers(working)
-        self._send_frame([])  # tokens of the last steps
+        self._send_frame([])  # sends the tokens of the last steps
         reason = self._broken or self._loader.why_ending or "the engine host was shut down"
         self._transport.send(HostEnding(reason, self._failed_under))
         if self._broken is None:

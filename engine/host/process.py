@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# torch's idle threads would spin for milliseconds, on the cores that the CPU library's threads use.
+# How often an idle thread of torch spins before it sleeps: by default it spins for milliseconds, on the cores that the CPU library's threads use.
 SPIN_COUNT = "1000"
 # Increase of Linux's "nice": a thread without it gets three times the share of a contended core. With a larger increase, a standby on a machine that
 # is never idle would not be ready within a minute.

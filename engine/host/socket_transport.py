@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DOMAIN = "engine"
-# Largest share of a lease that one check counts as silence: the host did not listen while it computed or was suspended.
+# Most time since the previous check that counts as silence, as a share of the lease: in a longer pause the host computed or was suspended, and did
+# not listen.
 _MOST_COUNTED = 0.25
 
 

@@ -10,9 +10,9 @@ import torch
 
 # A slab consists of whole pages, so that a CPU arena can return them to the operating system.
 ALIGNMENT = mmap.PAGESIZE
-# Smaller slabs move more often; larger ones pin more memory for one held block. 32 slabs divide evenly enough among a few models, and at the default
-# of 256 MiB a slab holds blocks of up to 4 MiB (34 layers, 4 heads of 256). A slab above 64 MiB would hold whole contexts, so a larger arena has more
-# slabs instead.
+# Limits of the number of slabs and of a slab's bytes. Smaller slabs move more often; larger ones pin more memory for one held block. 32 slabs divide
+# evenly enough among a few models, and in the default arena of 256 MiB allow blocks of up to 4 MiB, half a slab (34 layers, 4 heads of 256). A slab
+# above 64 MiB would hold whole contexts, so a larger arena has more slabs instead.
 MIN_SLABS = 32
 MAX_SLAB_BYTES = 64 << 20
 MIN_SLAB_BYTES = 64 << 10
@@ -56,7 +56,7 @@ def _cut(total_bytes: int) -> tuple[int, int]:
 def _anonymous_pages(num_bytes: int) -> mmap.mmap:
     """Allocate zeroed memory whose pages become resident only when they are written.
 
-    torch.zeros writes all of it: 256 MiB resident per idle host.
+    torch.zeros would write all of it, which makes 256 MiB resident per idle host.
     """
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -32,18 +32,20 @@ class KVConnector:
         self.counts = counts
         self._clock = clock
         self._loads: list[_Load] = []  # transfers; some may have ended
-        # Waiting sequences: `_gave_up` have waited for another sequence's transfer, which timed out; `_looked_up` have queried the store.
+        # Waiting sequences: those in `_gave_up` have waited for another sequence's transfer that timed out, those in `_looked_up` have queried the
+        # store.
         self._gave_up: set[Sequence] = set()
         self._looked_up: set[Sequence] = set()
 
     def may_wait(self, sequence: Sequence) -> bool:
-        """False if the sequence has waited for another sequence's transfer, which timed out."""
+        """False if the sequence has already waited for another sequence's transfer that timed out."""
         return sequence not in self._gave_up
 
     def defer(self, sequence: Sequence, prefix: CachedPrefix) -> Awaited | None:
-        """Return a wait for another sequence's transfer, or for a new read from disk or store, or None.
+        """Return a wait for a transfer of the prefix's missing blocks to the host tier, or None.
 
-        The sequence holds no blocks while it waits.
+        It is another sequence's transfer, or a new read from disk or store; None if neither is needed. The sequence holds no blocks while
+        it waits.
         """
         if not prefix.names:
             return None
@@ -56,7 +58,7 @@ class KVConnector:
         return self._begin(_TierLoad(self, sequence, self.tiers.read(prefix.names), prefix, self._deadline()))
 
     def ask(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Request blocks from the host that computes them for this sequence; return the wait, or None."""
+        """Request blocks from the host that computes them; return the wait, or None if that is impossible."""
         source, sequence.source = sequence.source, None
         transfer = self.tiers.ask(source, names) if source is not None and names else None
         if source is None or transfer is None:
@@ -65,7 +67,7 @@ class KVConnector:
         return self._begin(_PeerLoad(self, sequence, transfer, prefix, self._clock() + source.within_s))
 
     def look_up(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Query the store once for these blocks; return the wait for its answer, or None."""
+        """Query the store for these blocks; return the wait for its answer, or None if it was not queried."""
         self._looked_up.add(sequence)
         transfer = self.tiers.look_up(names) if names else None
         nothing = CachedPrefix(0, [], [], 0)
@@ -102,7 +104,7 @@ class KVConnector:
     def _store_cached(self, sequence: Sequence) -> None:
         """Copy blocks that the sequence found on the device to the host tier, for other hosts to read.
 
-        Skip a block if its name finds another block with equal content: the tiers would not be notified when it is overwritten.
+        Skip a block if the prefix cache has another one under its name: the tiers are not notified before such a duplicate is overwritten.
         """
         for i, group in self.groups.seen(sequence.num_registered_blocks):
             block, name = sequence.tables[group].blocks[i], block_name(sequence.block_hashes[i], group)
@@ -156,7 +158,7 @@ class _TierLoad(_Load):
     def take(self) -> None:
         super().take()
         num_read = self._connector.tiers.take_read(self.sequence, self._transfer)
-        if self.prefix.num_in_store:  # few blocks of such a read come from the disk; they count as the store's
+        if self.prefix.num_in_store:  # a few blocks of such a read may come from the disk, but all count as the store's
             self.sequence.num_store_blocks = num_read
         else:
             self.sequence.num_disk_blocks = num_read
@@ -209,7 +211,7 @@ class _OthersLoad:
     """A wait of a sequence for a transfer that another sequence has started."""
 
     is_admitted = False
-    num_tokens = 1  # after the transfer nearly all tokens are cached
+    num_tokens = 1  # tokens to compute: nearly all tokens are cached after the transfer
 
     def __init__(self, sequence: Sequence, load: _Load, gave_up: set[Sequence]) -> None:
         self.sequence = sequence
@@ -225,5 +227,5 @@ class _OthersLoad:
         pass
 
     def take(self) -> None:
-        if self._load.is_late:  # otherwise one waiting sequence after another would repeat the read until its deadline
+        if self._load.is_late:  # do not wait again: otherwise one sequence after another would repeat the late read
             self._gave_up.add(self.sequence)

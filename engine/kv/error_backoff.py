@@ -9,13 +9,13 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 _PATIENCE = 3  # consecutive errors before the first pause
-_FIRST_PAUSE_S = 10.0  # doubled after each failed try, up to the longest pause
+_FIRST_PAUSE_S = 10.0  # pause before the first try; doubled after each failed try, up to the longest pause
 _LONGEST_PAUSE_S = 300.0
 
 
 class ErrorBackoff:
     def __init__(self, what: str, verb: str, clock: Callable[[], float]) -> None:
-        """Make a backoff; it logs "{what} is no longer {verb}": "the disk KV tier at /kv", "written to"."""
+        """Make a backoff. `what`, `verb`: for its log, such as "the disk KV tier at /kv" and "written to"."""
         self._what = what
         self._verb = verb
         self._clock = clock
@@ -29,7 +29,7 @@ class ErrorBackoff:
 
     @property
     def is_trying(self) -> bool:
-        """True after so many consecutive errors that the next use is only a try."""
+        """True if the resource has failed so often in a row that its next use is only a try."""
         return self._failures >= _PATIENCE
 
     def succeed(self) -> None:

@@ -29,7 +29,7 @@ class BlockManager:
         return max(0, self._groups.most_blocks(len(sequence.token_ids), uncomputed) - sequence.num_blocks)
 
     def num_spare(self, sequence: Sequence) -> int:
-        """Return how many blocks to keep free for a running sequence: those it misses, at least one per table."""
+        """Return how many blocks to keep free for a running sequence: those it lacks, at least one per table."""
         return max(len(self._groups.windows), self.num_missing(sequence))
 
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
@@ -80,7 +80,7 @@ class BlockManager:
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extend the block tables to `num_tokens` tokens; return False if no block is left.
 
-        Blocks taken until then stay, so that the next attempt needs fewer.
+        Blocks that it has taken stay in the tables, so that the next attempt needs fewer.
         """
         wanted = -(-num_tokens // self._groups.block_size)
         for table in sequence.tables:
@@ -114,7 +114,7 @@ class BlockManager:
         sequence.num_registered_blocks = complete
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Start to copy the blocks that its next tokens see to the host tier; return False if it does not pay."""
+        """Start to copy the blocks that the next tokens see to the host tier; return False if it does not pay."""
         if sequence.wants_prompt_logprobs:
             return False  # the sequence computes the whole prompt again for its logprobs
         tables, generations = sequence.tables, self._pool.generations

@@ -11,10 +11,11 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-# The best share in the paper was 0.6 to 0.8 of the cache. The rest stays on probation, so that new keys live long enough to get a hit.
+# Largest part of the cache for protected keys; in the paper 0.6 to 0.8 was best. The rest is for keys on probation, so that new keys live long enough
+# to get a hit.
 PROTECTED_SHARE = 0.8
-# Remembered hashes of evicted blocks (ghosts) per block of the cache: blocks that return after a scan of up to this many times the cache are
-# recognised. A ghost takes some 200 bytes, its block took 10 KB to 4 MB.
+# Most remembered hashes of evicted blocks (ghosts), as a multiple of the cache's number of blocks. A block that returns is recognised if no more
+# blocks than that were evicted after it. A ghost takes some 200 bytes, its block took 10 KB to 4 MB.
 GHOSTS_PER_BLOCK = 4
 _ABSENT = object()
 
@@ -107,7 +108,7 @@ class EvictionOrder(SegmentedOrder[int]):
         self._trim_ghosts()
 
     def recall(self, block_hash: bytes) -> bool:
-        """Forget a ghost; return True if there was one, so that the block was needed twice."""
+        """Forget a ghost; return True if there was one, because its block is needed for the second time."""
         return self._ghosts.pop(block_hash, _ABSENT) is not _ABSENT
 
     def _trim_ghosts(self) -> None:

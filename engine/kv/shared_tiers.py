@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# After a site is killed, its old engine host lives until the next heartbeat. If the site restarts at once, its new host waits for the old one.
+# How long a new host waits for the directories of an old one: after a site is killed, its old engine host lives until the next heartbeat.
 _PATIENCE_S = 1.0
 
 

@@ -85,7 +85,7 @@ class Tiers:
         raise NotImplementedError("nothing was offered")
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
-        """Start to fetch blocks from the host that computes them to the host tier; None without peers."""
+        """Start to fetch blocks to the host tier from the host that computes them; None without peers."""
         return None
 
     def fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Transfer:
@@ -100,7 +100,7 @@ class Tiers:
         return 0
 
     def swap_out(self, owner: Hashable, hashes: Sequence[bytes], blocks: Sequence[int], num_tokens: int) -> bool:
-        """Start to copy the missing blocks to the host tier, and pin all of them there for `owner`.
+        """Start to copy those blocks to the host tier that it does not have, and pin all there for `owner`.
 
         Returns False, and does nothing, if computing their tokens again is predicted to be cheaper.
         """

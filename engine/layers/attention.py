@@ -1,6 +1,6 @@
 """Grouped-query attention over the paged cache.
 
-Its steps are fused projection, rotation, cache write, attention and output projection.
+A call projects to queries, keys and values at once, rotates, writes to the cache, attends and projects the output.
 """
 
 from typing import Self

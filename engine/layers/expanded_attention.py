@@ -1,4 +1,4 @@
-"""Latent attention of prompts with keys and values, which are made from latent vectors for one layer.
+"""Latent attention of prompts in expanded form, with keys and values made from latent vectors.
 
 Each pair of a query and a key costs less than in absorbed form: products as wide as a head, not as a latent vector. In return every visible latent
 vector is multiplied to make keys and values. `is_cheaper` decides which form takes fewer products.

@@ -30,7 +30,7 @@ class ExpertRoutes(NamedTuple):
 
     copies: torch.Tensor  # [experts], number of copies
     ranks: torch.Tensor  # [experts, ranks], the rank of each copy, padded with -1
-    slots: torch.Tensor  # [experts + 1], slot on this rank; -1 if the expert is on another one, and for expert -1
+    slots: torch.Tensor  # [experts + 1], slot of each expert on this rank, and -1 for experts of other ranks; the last entry, for expert -1, is -1
 
     @classmethod
     def of(cls, placement: ExpertPlacement, rank: int, device: torch.device) -> "ExpertRoutes":
@@ -254,7 +254,7 @@ class SparseMLP:
     def serve(self, none: torch.Tensor, ranks: "Communicator") -> None:
         """Compute this rank's experts for tokens of other ranks, in a step in which this rank has no tokens.
 
-        `none`: [0, hidden].
+        `none`: an empty tensor [0, hidden], in the type and on the device of hidden states.
         """
         weights = none.new_empty(0, self.router.top_k, dtype=torch.float32)
         dispatch(self.experts, RoutedTokens(none, weights, weights.long()), weights.new_empty(0).long(), ranks)

@@ -71,7 +71,7 @@ class JointNorm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
-        """`numbers`: how many numbers a token's queries have on this rank, and its keys."""
+        """`numbers`: total size of a token's queries on this rank, and that of its keys."""
         self.weight = weight
         self.eps = eps
         self.numbers = numbers

@@ -94,8 +94,8 @@ class GroupedRouter:
 class WideSoftmaxRouter:
     """A router with an fp32 softmax over all experts.
 
-    The choice may be limited to the best groups (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or a bias that balances experts is added for it
-    (Ernie 4.5).
+    The choice may be limited to the best groups (DeepSeek-V2, arXiv 2405.04434, section 2.2.2), or a balancing bias may change it, but not the
+    weights (Ernie 4.5).
     """
 
     proj: Linear

@@ -95,7 +95,7 @@ class _PlacedDecoder(NamedTuple):
 
     @property
     def _num_blocks_seen(self) -> int:
-        """Return the end of the block numbers that a runner may get: with a lease, that of the arena."""
+        """Return the end of the block numbers that a runner may get: with a lease, all of the arena's."""
         return self.place.grid.capacity // self.group.copies if isinstance(self.place, Lease) else self._num_blocks
 
     @property

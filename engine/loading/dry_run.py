@@ -33,8 +33,8 @@ from pilotlight.kernels.warm_up import fake_tensor, trace_launches
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-# (rows, context) and prompt lengths. They cover all numbers of tokens for which a product uses another tile, few programs and many, and contexts that
-# are split or not. Kernels are not compiled for single lengths.
+# The steps of the dry run: (rows, context) of decodes, and lengths of prompts. There is a step for each tile that a product may use, for few and many
+# programs, and for contexts that are split and that are not. No kernel depends on an exact length, so other lengths need no step.
 DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
 BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of chunks that follow a cached prefix
@@ -121,7 +121,7 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
         *PROMPTS,
         (block_size,),
         (64,),
-    ):  # the last two are short and of whole blocks, so that latent attention expands their keys and values
+    ):  # the last two are short and fill whole blocks, for the case in which latent attention expands keys and values
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
     for length in BEHIND_PREFIX if dry_run.layout.layers else ():
         yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head (arXiv:2503.01840): one layer over a token and the features of the previous one.
+"""An EAGLE-3 head (arXiv:2503.01840): one layer over a token and the features of the previous token.
 
 Names of tensors: those of SafeAILab/EAGLE's checkpoints; the layer is called `midlayer` there, and `layers.0` in other checkpoints.
 """

@@ -1,7 +1,7 @@
 """Decoders with latent attention: DeepSeek-V2 and V3, Kimi K2 to K2.5, GLM-4.7-Flash, Mistral Small 4.
 
-Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; in K2.5 the same after "language_model.", beside a vision tower
-(engine/vision/kimi_tower.py).
+Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; K2.5's have the prefix "language_model.", and there is a vision tower beside
+them (engine/vision/kimi_tower.py).
 """
 
 from pilotlight.engine.description.families.latent_decoders import LatentConfig

@@ -1,7 +1,8 @@
 """Llama 4 (text): some layers attend within chunks, others to everything.
 
-Some have experts, others are dense. Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them: after
-"language_model.", beside a vision tower (engine/vision/llama4_tower.py). Its experts are in one tensor per layer; quantizers store them one by one.
+Some have experts, others are dense. Names of tensors: meta-llama/Llama-4-Scout-17B-16E-Instruct's, as `transformers` 5 maps them. They have the
+prefix "language_model.", and there is a vision tower beside them (engine/vision/llama4_tower.py). A layer's experts are in one tensor; quantizers
+store them one by one.
 """
 
 import torch

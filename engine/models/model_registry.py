@@ -23,7 +23,7 @@ def _load_decoder(config: DenseConfig, loader: WeightLoader, context_length: int
     return dense.load(config, loader, context_length)
 
 
-# Architectures with separate code; the configs of all others describe them fully.
+# Loaders of architectures that have separate code; the configs of all others describe them fully.
 _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
     "BertForSequenceClassification": bert.load,
     "BertModel": bert.load,

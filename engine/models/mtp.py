@@ -1,7 +1,7 @@
 """DeepSeek-V3's additional last layer, which predicts a further token (arXiv:2412.19437, section 2.2).
 
-It is a layer of the model's kind over a projection of the token and of the model's features of the previous one. Names of tensors:
-deepseek-ai/DeepSeek-V3's model.safetensors.index.json. Its embedding and head are the model's, which the checkpoint contains twice.
+It is a layer like the model's own. Its input is a projection of a token's embedding and of the model's features of the previous token. Names of
+tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json. The layer's embedding and head are the model's, which the checkpoint contains twice.
 """
 
 import re

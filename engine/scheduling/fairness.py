@@ -27,7 +27,9 @@ AGEING_ADMISSIONS = 16
 # Limit of admissions per turn. Places in the batch are scarce as well: a tenant whose prompts are all cached (one token each) would otherwise be
 # admitted 2,048 times in a turn.
 ADMISSIONS_PER_TURN = 8
-_KEPT_DEBTS = 64  # number of idle tenants with debts above which paid debts are removed
+# Tenants without waiting sequences are kept while they are in debt. If there are more than this number plus twice the waiting tenants, those that
+# have paid their debts are removed.
+_KEPT_DEBTS = 64
 
 
 class FairQueue:
@@ -35,7 +37,7 @@ class FairQueue:
 
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
-        self._classes: dict[int, _PriorityClass] = {}  # by priority: those with waiting sequences
+        self._classes: dict[int, _PriorityClass] = {}  # those with waiting sequences, by priority
         self._num_sequences = 0
         self._num_admissions = 0
         self.num_tokens = 0  # tokens of all waiting sequences

@@ -22,9 +22,9 @@ class SchedulerLimits(NamedTuple):
     windows: Windows = (None,)
     stages: int = 1  # stages of a pipeline: as many steps are in flight, each with a part of the decodes
     copies: int = 1  # copies of the attention: number of ranks with separate sequences and blocks
-    # some layers have a recurrent state, which changes in place: after a failed step, tokens are computed again from the end of a block
+    # True if some layers have a recurrent state. It changes in place, so after a failed step tokens are computed again from the end of a block.
     has_states: bool = False
-    # each prompt is computed in one step, and nothing is cached: all tokens of an encoder attend to each other
+    # True for an encoder: each prompt is computed in one step, because all of its tokens attend to each other, and nothing is cached.
     whole_prompts: bool = False
 
     @property
@@ -38,7 +38,7 @@ class Chunk(Struct, frozen=True, gc=False):
     sequence: Sequence
     start: int
     end: int  # drafts excluded
-    samples: bool  # its last logits choose the next token
+    samples: bool  # True if its last logits choose the next token
     epoch: int = 0  # the sequence's epoch when planned; results of an earlier epoch are dropped
     drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen tokens are accepted
 
@@ -55,7 +55,7 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """True if it is one token after computed tokens: a new token, or one of a prompt.
+        """True if it computes one token after computed ones: a new token, or one of a prompt.
 
         Only such a chunk has drafts.
         """
@@ -109,12 +109,13 @@ def most_drafts(sequence: Sequence) -> int:
     return sequence.length_limit - len(sequence.token_ids) - 1
 
 
-# Rows that matrix products compute together: 66 tokens take as long as 80 (Zen 4, a 0.5 B model in bf16, one thread: 389 and 395 ms; 64: 315).
+# Number of rows that matrix products compute together, so that 66 tokens take as long as 80 (Zen 4, a 0.5 B model in bf16, one thread: 64 tokens take
+# 315 ms, 66 take 389, 80 take 395).
 ROW_TILE = 16
 
 
 class StepPlan:
-    """The chunks chosen so far, and the tokens that are left."""
+    """The chunks chosen so far for a step, and the rest of its budget of tokens."""
 
     def __init__(self, budget: int, reserve: Callable[[Sequence, int], bool] = lambda sequence, end: True) -> None:
         """`reserve`: gives a sequence blocks for a number of tokens; returns False if too few are free."""

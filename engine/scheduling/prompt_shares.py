@@ -23,7 +23,7 @@ class PromptShares:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._priorities: _FairShares[int] = _FairShares()
-        # by priority; the inner key None means all tenants without a prompt in progress
+        # The shares of tenants, by priority; the tenant None stands for all tenants without a prompt in progress.
         self._tenants: dict[int, _FairShares[bytes | None]] = {}
 
     def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:
@@ -67,7 +67,7 @@ class _FairShares(Generic[Key]):
 
     def __init__(self) -> None:
         self._now = 0.0  # the service that an always active key of weight 1 would have had
-        # by key: its service divided by its weight; at least `_now` when it became active
+        # The service of each key divided by its weight; it is raised to `_now` when the key becomes active.
         self._had: dict[Key, float] = {}
         self._wanting: set[Key] = set()
 

@@ -16,7 +16,7 @@ class WaitingSequences:
         self.ready = FairQueue(quantum)
         self.awaiting: dict[Sequence, Awaited] = {}
         self._samples = ParallelSamples()
-        self._awaited_later: dict[Sequence, Awaited] = {}  # waits of samples that start after their leader
+        self._awaited_later: dict[Sequence, Awaited] = {}  # what samples await after the wait for their leader
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.awaiting) + len(self._samples)

@@ -25,8 +25,8 @@ from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVi
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
 
-# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens in 16
-# of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
+# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py). In bf16 they suffice for 10,900
+# tokens in 16 of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
 EXPANDED_BYTES = 128 << 20
 
 

@@ -88,7 +88,7 @@ class Lease:
                 assert self.user is not None
                 blocks = self.grid.blocks_in(slab)
                 self.user.preempt_holders(blocks)
-                if not self.pool.is_held(blocks):  # otherwise a running copy holds them: retry at the next schedule
+                if not self.pool.is_held(blocks):  # else a running copy still holds one: retry at the next schedule
                     slabs.move(slab, slabs.recalled[slab])
             while (claimant := self._policy.claimant_on(self)) is not None and self._yield_slab(claimant):
                 pass
@@ -190,7 +190,7 @@ class Reservation:
 
 class SlabMap:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """Make a map of free slabs. `clear`: function that zeroes a slab, as free slabs must be."""
+        """Make a map of free, zeroed slabs. `clear`: function that zeroes a slab that changes owners."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
         # The loader's thread opens and closes models; the host's thread does everything else.
@@ -224,7 +224,7 @@ class SlabMap:
             start = end + 1
 
     def move(self, slab: int, to: Lease | Reservation | None) -> int:
-        """Zero a slab, hand it over, and return how many blocks that adds. The caller holds the lock."""
+        """Zero a slab, give it to `to`, and return how many blocks `to` gains. The caller holds the lock."""
         owner = self.owners[slab]
         if isinstance(owner, Lease):
             owner.lose(slab)
@@ -255,9 +255,10 @@ class SlabPolicy:
 
     A model that needs a block takes, in this order: a free block, a free slab, an unheld slab of an *idle* model (the least recently used first), an
     unheld slab of a busy model that has more than its fair share while this one has less, and only then its own cached blocks. If sequences hold all
-    of those, it *reclaims* a slab: from a model above its share if it is below its own; or from any model if its oldest sequence is the oldest of the
-    whole host and runs alone. The borrower yields at its next schedule, by preempting its youngest sequences. So every model has its share when it
-    has work, and the oldest sequence of the host always advances, even one as long as the arena: every sequence ends.
+    of those, it *reclaims* a slab from another model: from one above the fair share if it is itself below that share, or from any model if its own
+    oldest sequence is the oldest of the whole host and runs alone. The other model yields the slab at its next schedule, by preempting its youngest
+    sequences. So every model has its share when it has work, and the oldest sequence of the host always advances, even one as long as the arena:
+    every sequence ends.
     """
 
     def __init__(self, slabs: SlabMap) -> None:
@@ -281,7 +282,10 @@ class SlabPolicy:
         return None
 
     def cheapest(self, owner: Lease, taker: Lease) -> int | None:
-        """Choose the owner's unheld slab with fewest cached blocks; of equals the best for `taker`; or None."""
+        """Choose the owner's unheld slab with fewest cached blocks, or None.
+
+        Of equals, choose one that adds most blocks to `taker`.
+        """
         slabs = owner.unheld(self._map.recalled)
 
         def cost(slab: int) -> tuple[int, int, int]:
@@ -303,7 +307,7 @@ class SlabPolicy:
         return None
 
     def claimant_on(self, lease: Lease) -> Lease | None:
-        """Choose the model with the fewest slabs of those to which this one must yield slabs, or None."""
+        """Choose, of the models to which this one must yield slabs, that with the fewest slabs, or None."""
         claimants = [a for a in self._map.busy if a.num_short > 0 and self.borrower(a) is lease]
         return min(claimants, key=lambda a: len(a.slabs)) if claimants else None
 
@@ -344,7 +348,10 @@ class SlabPolicy:
         return len(lease.slabs - pinned - self._map.recalled.keys()) > needed
 
     def _pinned(self, lease: Lease) -> tuple[set[int], int]:
-        """Return the slabs of the host's oldest sequence and how many more it needs, if it is this model's."""
+        """Return the slabs of the host's oldest sequence and how many more it needs.
+
+        If the sequence is not this model's, return no slabs and 0.
+        """
         oldest = lease.user.oldest() if lease.user is not None and self.senior() is lease else None
         if oldest is None:
             return set(), 0

@@ -18,7 +18,7 @@ class NoSlabsError(Exception):
 
 class SlabAllocator:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """Make an allocator of free slabs. `clear`: function that zeroes a slab, as free slabs must be."""
+        """Make an allocator of free, zeroed slabs. `clear`: function that zeroes a slab that changes owners."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
         self._map = SlabMap(num_slabs, slab_bytes, clear)

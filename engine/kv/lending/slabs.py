@@ -31,7 +31,7 @@ class SlabGrid(NamedTuple):
         return self._of_all(self._blocks_in(slab))
 
     def completed_by(self, slab: int, owned: Collection[int]) -> range:
-        """Return the blocks that the slab adds for a model that has `owned` already.
+        """Return the blocks that the slab adds for a model that already has the slabs `owned`.
 
         Includes blocks that straddle the border to an owned neighbour.
         """

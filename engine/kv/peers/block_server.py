@@ -55,7 +55,7 @@ _SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
 _SENT_BATCH_S, _SENT_WINDOW_S = 0.5, 2.0
 _FIRST_SENT_BYTES = 128 << 10  # most bytes per inline batch until a rate is measured: half a second at 2 Mbit/s
 _LATE_S = 1.0  # most time from a read to the start of its sequence, and from the sequence's end to the store of its last block
-_REMEMBERED = 1024  # number of ended sequences to keep
+_REMEMBERED = 1024  # most ended sequences to remember
 _FORGOTTEN_S = 300.0  # silence after which a reader has certainly closed its socket
 
 

@@ -33,7 +33,7 @@ class BlockParts(NamedTuple):
     def of(cls, wholes: Sequence[CacheLayout], parts: Sequence[CacheLayout], per_stage: int) -> "BlockParts":
         """Map whole blocks to parts.
 
-        `wholes`, `parts`: per stage, the layout for a single rank and for each of `per_stage` ranks.
+        `wholes`: per stage, the layout if it had a single rank. `parts`: per stage, the layout of each of its `per_stage` ranks.
         """
         whole_bytes, part_bytes = wholes[0].block_bytes, parts[0].block_bytes
         found = []
@@ -68,7 +68,7 @@ class BlockParts(NamedTuple):
 def _pieces(whole: CacheLayout, part: CacheLayout, shard: Shard) -> tuple[Piece, ...] | None:
     """Return the pieces that map a rank's part of a block to the whole block.
 
-    They must be valid for blocks of every layer group: a group with fewer pieces must have the same first ones. Otherwise return None.
+    Return None unless one list of pieces is valid for the blocks of all layer groups; a group with fewer pieces must have the first ones of the list.
     """
     if whole.groups != part.groups:
         return None

@@ -168,9 +168,9 @@ class BlockPool:
                 self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Publish a block whose content is complete; return False if it is not published now.
+        """Publish a block whose content is complete; return False if that is not done.
 
-        That is so if another block of its share has the hash, because such a twin stays private to its holder, or if the block is published already.
+        It is not done if the block is published already, or if its share has another block with the hash: such a twin stays private to its holder.
         """
         assert self._references[block] > 0, f"block {block} registered while it is not held"
         share = self._share_of(block)

@@ -45,5 +45,5 @@ class CacheGroups(NamedTuple):
         return min(longest, at_most)
 
     def _window_blocks(self, window: int) -> int:
-        """Return how many complete blocks, at least one, the window of the token after them covers."""
+        """Return how many complete blocks the window of the next token covers; at least one."""
         return max(1, self.num_blocks(window - 1))

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 # Increment this when the meaning of a block's bytes changes, so that tiers do not return old blocks.
 _VERSION = 2
-_ALIGNMENT = 16  # bytes, because a kernel is compiled again for unaligned arguments
-# Every group is one more table to fill and copy in each step: use fewer groups if a full context then needs at most this factor more memory.
+_ALIGNMENT = 16  # in bytes, of each segment: a kernel would be compiled again for unaligned arguments
+# Fewer groups are used if the memory of a full context then grows at most by this factor, because every group is one more table to fill and copy in
+# each step.
 _WASTE = 1.02
-STATE_WINDOW = 2  # a token and the previous token, whose state it reads
-# Every full block of a state is a snapshot. If snapshots took more than this many times the bytes of the keys and values of the same tokens, blocks
-# are made longer, up to a length at which a prefix hit still leaves little of a long prompt to compute.
+STATE_WINDOW = 2  # in tokens: a token reads the state after the previous token
+# Limit of the bytes of snapshots (every full block of a state is one), as a multiple of the bytes of keys and values of the same tokens. To stay
+# below it, blocks are made longer, but at most so long that a prefix hit leaves little of a long prompt to compute.
 _SNAPSHOT_SHARE = 3
-_LONGEST_BLOCK = 1024  # tokens
+_LONGEST_BLOCK = 1024  # in tokens
 
 
 class CacheSegment(NamedTuple):
@@ -122,7 +123,8 @@ class CacheLayout:
         """Choose groups and block size.
 
         `block_size`: tokens; the layout may choose more if there are states. `dtype`: for segments without a dtype. `context_length`: the length for
-        which memory is minimised. `stages`: the layers of each pipeline stage; `stage`: this rank's stage. Blocks and groups are the same on all.
+        which memory is minimised. `stages`: the layers of each pipeline stage; `stage`: this rank's stage. Blocks and groups are the same on all
+        stages.
         """
         self.layers = tuple(layers)
         self.dtype = dtype

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pilotlight.engine.images.prompt import SequenceImage, images_name
 
-_DIGEST_BYTES = 32  # a collision would let one conversation use the cache of another
+_DIGEST_BYTES = 32  # long enough to rule out collisions, by which one conversation could use the cache of another
 
 
 class CacheIdentity(NamedTuple):

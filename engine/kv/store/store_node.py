@@ -2,8 +2,8 @@
 
 python -m pilotlight.engine.kv.store.store_node --address 127.0.0.1:50051 --gib 8
 
-The master is a child process, and is restarted when it exits; the store is then empty, since the master's index of the memory is lost. Does not know
-blocks.
+The master is a child process, and is restarted when it exits; the store is then empty, since the master's index of the memory is lost. This module is
+independent of blocks.
 """
 
 import argparse

@@ -24,7 +24,7 @@ from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 log = logging.getLogger(__name__)
 
-_MAX_FOUND = 1 << 16  # names of about 100 bytes
+_MAX_FOUND = 1 << 16  # most names to remember, of about 100 bytes each
 _LAST_JOB_S = 1.0
 _RETRY_S = 1.0  # pause between attempts to join
 _IDENTITY_S = 60.0  # interval of requests for the store's identity, which changes if the master restarts and is empty

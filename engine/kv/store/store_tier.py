@@ -27,7 +27,7 @@ _KEY = "pilotlight/"
 _IDENTITY = _KEY + "identity"
 _NO_SUCH_KEY, _LARGER_THAN_ASKED = -704, -600
 _ANSWER_S = 10.0  # timeout of the master's answer, including a second to import the package on a busy machine
-_PACKAGE_BUFFER_BYTES = 16 << 20  # the package's minimum for transfers that do not use our buffers
+_PACKAGE_BUFFER_BYTES = 16 << 20  # the package's own buffer, of the least size allowed; our transfers do not use it
 
 
 class StoreError(Exception):

@@ -80,7 +80,7 @@ class DiskThread:
             self._condition.notify_all()
 
     def note_reuse(self, hashes: Sequence[bytes]) -> None:
-        """Queue reused blocks that the disk lacks to be written first."""
+        """Queue reused blocks that the disk does not have; they are written before blocks used once."""
         missing = [block_hash for block_hash in hashes if block_hash not in self.disk]
         if not missing or not self.disk.is_writable:
             return

@@ -21,7 +21,7 @@ from pilotlight.engine.kv.tiers.slot_file import lock_directory
 
 log = logging.getLogger(__name__)
 
-_SEGMENTS = 16  # the limit has room for at least 16 segments, so at most 1/16 of the cache is evicted at once
+_SEGMENTS = 16  # least number of segments for which the limit has room; so at most 1/16 of the cache is evicted at once
 _MAX_SEGMENT_BYTES = 256 << 20
 
 
@@ -101,7 +101,7 @@ class DiskTier:
                 # A retry after a pause must not evict valid blocks, because other users of the disk would take the space.
                 if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
-                # Other users fill the disk: keep less than the limit.
+                # Other users fill the disk, so the tier has to stay below its limit.
                 record = segment.append(block_hash, block, checksum)
         except OSError as error:
             self._write_errors.fail(error.strerror or str(error))

@@ -37,8 +37,8 @@ class HostSlot:
     pins: int = 0
     is_written: bool = False  # True once the block is complete and can be found
     is_verified: bool = False  # written by this process, or verified by its checksum
-    is_protected: bool = False  # of a pinned slot: whether unpinning puts it into the protected segment
-    is_forgotten: bool = False  # of a pinned slot: whether it is freed when it is unpinned
+    is_protected: bool = False  # whether unpinning puts this pinned slot into the protected segment
+    is_forgotten: bool = False  # whether this pinned slot is freed when it is unpinned
 
     @property
     def memory(self) -> memoryview:

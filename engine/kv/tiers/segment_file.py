@@ -52,7 +52,7 @@ class Segment:
     path: Path
     num_bytes: int = 0
     hashes: set[bytes] = field(default_factory=set)  # hashes of the valid blocks in this segment
-    fd: int = -1  # open while the segment is written to
+    fd: int = -1  # -1 unless the segment is being written to
 
     @classmethod
     def create(cls, path: Path) -> "Segment":
@@ -68,7 +68,7 @@ class Segment:
     def append(self, block_hash: bytes, block: memoryview, checksum: int) -> BlockRecord:
         """Write a record after the last valid one, and return it. Raises OSError.
 
-        The caller adds its size to `num_bytes` to make it valid.
+        The caller makes the record valid by adding its size to `num_bytes`.
         """
         header = _HEADER.pack(
             _MAGIC, crc32(_NAME.pack(block_hash, len(block), checksum)), block_hash, len(block), checksum

@@ -21,7 +21,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-NUM_MOVERS = 4  # threads, each of which copies some 8 GB/s within host memory; a bus reaches 50 GB/s
+NUM_MOVERS = 4  # number of threads that copy within host memory, some 8 GB/s each; a bus reaches 50 GB/s
 _BUFFER_BYTES = 8 << 20
 
 
@@ -70,7 +70,7 @@ class BlockStaging:
             copied.append(self._stream.started())
 
     def _parts(self, moves: Sequence[BlockMove]) -> Iterator[list[tuple[int, BlockMove]]]:
-        """Yield batches of (address of a row, move) that fit into a buffer; the two buffers alternate."""
+        """Yield batches that fit into a buffer, of (address in the buffer, move); the two buffers alternate."""
         for i, start in enumerate(range(0, len(moves), self._num_rows)):
             address = self._buffers[i % 2].data_ptr()
             part = moves[start : start + self._num_rows]
@@ -108,7 +108,7 @@ class BlockCopier(Protocol):
         """Copy blocks from host to device; return when the copy is complete."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call a function on each item. On CUDA several threads do this, as the CPU computes no steps."""
+        """Call a function on each item; on CUDA in several threads, because the CPU then computes no steps."""
 
 
 def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None) -> BlockCopier:
@@ -125,7 +125,7 @@ def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None
 class CpuBlockCopier:
     """A copier by ctypes.memmove, which releases Python's lock; torch's copy would start more threads."""
 
-    store_bytes = fetch_bytes = 4 << 20  # takes a millisecond
+    store_bytes = fetch_bytes = 4 << 20  # takes a millisecond to copy
 
     def __init__(self, blocks: torch.Tensor) -> None:
         self._blocks = blocks  # keeps the memory at `_start` alive
@@ -148,8 +148,8 @@ class CpuBlockCopier:
 
 
 class CudaBlockCopier:
-    store_bytes = 16 << 20  # 0.4 ms on a bus of 47 GB/s, 1.6 ms with checksums, and 2.8 ms into slots without pages
-    fetch_bytes = 64 << 20  # 1.4 ms, or 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
+    store_bytes = 16 << 20  # takes 0.4 ms on a bus of 47 GB/s, 1.6 ms with checksums, 2.8 ms into slots without pages
+    fetch_bytes = 64 << 20  # takes 1.4 ms, or 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
         self._blocks = blocks  # keeps the memory at `_start` alive
@@ -183,7 +183,10 @@ class CudaBlockCopier:
 
     @contextmanager
     def _turn(self, mark: object) -> Iterator[None]:
-        """Start copies after the mark and wait for them at the end; registered memory stays registered."""
+        """Open a context whose copies start after the mark's work; wait for them at its end.
+
+        Registered memory stays registered meanwhile.
+        """
         in_use = nullcontext() if self._registered is None else self._registered.in_use()
         with self._lock, in_use, copying(self._stream, mark):
             yield

@@ -14,7 +14,7 @@ from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, Ho
 
 log = logging.getLogger(__name__)
 
-_LAST_STORES_S = 2.0  # enough for 20 GiB from a GPU, or 4 GiB on a CPU; the host's other models do not run meanwhile
+_LAST_STORES_S = 2.0  # limit for a model's last stores, while no other model of the host runs; enough for 20 GiB from a GPU, or 4 GiB on a CPU
 _LAST_COPY_S = 10.0
 
 
