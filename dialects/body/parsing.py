@@ -44,14 +44,14 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
         from pilotlight.dialects.body.validation_errors import first_error
 
         raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
-    refuse_inexact_fields(raw)  # after the check of the fields, because its errors name the field
+    refuse_inexact_fields(raw)  # after `convert`, whose errors name the field
     return found, tuple(ignored)
 
 
 def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:
     """Return the parameters that have an effect, without nulls, harmless parameters and neutral values.
 
-    Names of unknown fields are appended to `ignored`; they are refused if it is None."""
+    Names of unknown fields are appended to `ignored`; they are refused if `ignored` is None."""
     try:
         values = body_values(raw)
     except orjson.JSONDecodeError as error:

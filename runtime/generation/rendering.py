@@ -38,7 +38,7 @@ class Rendering:
         self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template)
         self._checking = asyncio.Lock()
         self.is_checked = not template.sources
-        self.why_broken: str | None = None  # why the template is unusable; None if it is not, or not checked yet
+        self.why_broken: str | None = None  # why the template is unusable; None if it is usable or not checked yet
 
     async def check(self) -> None:
         """Compile the template, once for all requests. Raises BrokenTemplateError if it cannot be used."""

@@ -13,7 +13,7 @@ from typing import Literal
 from pilotlight.engine.api.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
-COOL_SHARE = 0.25  # share of the wait at which a model is hot
+COOL_SHARE = 0.25  # a model is cool below this share of the wait at which it is hot
 _DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce until it ends
 
 Verdict = Literal["more", "less", "stay"]

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from pilotlight.wire.errors import ApiError
 
-# The kind of a wake: from the checkpoint; from host memory; with another model put to sleep for it; after the host had died; of an extra replica,
-# from the first replica's copy in host memory.
+# The kind of a wake. disk: from the checkpoint; host: from host memory; swap: another model was put to sleep for it; crash: its host had died;
+# sibling: an extra replica, from the first replica's copy in host memory.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 RETRY_FAILED_S = 10.0  # after this time a request may retry a failed load
 # Hints of routers and pinned models retry after a delay that doubles with each failure, up to this limit: otherwise a broken model would be read, and
