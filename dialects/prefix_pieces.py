@@ -26,13 +26,14 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
             get = message.get
             role = get("role")
             user_has_spoken = user_has_spoken or role not in ("system", "developer")
+            # The fields that are part of the prompt.
             told = [
                 role,
                 without_pixels(get("content")),
                 get("name"),
                 get("tool_calls"),
                 get("tool_call_id"),
-            ]  # the fields that are part of the prompt
+            ]
             yield canonical(told), user_has_spoken
         if image is not None:
             yield digest_of(image), True

@@ -214,9 +214,8 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         rendered["tool_calls"] = [_call(id, function.name, function.arguments) for id, function in called]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
-    if not (
-        message.tool_calls and content
-    ):  # gpt-oss's template reads this name, and accepts either text or reasoning before calls
+    # gpt-oss's template reads reasoning from `thinking`, and accepts only one of text and reasoning before calls.
+    if not (message.tool_calls and content):
         further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered

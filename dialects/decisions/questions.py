@@ -81,7 +81,7 @@ class ValidDecision(ValidGeneration, frozen=True):
 
 
 def choice_confidence(probabilities: Sequence[float]) -> float:
-    """Return by how much the most likely option exceeds an even distribution, from 0 to 1."""
+    """Return how far the greatest probability is above an even distribution's: 0 if equal, 1 if certain."""
     if len(probabilities) == 1:
         return 1.0
     even = 1 / len(probabilities)

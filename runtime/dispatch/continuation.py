@@ -1,4 +1,4 @@
-"""Failover of sequences between engine hosts: a dead host's open ones are submitted to the next host.
+"""Failover of sequences between engine hosts: those of a dead host are submitted to the next host.
 
 They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
 row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
@@ -127,7 +127,7 @@ class ContinuedSequence:
     def _is_cut(self, error: EngineError) -> bool:
         """Return whether the host died, not merely this sequence.
 
-        A site that ends lets its streams end with it."""
+        False while the site shuts down: its streams end with it."""
         assert self._client is not None
         return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
 

@@ -49,7 +49,7 @@ class PrefixMemory:
         return len(chain) * CHUNK
 
     def remember(self, chain: Chain, capacity_tokens: int) -> None:
-        """Record a chain. Its end is evicted before its start, without which the end is useless."""
+        """Record a chain. Its end is evicted before its start, because the end is useless without the start."""
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)

@@ -19,8 +19,8 @@ _SIDES: tuple[Side, Side] = ("prefill", "decode")
 class HostWaits(NamedTuple):
     """The seconds that a new sequence would lose on a host."""
 
-    prefill: float  # seconds lost by prompts that are computed before its own
-    decode: float  # seconds lost by answers in the same steps
+    prefill: float  # seconds lost to prompts that are computed before its own
+    decode: float  # seconds lost to answers in the same steps
 
 
 class RoleShift(NamedTuple):

@@ -50,7 +50,7 @@ class HostHandle:
         )
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
-        self.ready: HostReady | None = None  # the newest host's report about itself; the device stays the same
+        self.ready: HostReady | None = None  # the newest host's report; what it says about the device stays true
         self.running: HostProcess | None = None
         # client of a dead host -> sequences of the host's last step
         self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()
@@ -61,7 +61,7 @@ class HostHandle:
 
     @property
     def client(self) -> EngineClient | None:
-        """The host's client, while there is a host."""
+        """The present host's client; None while there is no host."""
         return self.running.client if self.running is not None else None
 
     @property
@@ -330,7 +330,7 @@ class RestartHistory:
     def pause_s(self) -> float:
         """The seconds until the next host is started; 0 after a first death.
 
-        A host usually has worked for long when it dies, and requests wait for its models.
+        There is no pause then, because such a host usually has worked for long, and requests wait for its models.
         """
         return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
 

@@ -201,7 +201,7 @@ def launchers_of(
     cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
 
     def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the models' sizes if the KV cache gets the rest of a GPU's memory, else nothing."""
+        """Return the models' sizes; empty unless the KV cache gets the rest of a GPU's memory."""
         return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
 
     def lend_address(index: int) -> str | None:

@@ -43,8 +43,8 @@ class Standby:
     ) -> None:
         """Set the policy; `run` starts the standby.
 
-        `wanted` is None to keep one if memory allows. `quiet_since` returns the time.monotonic() since which the site's host has been idle, or None
-        if it is busy. A standby is prepared after `quiet_s` of idleness.
+        `wanted`: keep a standby; None to keep one if there is enough memory. `quiet_since` returns the time.monotonic() since which the site's host
+        has been idle, or None if it is busy. A standby is prepared after `quiet_s` of idleness.
         """
         self._launcher = launcher
         self._wanted = wanted

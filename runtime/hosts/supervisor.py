@@ -21,7 +21,7 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.engine")
 
 SILENT_S = 15.0  # a host without work is replaced after this silence: thirty heartbeats
-LIVED_S = 30.0  # a host that was up for so long worked, even if it never had a request
+LIVED_S = 30.0  # a host that was up for so long counts as working, even if it never had a request
 STOP_GRACE_S = 3.0
 EXIT_S = 1.0  # wait for the end of a process whose socket has closed
 

@@ -16,7 +16,7 @@ class Demand:
     def __init__(self) -> None:
         self.users = 0  # requests that use the model
         self.waiters = 0  # requests that start as soon as the model is awake
-        self.queued = 0  # waiters, and requests that wait because the model makes room for another one
+        self.queued = 0  # requests that wait until the model is awake and accepts requests again
         self.used_at = 0.0
         self.arrivals = Arrivals()
 

@@ -1,4 +1,4 @@
-"""Sends each router only the changes of the site's prefix digests since its last edition.
+"""Sends each router only the changes of the site's prefix digests since the last edition it has.
 
 Complete digests take 44 kB per status and model."""
 

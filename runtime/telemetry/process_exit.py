@@ -35,7 +35,7 @@ def oom_kills() -> int | None:
 
 
 def _of_group(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Return the files with the counters of control groups, of version 2 and version 1."""
+    """Return the files that may count OOM kills in this process's control group (version 2 or 1)."""
     files = []
     with suppress(OSError):
         for line in proc.read_text().splitlines():
