@@ -61,7 +61,7 @@ NO_TORCH = (
     "`pip install 'torch>=2.11,<2.14'` for a GPU, with the Python that runs pilotlight"
 )
 LAST_BYTES_S = 3.0  # time to send the last bytes of answers after the drain
-MAX_HEAD_BYTES = 128 << 10  # a router forwards at most 64 KiB and 128 headers by default, and adds its own
+MAX_HEAD_BYTES = 128 << 10  # more than a router sends: by default up to 64 KiB in 128 headers, and its own headers
 MAX_HEADERS = 1024
 # A connection is closed if its client reads nothing for this time. The client may be a router with a slow client itself: a kernel with a buffer
 # of 4 MB reports progress only after a third of it is read, which takes two minutes at 10 kB/s.

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pilotlight.engine.api.protocol import Submit
 
 CHUNK = 64  # tokens per digest: four KV blocks of the usual 16 tokens; a digest takes 1.5 us
-_DIGEST_BYTES = 8  # with a million chunks, one lookup in 2^44 collides, which only makes the estimate wrong
+_DIGEST_BYTES = 8  # length of a digest; with a million chunks, one lookup in 2^44 collides and gives a wrong estimate
 
 Chain = tuple[bytes, ...]  # one digest for each full chunk from the start
 

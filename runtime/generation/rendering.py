@@ -27,7 +27,7 @@ from pilotlight.engine.text.tokenizer import Tokenizer, unmarked
 from pilotlight.runtime.generation.message_forms import other_forms
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
-RENDER_CPU_S = 10.0  # the embedded model's template needs 4 s for 6 MiB of tool calls
+RENDER_CPU_S = 10.0  # CPU time limit of a template; the embedded model's needs 4 s for 6 MiB of tool calls
 RENDER_BYTES = 512 << 20
 MAX_CHILDREN = 2  # limit of child processes for one model's template
 

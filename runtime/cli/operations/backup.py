@@ -28,7 +28,7 @@ R2_INDEX = "index.sqlite"  # this index names files in its folder
 SIDE_FILES = ("-wal", "-shm", "-journal")
 BUSY_S = 30.0
 MOST_TRIES = 5
-MAX_OPEN_OBJECTS = 500  # a process may open 1,024 files by default
+MAX_OPEN_OBJECTS = 500  # maximum number of objects that are open at once; a process may open 1,024 files by default
 
 
 def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
