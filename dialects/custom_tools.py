@@ -12,7 +12,7 @@ from pilotlight.dialects.body.bodies import CUSTOM_INPUT, FunctionBody
 from pilotlight.dialects.body.invalid_values import ValidationError
 
 _BEGINNING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
-# Complete characters of a JSON string. The first half of a surrogate pair is complete only with the second half.
+# Matches the complete characters of a JSON string. The first half of a surrogate pair is complete only with the second half.
 _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*'
 )

@@ -67,12 +67,12 @@ def plain_name(name: str) -> str:
 
 
 def _limit(value: Any) -> Any:
-    """Return None, for no limit of the answer's length, if the number is below 1."""
+    """Return the limit of the answer's length; None (no limit) if it is a number below 1."""
     return None if type(value) is int and value < 1 else value
 
 
 def _seed(value: Any) -> Any:
-    """Return None, for a random seed, if the number is negative."""
+    """Return the seed; None (a random seed) if it is a negative number."""
     return None if type(value) is int and value < 0 else value
 
 

@@ -27,7 +27,7 @@ from pilotlight.dialects.body.parsing import (
 from pilotlight.dialects.requests import Prompt, ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-MAX_PROMPTS = 64  # maximum of one request; a router can continue a stream of so many choices
+MAX_PROMPTS = 64  # maximum number of prompts of one request; a router can continue a stream of so many choices
 
 
 def _prompts(value: Any) -> Any:
@@ -46,9 +46,8 @@ class CompletionBody(StreamingBody, frozen=True, kw_only=True):
     PARTS: ClassVar = {"stream_options": StreamOptionsBody}
 
     model: str
-    max_tokens: Annotated[int, Meta(ge=0)] | None = (
-        16  # OpenAI's and vLLM's default; 0 to return only the prompt, with echo
-    )
+    # The default is OpenAI's and vLLM's. With 0 and `echo`, only the prompt is returned.
+    max_tokens: Annotated[int, Meta(ge=0)] | None = 16
     echo: bool | None = None
     prompt: tuple[str | TokenIds, ...]
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None

@@ -215,7 +215,7 @@ class _Turn:
         return message
 
 
-# Types of items that only the service that made them can read: summaries, and its side of an MCP connection.
+# Types of items that only the service that made them can read: its summaries, and items of its connections to MCP servers.
 _FOREIGN = (
     "compaction",
     "compaction_summary",

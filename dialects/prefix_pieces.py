@@ -9,7 +9,7 @@ import orjson
 from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
-IMAGE_BYTES = 4096  # bytes for which each image counts in a prefix, as many as 1,000 tokens of text
+IMAGE_BYTES = 4096  # number of bytes that each image counts in a prefix: as many as 1,000 tokens of text
 # Start of the line that Claude Code puts before its instructions. It differs in each request, so it is left out of prompts and fingerprints.
 _BILLING = "x-anthropic-billing-header:"
 _IMAGES = ("image_url", "input_image", "image")  # types of image parts in all dialects
@@ -26,13 +26,14 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
             get = message.get
             role = get("role")
             user_has_spoken = user_has_spoken or role not in ("system", "developer")
+            # The fields that are part of the prompt.
             told = [
                 role,
                 without_pixels(get("content")),
                 get("name"),
                 get("tool_calls"),
                 get("tool_call_id"),
-            ]  # the fields that are part of the prompt
+            ]
             yield canonical(told), user_has_spoken
         if image is not None:
             yield digest_of(image), True
@@ -43,7 +44,7 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def without_billing(system: Any) -> Any:
-    """Return instructions without the billing line: the first block of a list or line of a string."""
+    """Return instructions without the billing line: the first block of a list, or a string's first line."""
     if isinstance(system, list) and system and isinstance(system[0], dict):
         is_billing = str(system[0].get("text")).startswith(_BILLING)
         return system[1:] if is_billing else system

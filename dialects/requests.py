@@ -80,18 +80,16 @@ class ValidGeneration(Struct, frozen=True):
     ignored: tuple[str, ...] = ()  # unknown fields of the body
     num_bytes: int = 0  # size of the body
     num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no log-probabilities
-    # Chosen by the router that forwards the request, so that another site can continue the same answer.
+    # The router that forwards the request chooses the name, so that another site can continue the same answer.
     answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
     delivery: Delivery = NOTHING_DELIVERED  # the part of the answer that other sites have delivered already
-    prefixes: tuple[
-        tuple[int, int], ...
-    ] = ()  # digests that the router uses for the prompt's beginnings, the longest first
+    # Beginnings of the prompt, from the router: (digest, number of tokens), the longest first.
+    prefixes: tuple[tuple[int, int], ...] = ()
 
     data_sites: DataSites = NO_OTHERS  # other sites that may see the request, according to the router
     cache_salt: str = ""  # the prompt shares cached blocks only with requests of the same tenant and salt
-    most_prompt_tokens: int | None = (
-        None  # cut a longer prompt to this many last tokens; -1: to as many as leave room for the answer
-    )
+    # Cut a longer prompt to this many last tokens; -1: to as many as leave room for the answer.
+    most_prompt_tokens: int | None = None
     lora: str | None = None  # the adapter, if the request names it separately from the model
 
     @property

@@ -1,4 +1,4 @@
-"""The parts of a dialect that routers need: a body's fields, a prompt's pieces, the last event's test."""
+"""Parts of a dialect that routers need: a body's fields, a prompt's pieces, a test for the last event."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -31,7 +31,7 @@ def total(metric: Counter | Gauge) -> int:
 
 def times_of(metric: Histogram) -> TimeHistogram:
     """Return the sum of a histogram's children, converted from seconds to ms.
-    Without children it has no bounds."""
+    The result has no bounds if the histogram has no children."""
     at_most: Tally[float] = Tally()
     for family in metric.collect():
         for sample in family.samples:

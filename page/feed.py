@@ -12,7 +12,7 @@ from pilotlight.page.faults import Faults, SiteFault
 from pilotlight.page.history import History, Sample
 from pilotlight.page.source import Decision, Move, Source
 
-SITES_A_SECOND = 100  # with more sites, rows are written less often: rows of 330 sites take about 400 kB
+SITES_A_SECOND = 100  # with N times as many sites, rows are sent every N seconds; 330 rows take about 400 kB
 RETRY_MS = 1000
 
 

@@ -164,7 +164,7 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     """Return the site's functions, or None if its file names none.
 
-    Imports their packages only in the first case, because the import takes 0.1 s. Raises ManifestError."""
+    Imports their packages only if the file names functions, because the import takes 0.1 s. Raises ManifestError."""
     if not site.config.functions.are_served:
         return None
     from pilotlight.functions.service import FunctionsService

@@ -61,7 +61,7 @@ NO_TORCH = (
     "`pip install 'torch>=2.11,<2.14'` for a GPU, with the Python that runs pilotlight"
 )
 LAST_BYTES_S = 3.0  # time to send the last bytes of answers after the drain
-MAX_HEAD_BYTES = 128 << 10  # a router forwards 64 KiB and 128 headers by default, and adds its own
+MAX_HEAD_BYTES = 128 << 10  # more than a router sends: by default up to 64 KiB in 128 headers, and its own headers
 MAX_HEADERS = 1024
 # A connection is closed if its client reads nothing for this time. The client may be a router with a slow client itself: a kernel with a buffer
 # of 4 MB reports progress only after a third of it is read, which takes two minutes at 10 kB/s.
@@ -71,8 +71,8 @@ STALL_S = 600.0
 class ShutdownHooks(NamedTuple):
     """Callbacks of a shutdown, and the time for the last bytes."""
 
-    on_drain: Callable[[int], None] = lambda num_open: None  # argument: open requests and sockets
-    on_cut: Callable[[int], None] = lambda num_open: None  # argument: requests and sockets that are cut off
+    on_drain: Callable[[int], None] = lambda num_open: None  # called with the number of open requests and sockets
+    on_cut: Callable[[int], None] = lambda num_open: None  # called with the number of those that are cut off
     last_bytes_s: float = LAST_BYTES_S
 
 
@@ -158,8 +158,8 @@ async def serve_app(
 ) -> None:
     """Serve on a bound socket, and close it at the end. `app` must have been built for its URL.
 
-    `stop` starts the drain. Without it stop signals do: the first one drains, the second one ends the drain at once. `on_ready` is called with the
-    URL when the pinned models are loaded. At SIGHUP `load` reads `file` again."""
+    `stop` starts the drain. If it is None, signals are followed: the first stop signal starts the drain, the second one ends it at once, and at
+    SIGHUP `load` reads `file` again. `on_ready` is called with the URL when the pinned models are loaded."""
     url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
@@ -258,7 +258,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
 
 
 def _settle_memory(_: str) -> None:
-    """Freeze all current objects: collections that scanned them would delay requests by 20 to 40 ms."""
+    """Exclude all present objects from garbage collections, which would delay requests by 20 to 40 ms."""
     gc.freeze()
     gc.set_threshold(700, 10, 50)
 

@@ -190,7 +190,7 @@ def check_secrets(*names: str) -> None:
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:
-    """Raise ValueError if no client could connect, or every client could and the file does not allow it."""
+    """Raise ValueError if no client could connect, or if all could although the file does not allow that."""
     if door.require_key and not num_keys:
         raise ValueError("door.require_key is true, but there are no [[keys]]: make one with `pilotlight keys create`")
     if not (is_loopback(host) or door.require_key or door.open_to_all or requires_hop):

@@ -7,7 +7,7 @@ import msgspec
 
 Rules = Mapping[str, Callable[[Any], None]]  # field name -> rule
 
-SIZES, MOST = ("_gib", "_mib"), 1e9  # endings of names of size fields, and the largest value of such a field
+SIZES, MOST = ("_gib", "_mib"), 1e9  # endings of the names of fields with a size, and the largest allowed size
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from msgspec import inspect
 from pilotlight.sites.table import Table
 
 LONGEST_VALUE = 60  # maximum number of characters of a value in an error
-# the end of a string in Python's patterns, and in the patterns that other languages use
+# The end of a string: in the patterns of this project, and as a message shows it.
 STRICT_END, SHOWN_END = r"\Z", "$"
 NOUNS = {
     int: "an integer",

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-RESTART_AFTER_S = 1.0  # limits a repeated error to one traceback a second
+RESTART_AFTER_S = 1.0  # pause before work starts again: a repeated error gives one traceback a second
 
 Item = TypeVar("Item")
 Work = Callable[[], Coroutine[Any, Any, None]]

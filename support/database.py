@@ -27,7 +27,7 @@ Work = Callable[[Connection], T]
 
 TIME_LIMIT_S = 30.0
 MAX_WAITING = 1000
-STEPS_BETWEEN_CHECKS = 1000  # instructions of SQLite's virtual machine, which take some microseconds
+STEPS_BETWEEN_CHECKS = 1000  # in instructions of SQLite's virtual machine; 1,000 take some microseconds
 BUSY_TIMEOUT_S = 5.0  # time to wait for another process that writes the same file
 PAGE_BYTES = 4096
 
@@ -102,7 +102,7 @@ class Database:
         try:
             return job.work(connection)
         except sqlite3.OperationalError as error:
-            # Errors that Python's module itself raises, such as for an invalid text, have no SQLite name.
+            # Errors that Python's sqlite3 module raises itself, such as for invalid text, have no SQLite error name.
             if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
@@ -210,7 +210,7 @@ def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) 
 def claim_version(connection: Connection, newest: int = 1) -> int:
     """Record that a file's tables have the newest version, and return the previous version.
 
-    A new file counts as having had the newest. Raises DatabaseError for an unknown version.
+    For a new file, return `newest`. Raises DatabaseError for an unknown version.
     """
     has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     (written,) = connection.execute("PRAGMA user_version").fetchone()

@@ -13,7 +13,7 @@ REQUEST: ContextVar[str] = ContextVar("id of the request that is served", defaul
 def start_logging(process: str, level: str = "info", form: str = "text") -> None:
     """Log to standard error from now on; processes that this one starts do the same.
 
-    `process` is the name in each line: "router", or a site's. `level` is debug, info, warning or error; `form` is text or json."""
+    `process` is the name in each line: "router", or a site's name. `level` is debug, info, warning or error; `form` is text or json."""
     os.environ[LOG_ENV] = f"{form}:{level}:{process}"
     _log_as(process, level, form)
 

@@ -28,7 +28,7 @@ TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 
-# Converts a value from any form that clients send to the declared form. Raises ValidationError.
+# A function that converts a value from any form that clients send to the declared form. Raises ValidationError.
 Reader = Callable[[Any], Any]
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class UnsupportedParameter(NamedTuple):
-    """A parameter of other APIs that is not supported, except for its `neutral` values without an effect."""
+    """A parameter of other APIs that is refused, except for its `neutral` values, which have no effect."""
 
     neutral: tuple[Any, ...]
     instead: str
@@ -36,7 +36,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
     "mcp_servers": UnsupportedParameter(([],), "connect to MCP servers in your client, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),
-    # Names of SGLang and llama.cpp for structured_outputs. Chats and completions accept `regex` and `json_schema`.
+    # SGLang's and llama.cpp's names for structured_outputs. Chats and completions declare `regex` and `json_schema`; other endpoints refuse them.
     "regex": UnsupportedParameter(("",), _CONSTRAIN),
     "ebnf": UnsupportedParameter(("",), _LARK),
     "grammar": UnsupportedParameter(("",), _LARK),

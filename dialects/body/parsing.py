@@ -44,14 +44,14 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
         from pilotlight.dialects.body.validation_errors import first_error
 
         raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
-    refuse_inexact_fields(raw)  # after the check of the fields, because its errors name the field
+    refuse_inexact_fields(raw)  # after `convert`, whose errors name the field
     return found, tuple(ignored)
 
 
 def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:
     """Return the parameters that have an effect, without nulls, harmless parameters and neutral values.
 
-    Names of unknown fields are appended to `ignored`; they are refused if it is None."""
+    Names of unknown fields are appended to `ignored`; they are refused if `ignored` is None."""
     try:
         values = body_values(raw)
     except orjson.JSONDecodeError as error:
@@ -214,9 +214,8 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         rendered["tool_calls"] = [_call(id, function.name, function.arguments) for id, function in called]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
-    if not (
-        message.tool_calls and content
-    ):  # gpt-oss's template reads this name, and accepts either text or reasoning before calls
+    # gpt-oss's template reads reasoning from `thinking`, and accepts only one of text and reasoning before calls.
+    if not (message.tool_calls and content):
         further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered

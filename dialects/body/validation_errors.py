@@ -61,7 +61,7 @@ def _of_field(value: Any, field: structs.FieldInfo, body: type[Body], at: str) -
     except ValidationError as error:
         return ApiError(error.word, f"{at}: {error}", param=at)
     is_plain = field.name not in body.PARTS
-    if is_plain and _fits(value, field.type):  # takes 3 ns per token id of a prompt; `_of_value` takes 1,100 ns
+    if is_plain and _fits(value, field.type):  # for token ids of a prompt: 3 ns each, against 1,100 ns by `_of_value`
         return None
     return _of_value(value, _described(field.type), at)
 

@@ -1,8 +1,8 @@
 """A decision: a state, questions with known options about it, and the probability of each option.
 
-A chat model gets each question after the state, which all questions of a request share, at the end of the user's turn. An option's probability is
-that of its label as the model's answer, normalised over the options. The formulas of confidence are those of TypeSafe's Choice and Score. This module
-is independent of dialects and tokens.
+A chat model gets the state, which all questions of a request share, followed by one question at the end of the user's turn. An option's probability
+is that of its label as the model's answer, normalised over the options. The formulas of confidence are those of TypeSafe's Choice and Score. This
+module is independent of dialects and tokens.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ class ValidDecision(ValidGeneration, frozen=True):
 
 
 def choice_confidence(probabilities: Sequence[float]) -> float:
-    """Return by how much the most likely option exceeds an even distribution, from 0 to 1."""
+    """Return how far the greatest probability is above an even distribution's: 0 if equal, 1 if certain."""
     if len(probabilities) == 1:
         return 1.0
     even = 1 / len(probabilities)
@@ -91,7 +91,7 @@ def choice_confidence(probabilities: Sequence[float]) -> float:
 def score_confidence(probabilities: Sequence[float]) -> float:
     """Return how close the probabilities are to the most likely level, from 0 to 1.
 
-    It is 1 minus the mean distance from the most likely level, relative to an even distribution's mean distance from the middle level."""
+    This is 1 - d / e, where d is the mean distance from the most likely level, and e an even distribution's mean distance from the middle level."""
     if len(probabilities) == 1:
         return 1.0
     count, likeliest = len(probabilities), likeliest_of(probabilities)

@@ -33,7 +33,7 @@ BodyT = TypeVar("BodyT")
 async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expected: str) -> BodyT:
     """Decode a JSON body sent by another part of the network.
 
-    Raises ApiError; if the body cannot be decoded, its message starts with `expected`."""
+    Raises ApiError; if the body cannot be decoded, the error's message starts with `expected`."""
     raw = await read_body(request.scope, request.receive, limit_bytes)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -91,7 +91,7 @@ class EventWriter:
         self.started = asyncio.Event()
 
     def add_headers(self, headers: Headers) -> None:
-        """Add headers; without effect once the response has started, which a heartbeat can cause."""
+        """Add headers. This has no effect once the response has started, and a heartbeat can start it."""
         if not self.started.is_set():
             self._headers += headers
 
@@ -133,4 +133,4 @@ class EventWriter:
             except TimeoutError:
                 continue
             await self.write(DRAIN_NOTICE)
-            self._drains = asyncio.Event()  # the notice is sent once
+            self._drains = asyncio.Event()  # a new event that is never set, so that the notice is sent only once

@@ -1,7 +1,7 @@
 """Middleware of every route: authentication, request id, the site's name, and error responses.
 
 A request id is accepted only with the valid signature of a router of the network: otherwise clients could choose ids that mislead in the logs.
-GENUINE_HOP in the scope records whether there was one. Errors are sent in the dialect of the path; unexpected ones are also logged.
+GENUINE_HOP in the scope records whether the signature is valid. Errors are sent in the dialect of the path; unexpected ones are also logged.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ SITE_NAME = "pilotlight.site"  # key in the scope: this site's name
 ACCOUNT = "pilotlight.account"  # key in the scope: the account's name; empty if it is unknown
 HOLDER = "pilotlight.holder"  # key in the scope: the API key, if the client sent this site a known one
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/version", "/openapi.json", "/docs")
-# Where keys or signatures are required, these are open to routers, and to keys that have the scope `metrics`.
+# Paths that, where keys or signatures are required, only routers and keys with the scope `metrics` may read.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
 PAGE = ("/page/", "/manage/")  # protected by the page's own sessions
@@ -185,7 +185,7 @@ def _as_api_error(error: Exception, scope: Scope) -> ApiError:
 def _checked(receive: Receive, digest: str) -> Receive:
     """Return `receive` with a check: refuse the body if its digest differs from the signed one.
 
-    The check runs at the body's end; a route that streams the body has used its start before the check."""
+    The check runs at the body's end; by then, a route that streams the body has used the beginning of it."""
     hasher = hashlib.sha256()
 
     async def checked() -> Message:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 
 LONGEST_LOG_BYTES = 16 << 20  # a longer log becomes LOG.1 at the next start
-KILL_AFTER_S = 5.0  # added to a server's own drain timeout
+KILL_AFTER_S = 5.0  # a server is killed if it still runs so long after its own drain timeout
 
 
 class Child:

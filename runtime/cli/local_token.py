@@ -1,6 +1,6 @@
 """The deploy token of a network that `pilotlight up --functions` runs.
 
-It is stored for this user, by the router's port, and is sent only to this machine.
+It is stored for this user under the router's port, and is sent only to this machine.
 """
 
 import secrets

@@ -78,7 +78,7 @@ def up(
 
 
 def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
-    """Load the files of the network's sites, in its order.
+    """Load the files of the sites, in the order of the network's file.
 
     Raises ConfigError if a file is missing or invalid, and CliError if it contradicts the network's file."""
     found: list[tuple[Path, SiteConfig]] = []
@@ -232,7 +232,7 @@ def greet(console: Console, url: str, model: str | None, children: list[Child], 
 
 
 def keep_alive(console: Console, children: list[Child]) -> None:
-    """Restart each server that ends. The others serve its requests meanwhile."""
+    """Restart each server that ends; meanwhile the other servers answer its requests."""
     while True:
         time.sleep(0.25)
         for child in children:

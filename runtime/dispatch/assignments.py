@@ -14,7 +14,7 @@ from pilotlight.runtime.dispatch.prefixes import Chain, chain_of, root_of
 from pilotlight.runtime.dispatch.roles import HostWaits
 from pilotlight.runtime.models.model_state import ModelState, Replica
 
-# Rates that are assumed before any replica of the model has been measured. While they are equal everywhere, only the numbers of tokens count.
+# Rates that are assumed before any replica of the model has been measured. While all replicas have these rates, only the numbers of tokens matter.
 PREFILL_TOKENS_PER_S = 2000.0
 DECODE_TOKENS_PER_S = 50.0
 # Share by which one more sequence lengthens a step (also in the router's cost model). The measured rate already includes the open sequences.
@@ -72,7 +72,7 @@ class Assignments:
     def __init__(self, states: Mapping[str, ModelState], *, has_choice: bool) -> None:
         """Start without work.
 
-        `states` are the models by name, which may change. `has_choice` is True if prompts may be computed in several places, so that cached prefixes
+        `states` is a view of the models by name. `has_choice` is True if prompts may be computed in several places, so that cached prefixes
         matter.
         """
         self.has_choice = has_choice
@@ -118,7 +118,7 @@ class Assignments:
         return min(replicas, key=lambda replica: (cost_s(replica), replica.host.index))
 
     def waits(self, replica: Replica) -> HostWaits:
-        """Return the seconds that the host's open prompts and answers would cost the next sequence."""
+        """Return the seconds that open prompts and answers on the replica's host would cost a new sequence."""
         return HostWaits(self.prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
 
     def backlog_s(self, replica: Replica) -> float:

@@ -15,7 +15,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import Submit
 
 MOST_DEATHS = 2  # crashes of hosts after which a prompt is refused
-REMEMBERED_S = 3600.0  # charges expire, because a faulty machine may have been repaired by then
+REMEMBERED_S = 3600.0  # charges expire after this time, because a faulty machine may have been repaired
 _MOST_PROMPTS = 1024
 
 

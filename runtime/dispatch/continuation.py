@@ -1,4 +1,4 @@
-"""Failover of sequences between engine hosts: a dead host's open ones are submitted to the next host.
+"""Failover of sequences between engine hosts: those of a dead host are submitted to the next host.
 
 They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
 row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
@@ -42,7 +42,8 @@ class Continuations:
     ) -> None:
         """Continue sequences on the hosts of a site.
 
-        `within_s` limits the wait for the next host, in seconds, at each death. The host then has the deadline of a step, as before the death.
+        `within_s` limits, after each death of a host, the seconds until the sequence is open on the next one. From then on the deadline of a step
+        applies.
         """
         self.fleet = fleet
         self.models = models
@@ -54,9 +55,9 @@ class Continuations:
 
     @asynccontextmanager
     async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
-        """Open a sequence's scope, through all its hosts.
+        """Open the scope of a sequence, which stays open when the sequence moves to another host.
 
-        Leaving it aborts the sequence on its present host, unless it has ended. `data_sites` may see it besides this site.
+        Leaving the scope aborts the sequence unless it has ended. `data_sites` are the other sites that may see the sequence.
         """
         sequence = ContinuedSequence(self, submit, data_sites)
         try:
@@ -79,13 +80,12 @@ class ContinuedSequence:
         self._submit = submit  # the sequence as the caller requested it
         self._delivered: list[int] = []
         self._has_started = False
-        self._is_suspect = (
-            False  # True if a host crashed in a step with this sequence, and no host has produced a token of it since
-        )
+        # True if a host crashed in a step with this sequence, and no host has produced a token of it since.
+        self._is_suspect = False
         self._client: EngineClient | None = None
-        self._device_host: HostHandle | None = None  # the host of the client
+        self._device_host: HostHandle | None = None  # the host that `_client` talks to
         self._assignment: Assignment | None = None
-        self._prefill: PrefillWork | None = None  # the computation of its prompt on another host; None if there is none
+        self._prefill: PrefillWork | None = None  # the prompt's computation on another host; None if there is none
         self.route = ""  # how it was first placed (Placement.explained)
         self.scope = AsyncExitStack()  # scope of the sequence on its present host
 
@@ -127,7 +127,7 @@ class ContinuedSequence:
     def _is_cut(self, error: EngineError) -> bool:
         """Return whether the host died, not merely this sequence.
 
-        A site that ends lets its streams end with it."""
+        False while the site shuts down: its streams end with it."""
         assert self._client is not None
         return error.code == "engine_error" and self._client.death is not None and not self._site.fleet.is_ending
 
@@ -229,16 +229,18 @@ class ContinuedSequence:
             output = replace(output, num_cached_tokens=None)
         self._has_started = self._has_started or bool(output.token_ids)
         if output.token_ids:
-            self._is_suspect = (
-                False  # a host has computed its prompt without a crash; the charge stays until the answer ends
-            )
+            # A host has computed the prompt without a crash. Charges against the prompt stay until the answer ends.
+            self._is_suspect = False
         if output.finish_reason in ("stop", "length"):
             self._site.charges.clear(self._submit)
         return output
 
 
 def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return a sequence without its delivered tokens; positions, counts and random numbers continue."""
+    """Return the sequence that continues after the delivered tokens, which become part of its prompt.
+
+    Positions, counts and random numbers continue.
+    """
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),

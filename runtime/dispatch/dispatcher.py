@@ -18,9 +18,9 @@ from pilotlight.sites.site import Role
 if TYPE_CHECKING:
     from pilotlight.runtime.dispatch.lenders import Lender
 
-HAND_OVER_S = 0.02  # fixed cost: a handshake, a second sequence, and the copy of the last chunk's blocks
+HAND_OVER_S = 0.02  # fixed cost of a hand-over: handshake, second sequence, copy of the last blocks
 SHORT_TOKENS = 64  # prompts with fewer uncached tokens are computed on the answering host
-# The answering host waits PATIENCE times the predicted seconds plus PATIENCE_S, and then computes the prompt itself
+# The answering host waits PATIENCE * predicted seconds + PATIENCE_S for the blocks, and then computes the prompt itself.
 PATIENCE, PATIENCE_S = 4.0, 5.0
 
 

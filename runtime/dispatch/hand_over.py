@@ -116,7 +116,7 @@ class PrefillWork:
     def __init__(self, host: PromptHost) -> None:
         self._host = host
         self._num_cached_tokens: int | None = None  # cached tokens that the host has found; None until it reports them
-        self._device_us = 0  # device time of the computing host that no output of the client's sequence has yet
+        self._device_us = 0  # device time of the computing host, not yet added to an output of the client's sequence
         self._num_tokens = 0  # number of tokens in the blocks that it computes
 
     @asynccontextmanager

@@ -50,7 +50,7 @@ PROBE_EVERY_S = 60.0  # interval of probes while no blocks arrive; they take 0.3
 BELIEVED_S = 600.0  # time in which a slower probe does not replace a rate that was measured by blocks
 ROUND_TRIPS = 2  # round trips before the first block arrives: one for the prompt, one for the blocks
 RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
-REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt without a fetched block; doubles up to the longest
+REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt of which no block was fetched; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
 
 UNREACHABLE = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
@@ -60,7 +60,7 @@ class LenderOffer(NamedTuple):
     """The predicted cost in seconds of a prompt at another site; infinite if it does not lend."""
 
     cost_s: float
-    why: str  # predicted milliseconds with the link's share, or the reason for not lending
+    why: str  # predicted milliseconds, in total and for the link, or the reason for not lending
 
 
 class MeasuredLink:
@@ -88,7 +88,7 @@ class MeasuredLink:
 
 
 class Lender:
-    """One site that lends, as a host that computes prompts (hand_over.py)."""
+    """One lending site, in the form of a host that computes prompts (`PromptHost` in hand_over.py)."""
 
     is_lent = True
 
@@ -235,7 +235,8 @@ class Lender:
                 return await self._sent(kept, method, path, body)
             except ConnectionLost:
                 if not kept.response.is_untouched:
-                    raise  # without a byte of a response the site had closed the idle connection: retry on a new one
+                    raise
+                # No byte of a response came, so the site had closed the idle connection: try again on a new one.
         return await self._sent(await self._pool.connect(self._origin), method, path, body)
 
     async def _sent(self, connection: UpstreamConnection, method: str, path: str, body: bytes) -> "_LenderAnswer":
@@ -325,7 +326,7 @@ class Lenders:
         return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
-        """Return the lenders that may see a request, and for a response header the names of all others."""
+        """Return the lenders that may see a request, and a text for a response header that names the others."""
         if data_sites is None:
             return self._lenders, ""
         barred = [each.name for each in self._lenders if each.name not in data_sites]

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pilotlight.engine.api.protocol import Submit
 
 CHUNK = 64  # tokens per digest: four KV blocks of the usual 16 tokens; a digest takes 1.5 us
-_DIGEST_BYTES = 8  # collisions give a wrong estimate; with a million chunks one lookup in 2^44 hits one
+_DIGEST_BYTES = 8  # length of a digest; with a million chunks, one lookup in 2^44 collides and gives a wrong estimate
 
 Chain = tuple[bytes, ...]  # one digest for each full chunk from the start
 
@@ -20,7 +20,7 @@ Chain = tuple[bytes, ...]  # one digest for each full chunk from the start
 def root_of(submit: Submit) -> bytes:
     """Return the root of a sequence's chain: its tenant's salt, its adapter and its first image, if any.
 
-    Without the image, prompts with different images of the same size would have equal tokens.
+    The image is included because prompts with different images of the same size have equal tokens.
     """
     salt = submit.salt if submit.adapter is None else submit.salt + submit.adapter.digest.encode()
     return salt + submit.images[0].digest if submit.images else salt
@@ -49,7 +49,7 @@ class PrefixMemory:
         return len(chain) * CHUNK
 
     def remember(self, chain: Chain, capacity_tokens: int) -> None:
-        """Record a chain. Its end is evicted before its start, without which the end is useless."""
+        """Record a chain. Its end is evicted before its start, because the end is useless without the start."""
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)

@@ -19,8 +19,8 @@ _SIDES: tuple[Side, Side] = ("prefill", "decode")
 class HostWaits(NamedTuple):
     """The seconds that a new sequence would lose on a host."""
 
-    prefill: float  # seconds lost by prompts that are computed before its own
-    decode: float  # seconds lost by answers in the same steps
+    prefill: float  # seconds lost to prompts that are computed before its own
+    decode: float  # seconds lost to answers in the same steps
 
 
 class RoleShift(NamedTuple):
@@ -72,7 +72,7 @@ class RolePolicy:
         return RoleShift(min(found)[1], "both") if found else None
 
     def _give_back(self, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of a host back to its own role if the other role stays cool without it, or None."""
+        """Return the shift of a host back to its own role, if the other role is cool without it; else None."""
         for host, (role, own) in enumerate(zip(self._roles, self._own, strict=True)):
             if role == own:
                 continue
@@ -83,6 +83,6 @@ class RolePolicy:
         return None
 
     def _waits(self, side: Side, waits: Sequence[HostWaits | None]) -> list[float]:
-        """Return the waits on a role's hosts that are up."""
+        """Return the seconds that a new sequence would lose on each host that is up and has the role `side`."""
         of_hosts = zip(self._roles, waits, strict=True)
         return [getattr(wait, side) for role, wait in of_hosts if wait is not None and role in (side, "both")]

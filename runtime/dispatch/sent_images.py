@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.protocol import Submit, TokenOutput
 
-REMEMBERED = 4096  # newest digests of one host's images; one that the host has dropped costs a message
+REMEMBERED = 4096  # number of remembered digests per host; an image that the host has dropped costs one more message
 
 
 class SentImages:

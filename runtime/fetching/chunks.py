@@ -21,7 +21,7 @@ from pilotlight.runtime.fetching.listing import ListedChunk, ListedFile, Listing
 from pilotlight.runtime.fetching.store import STORE_ENV, chunks_in_store
 from pilotlight.runtime.fetching.tries import RetryLater, headers_for, refuse, tried
 
-CONNECTIONS = 4  # a single connection rarely fills a link with a long round trip; each holds a chunk in memory
+CONNECTIONS = 4  # parallel connections: one rarely fills a link with a long round trip; each holds a chunk
 
 
 class Fetching:

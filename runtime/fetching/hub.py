@@ -1,8 +1,8 @@
 """Access the Hugging Face hub in a child process.
 
 `python -m pilotlight.runtime.fetching.hub ORG/NAME` downloads a model's files; `--search WORDS` searches the hub. It is a process because a download
-in a thread cannot be cancelled: a site could not shut down while the hub did not respond. It is killed with its parent; the next one resumes the
-download. It writes a JSON object a line: {done, total} in bytes, and at the end {path}, {found} or {error}.
+in a thread cannot be cancelled: a site could not shut down while the hub did not respond. It is killed with its parent; the next process
+resumes the download. It writes a JSON object a line: {done, total} in bytes, and at the end {path}, {found} or {error}.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pilotlight.wire.http.listen import PARENT_PID_ENV, follow_parent
 SEARCH_TIMEOUT_S = 20.0
 MAX_FOUND = 20
 
-# The files that a model needs, without weights for other frameworks, which can double a download.
+# The files that a model needs. Weights for other frameworks are left out, because they can double a download.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tiktoken.model", "additional_chat_templates/*"]
 _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 NAME = "pilotlight-files.json"
-# A chunk takes an eighth of a second at 1 Gbit/s, so an interruption loses little. The listing of a 1 TB model has 4 MB.
+# A chunk of this size takes an eighth of a second at 1 Gbit/s, so an interruption loses little. The listing of a 1 TB model takes 4 MB.
 CHUNK_BYTES = 16 << 20
 MAX_LISTING_BYTES = 64 << 20
 MAX_FILES = 10_000

@@ -15,8 +15,8 @@ from pilotlight.wire.errors import ApiError
 
 RETRY_AFTER_S = 2.0
 DRAINING_RETRY_AFTER_S = 5.0
-# Reserved tokens may exceed the KV cache this many times: sequences wait in the engine until running ones free their blocks. With more, a new request
-# would wait for several whole generations, and another site is faster.
+# Limit of a model's reserved tokens, as a multiple of its KV cache. Sequences that do not fit yet wait in the engine until running ones free their
+# blocks. Above the limit a new request would wait for several whole generations, and another site is faster.
 QUEUED_CACHES = 8
 FIRST_GUESS = 256  # assumed output tokens of a request before any has ended
 AVERAGE_WEIGHT = 0.05  # weight of the newest request's output in the moving average

@@ -1,6 +1,6 @@
 """The grammar that constrains a request's answers, and the processor that parses them.
 
-Both depend on the model and on whether the prompt leaves its reasoning open. Formats and grammars are used through their interfaces only.
+Both depend on the model, and on whether the prompt ends inside its reasoning. Formats and grammars are used through their interfaces only.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -168,7 +168,7 @@ class _CallableTool:
 
     @property
     def left_out(self) -> str:
-        """The path of the request's field that is not enforced; empty if all are."""
+        """The path of the request's field that is not enforced; empty if every field is enforced."""
         return self._enforced.left_out and f"tools[{self._number}].{self._enforced.left_out}"
 
     def free(self) -> None:

@@ -1,6 +1,6 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
-`generate` reads as the life of a request after validation. Leaving its scope, for any reason, aborts the sequences and returns the permit.
+`generate` has the steps of a request after validation, in order. Leaving its scope, for any reason, aborts the sequences and returns the permit.
 All expected errors inside are raised as ApiError. Independent of HTTP and dialects.
 """
 
@@ -296,7 +296,7 @@ class Generation:
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt
-            # in a continuation delivered tokens follow the prompt: leave out their log-probabilities
+            # In a continuation, delivered tokens follow the prompt: their log-probabilities are left out.
             prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]
             prompt.awaits_logprobs = False
         if output.finish_reason == "abort":

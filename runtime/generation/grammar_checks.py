@@ -20,9 +20,9 @@ from pilotlight.engine.grammar.grammar_compiler import TokenizerUnreadableError,
 from pilotlight.runtime.generation.admission import RETRY_AFTER_S
 from pilotlight.wire.errors import ApiError
 
-CHILDREN = 2  # each has 40 MB and a tokenizer; they start with the first grammar
+CHILDREN = 2  # number of child processes; each takes 40 MB and a tokenizer; they start with the first grammar
 NICENESS = 5  # low priority of the children, so that grammars take no CPU time from other accounts' streams
-WAIT_S = 10.0  # time limit of a request's grammar, with its wait
+WAIT_S = 10.0  # time limit of a request's grammar, including its wait for a child
 MAX_VERDICTS = 4096  # cached results, of 100 to 700 bytes each
 REFUSED_S = 600.0  # how long a refusal is cached if the check crashed: the grammar would crash the next child, too
 

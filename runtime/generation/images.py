@@ -18,9 +18,9 @@ from pilotlight.runtime.models.checkpoint_children import run_guarded
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 
-MOST_STRETCHED = 200  # limit of the ratio of the sides, as in Qwen's image processors
+MOST_STRETCHED = 200  # maximum ratio of the longer to the shorter side, as in Qwen's image processors
 AT_ONCE = 2  # images read at the same time: each needs its file and base64 in this process and in a child
-CPU_S, BYTES = 10.0, 2 << 30  # limits of one image; 64 million pixels with transparency take 1.2 GB
+CPU_S, BYTES = 10.0, 2 << 30  # limits of CPU time and memory of one image; 64 Mpixel with transparency take 1.2 GB
 MIB = 1 << 20
 
 Fetch = Callable[[str, int], Awaitable[bytes]]  # called with the URL and the limit of bytes; returns the file

@@ -25,7 +25,7 @@ from pilotlight.wire.chat import FinishReason
 
 class DeliveredToken(NamedTuple):
     token_id: int
-    text_offset: int  # number of characters before it
+    text_offset: int  # number of the answer's characters before this token
     is_shown: bool  # False for the token that ended the answer: it is counted but has no text
     logprobs: TokenLogprobs | None
 
@@ -276,7 +276,7 @@ class _PendingTokens:
     def __init__(self) -> None:
         self.num_shown = 0  # characters of the answer that were emitted or belong to markup
         self._tokens: deque[DeliveredToken] = deque()
-        # For each token, the number of characters parsed once its text is complete; None while its last character is incomplete.
+        # For each token, the number of characters that are parsed up to its end; None while its last character is incomplete.
         self._ends: deque[int | None] = deque()
         self._new_ids: list[int] = []
 

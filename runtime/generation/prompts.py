@@ -15,7 +15,8 @@ from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
 
-MANY_CHARACTERS = 16  # characters per token, at most, in a usual text; prose has 4. A text with more is encoded twice
+# Usual maximum of characters per token; prose has 4. A long text with more is encoded twice.
+MANY_CHARACTERS = 16
 
 
 class EncodedPrompt(NamedTuple):
@@ -117,7 +118,7 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode the system message and as many of the last messages as fit, from a message of the user on."""
+    """Encode the system message and as many of the last messages as fit, starting at a user message."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:

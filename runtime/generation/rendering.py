@@ -27,7 +27,7 @@ from pilotlight.engine.text.tokenizer import Tokenizer, unmarked
 from pilotlight.runtime.generation.message_forms import other_forms
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
-RENDER_CPU_S = 10.0  # the embedded model's template needs 4 s for 6 MiB of tool calls
+RENDER_CPU_S = 10.0  # CPU time limit of a template; the embedded model's needs 4 s for 6 MiB of tool calls
 RENDER_BYTES = 512 << 20
 MAX_CHILDREN = 2  # limit of child processes for one model's template
 
@@ -38,7 +38,7 @@ class Rendering:
         self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template)
         self._checking = asyncio.Lock()
         self.is_checked = not template.sources
-        self.why_broken: str | None = None  # why the template is unusable; None if it is not, or not checked yet
+        self.why_broken: str | None = None  # why the template is unusable; None if it is usable or not checked yet
 
     async def check(self) -> None:
         """Compile the template, once for all requests. Raises BrokenTemplateError if it cannot be used."""

@@ -1,4 +1,4 @@
-"""Continues another site's answer: the rest of the computation, and processors in that site's state.
+"""Continues another site's answer: prepares its remaining sequences, and restores its processors.
 
 The prompt is rendered again, followed by the delivered tokens, so that positions, counts and random numbers continue. A finished choice is not
 computed again. Independent of how the delivered tokens arrived (wire/hop/continuation.py) and why the stream was cut.
@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.continuation import remaining
 from pilotlight.runtime.generation.output_processor import DivergedError, OutputProcessor
 
-INLINE_TOKENS = 1_000  # replaying them takes a few ms; a thread pays only for more
+INLINE_TOKENS = 1_000  # up to so many tokens are replayed in the event loop, in a few ms; more are replayed in a thread
 
 Submits = dict[int, Submit]  # choice -> sequence to submit
 

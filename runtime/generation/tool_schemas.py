@@ -21,7 +21,7 @@ _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # lookaround and backref
 
 class EnforcedSchema(NamedTuple):
     schema: dict[str, Any]
-    left_out: str = ""  # the client's part of the schema that is not enforced
+    left_out: str = ""  # the part of the client's schema that is not enforced
 
 
 def enforced_schemas(function: dict[str, Any]) -> Iterator[EnforcedSchema]:

@@ -36,9 +36,9 @@ class UsageCounter:
         self._device_us += output.device_us
 
     def count_cached(self, choice: int) -> None:
-        """Count a prompt's cached tokens with its first delta.
+        """Count a prompt's cached tokens when its first delta is sent.
 
-        A site that continues the answer then knows that they are counted if the choice has a delivered part.
+        So a site that continues a choice with a delivered part knows that they have been counted.
         """
         found = self._found_cached.pop(choice, 0)
         if choice % self._choices_per_prompt == 0 and choice not in self._continued:

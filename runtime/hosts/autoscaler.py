@@ -23,7 +23,7 @@ from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 
-LOOK_EVERY_S = 0.5  # idle hosts report their load as often
+LOOK_EVERY_S = 0.5  # interval of checks, and also of the load reports of idle hosts
 
 Observer = Callable[[str, str], None]  # arguments: the model, and "up" or "down"
 
@@ -95,7 +95,7 @@ class Autoscaler:
 
     def _add(self, state: ModelState) -> None:
         if retiring := [replica for replica in state.awake if replica.is_retiring]:
-            retiring[0].is_retiring = False  # this replica is still awake, with a full cache
+            retiring[0].is_retiring = False  # this replica is still awake, and its prefix cache is filled
             self._changed.notify_all()
             return
         answering = [replica for replica in state.replicas if replica.host.own_role != "prefill"]

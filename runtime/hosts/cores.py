@@ -1,7 +1,7 @@
 """The CPU cores of engine hosts, if several hosts of one site compute on a CPU.
 
-Each host gets neighboring cores: on a machine with several sockets, those of one socket, whose memory is near. Libraries that count cores count only
-these. Works on Linux; on other systems cores are not divided.
+Each host gets neighboring cores: on a machine with several sockets, those of one socket where possible, because its memory is near. Libraries that
+count cores count only these. Works on Linux; on other systems cores are not divided.
 """
 
 import os

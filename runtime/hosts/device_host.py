@@ -20,11 +20,11 @@ from pilotlight.sites.site import EngineConfig
 STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s, because it is prepared at low priority
 FIRST_PAUSE_S = 0.2  # pause before the second restart in a row; doubled for each later failure, up to:
 LONGEST_PAUSE_S = 10.0
-AFRESH_AFTER = 2  # after so many hosts in a row that crashed before any answer, the next one deletes built files
-CHARGED_WITHIN_S = 3.0  # wait after a host's death for the names of its last step's sequences
-DEADLINE_FACTOR = 10  # a step's deadline / its predicted time: contexts grow, and a machine has other work
-MOST_DOUBLINGS = 6  # limit of the doublings of a step's deadline: 30 s become half an hour
-HOPELESS_AFTER = 3  # hosts in a row that failed: requests are then sent elsewhere instead of waiting
+AFRESH_AFTER = 2  # if so many hosts in a row crash before any answer, the next one deletes compiled files
+CHARGED_WITHIN_S = 3.0  # time limit, after a host's death, for the names of the sequences it was working on
+DEADLINE_FACTOR = 10  # a step may take this multiple of its predicted time: contexts grow, and a machine has other work
+MOST_DOUBLINGS = 6  # a step's deadline is doubled this often at most: 30 s become half an hour
+HOPELESS_AFTER = 3  # after so many failed hosts in a row, requests are sent elsewhere instead of waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
 
@@ -33,7 +33,7 @@ class HostHandle:
     def __init__(self, launcher: ProcessLauncher, config: EngineConfig, index: int = 0) -> None:
         """Make the handle of a host that has not been started.
 
-        `index` is the device's among those of the site; `launcher` starts its standby hosts.
+        `index` is the device's position among the site's devices; `launcher` starts the standby hosts.
         """
         self.index = index
         self.device = config.all_devices[index]
@@ -50,7 +50,7 @@ class HostHandle:
         )
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
-        self.ready: HostReady | None = None  # the newest host's report about itself; the device stays the same
+        self.ready: HostReady | None = None  # the newest host's report; what it says about the device stays true
         self.running: HostProcess | None = None
         # client of a dead host -> sequences of the host's last step
         self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()
@@ -61,7 +61,7 @@ class HostHandle:
 
     @property
     def client(self) -> EngineClient | None:
-        """The host's client, while there is a host."""
+        """The present host's client; None while there is no host."""
         return self.running.client if self.running is not None else None
 
     @property
@@ -85,11 +85,11 @@ class HostHandle:
         return self.running.client.loads if self.running is not None else {}
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
-        """Register a callback for every frame of all present and future hosts."""
+        """Register a callback for every step output, of the present host and of later ones."""
         self._step_observers.append(callback)
 
     def on_change(self, up: Callable[[], None], down: "Callable[[HostHandle, str], None]") -> None:
-        """Register callbacks for a host that has started, and for one that is gone, with the reason."""
+        """Register two callbacks: `up` after a host has started, `down` with the reason after a host has gone."""
         self._change_observers.append((up, down))
 
     def serving_client(self) -> EngineClient:
@@ -116,7 +116,7 @@ class HostHandle:
             await self.changed.wait()
 
     async def charged(self, client: EngineClient) -> frozenset[str]:
-        """Return the sequences of the step in which a host crashed, once known; none if it was killed."""
+        """Return the sequences on which this client's host was working when it crashed; none if it was killed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CHARGED_WITHIN_S):
                 while client not in self._charged:
@@ -182,7 +182,7 @@ class HostHandle:
             down(self, reason)
 
     def note_charged(self, client: EngineClient, sequences: Iterable[str]) -> None:
-        """Record the sequences of the step in which a host crashed."""
+        """Record the sequences on which a host was working when it crashed."""
         self._charged[client] = frozenset(sequences)
         self.changed.notify_all()
 
@@ -280,7 +280,8 @@ class ProgressWatch:
         """Record a step; return whether the host has answered a request. Errors are no progress."""
         self.has_spoken = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
-        if has_answered or (-1 < self._last_step < step.step and not step.outputs):  # no outputs: part of a prompt
+        # A step without outputs computes part of a prompt.
+        if has_answered or (-1 < self._last_step < step.step and not step.outputs):
             self.has_computed = True
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
@@ -327,9 +328,9 @@ class RestartHistory:
 
     @property
     def pause_s(self) -> float:
-        """The pause before the next host; none after a first death.
+        """The seconds until the next host is started; 0 after a first death.
 
-        Most hosts that die have worked for long, and requests wait for their models.
+        There is no pause then, because such a host usually has worked for long, and requests wait for its models.
         """
         return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
@@ -339,7 +340,7 @@ class RestartHistory:
 
     def note_exit(self, has_crashed: bool, has_computed: bool = False) -> None:
         """Record the end of a process.
-        `has_computed` is True if it had completed a step, so its successor can work, too."""
+        `has_computed` is True if it had completed a step; then its successor can work, too."""
         self._crashes = self._crashes + 1 if has_crashed else 0
         if has_computed and not has_crashed:
             self._failures = min(self._failures, 1)

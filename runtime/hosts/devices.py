@@ -54,7 +54,7 @@ def this_machine() -> DeviceSet:
 
 
 def is_surely_cpu(device: str, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus) -> bool:
-    """Return whether the device is certainly a CPU. The engine host reports the device only later."""
+    """Return whether the device is certainly a CPU, before its engine host has reported what it is."""
     return device == "cpu" or (device == "auto" and _num_gpus(root, read_gpus) == 0)
 
 
@@ -81,7 +81,7 @@ def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
     gpus = _told(root, read_gpus)
     if gpus is None:
         return len(_device_files(root))
-    # CUDA lets a process use only one MIG instance, on any of the GPUs.
+    # CUDA lets a process use only one MIG instance, so with MIG the number of GPUs is not the number of devices.
     return None if any(gpu.num_instances is not None for gpu in gpus) else len(gpus)
 
 

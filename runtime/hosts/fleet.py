@@ -90,7 +90,7 @@ class Fleet:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Reasons, reported at their start, why hosts compute more slowly than the machine could."""
+        """Reasons why hosts compute more slowly than the machine could, as reported when they started."""
         said = [sentence for host in self.hosts if host.ready is not None for sentence in host.ready.fallbacks]
         return tuple(dict.fromkeys(said))
 

@@ -30,7 +30,7 @@ from pilotlight.wire.hop.headers import lasting
 log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
-_CPU_KV_GIB = 0.25  # if the site's file sets no size
+_CPU_KV_GIB = 0.25  # size of the KV cache on a CPU if the site's file sets none
 CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
 # Signals that a process's own code causes. Others come from outside: an operator, a supervisor, or the kernel's OOM killer.
 OWN_SIGNALS = CRASHES | {-signal.SIGABRT, -signal.SIGFPE, -signal.SIGSYS, -signal.SIGTRAP}
@@ -114,7 +114,8 @@ class ProcessLauncher:
         if not self._config.kv_host_gib:
             self._places[0].remove_dead_later()
             return None
-        claimed = [place.claim() for place in self._places]  # all of them first, so that none removes another
+        # Claim all directories before dead ones are removed, so that none of these counts as dead.
+        claimed = [place.claim() for place in self._places]
         self._places[0].remove_dead_later()
         return claimed[0]
 
@@ -200,7 +201,7 @@ def launchers_of(
     cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
 
     def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the models' sizes if the KV cache gets the rest of a GPU's memory, else nothing."""
+        """Return the models' sizes; empty unless the KV cache gets the rest of a GPU's memory."""
         return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
 
     def lend_address(index: int) -> str | None:

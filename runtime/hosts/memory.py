@@ -14,7 +14,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # the file contains "max": no limit
         return machine
-    # The container's use includes cached pages of files; the kernel frees those that were not touched lately when needed.
+    # The container's use includes cached pages of files. When memory is needed, the kernel frees those that were not used lately.
     droppable = _statistics(cgroup / "memory.stat").get("inactive_file", 0)
     left = max(0, limit - used + droppable)
     return left if machine is None else min(machine, left)

@@ -1,7 +1,7 @@
 """Check a site file's host memory (KV blocks and sleeping weights) against the machine's.
 
-Too much is refused at the start, with the sums: later the kernel would kill an engine host with its requests. Files of the site's previous run count
-as available. Independent of the files' contents.
+If it is too much, the site does not start and shows the sums: otherwise the kernel would kill an engine host with its requests. Files of the site's
+previous run count as available. Independent of the files' contents.
 """
 
 import shutil
@@ -26,7 +26,7 @@ class AvailableMemory(NamedTuple):
 
     memory: int  # available without swapping
     place: int  # free bytes in the file system of the tiers
-    held: int  # size of files of the site's previous run, which both other numbers count as used
+    held: int  # size of the files of the site's previous run; `memory` and `place` count them as used
 
     @classmethod
     def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":

@@ -1,4 +1,4 @@
-"""Wakes and sleep without a request: expected models wake shortly before, long-idle ones sleep.
+"""Acts without a request: wakes a model shortly before its next one, puts long-idle models to sleep.
 
 It checks the models once a second. At the start it also loads the weights that stay in host memory. Independent of the prediction (demand.py).
 """
@@ -17,7 +17,7 @@ from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
 
-FORESIGHT_S = 1.0  # interval of checks
+FORESIGHT_S = 1.0  # interval of checks; a wake is started at least this long before the expected request
 
 
 class Foresight:

@@ -1,9 +1,9 @@
 """The policy of replicas: when a model gets one more device, and when one less.
 
-A model is overloaded ("hot") if the shortest wait of its next request on any replica has been above scale_up_wait_s for HOT_FOR_S without a pause. A
+A model is overloaded ("hot") if its next request would have waited longer than scale_up_wait_s on every replica, for HOT_FOR_S without a pause. A
 shorter burst, or one long prompt, would be over before another replica has woken and filled its prefix cache. A model is cool if, with one replica
-less, the wait would have stayed below a quarter of scale_up_wait_s for scale_down_after_s. Closer to the threshold, the next fluctuation would wake
-the replica again; and in a shorter time than a pause in a conversation, its prefix cache would be lost too often. Two thresholds and two durations
+less, the wait would have stayed below a quarter of scale_up_wait_s for scale_down_after_s. With a higher share, the next fluctuation would wake the
+replica again. With a duration shorter than a pause in a conversation, its prefix cache would be lost too often. Two thresholds and two durations
 prevent oscillation. A pure function of loads and time; autoscaler.py applies it.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal
 from pilotlight.engine.api.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
-COOL_SHARE = 0.25  # share of the wait at which a model is hot
+COOL_SHARE = 0.25  # a model is cool below this share of the wait at which it is hot
 _DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce until it ends
 
 Verdict = Literal["more", "less", "stay"]
@@ -22,7 +22,7 @@ Verdict = Literal["more", "less", "stay"]
 def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
     """Return the seconds that the next request would wait on a replica.
 
-    It waits for all earlier prompts. If max_num_seqs sequences run, one must also end for it and for each waiting one.
+    It waits for all earlier prompts. If max_num_seqs sequences run, one of them must also end for each waiting request, and one for this request.
     """
     queued_s = load.waiting_tokens / load.prefill_tokens_per_s if load.prefill_tokens_per_s else 0.0
     if load.running < max_num_seqs or not load.decode_tokens_per_s:

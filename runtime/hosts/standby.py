@@ -17,7 +17,7 @@ from pilotlight.runtime.hosts.memory import available_bytes, gib
 log = logging.getLogger("pilotlight.engine")
 
 # Private memory of a host with torch imported and no model: 149 MiB measured (torch 2.13, CPU), without libraries that it shares with the serving
-# host. Unless the site's file decides, a standby is started if it takes at most an eighth of the available memory.
+# host. Unless the site's file decides, a standby is started if it takes at most 1 / SHARE of the available memory.
 HOST_BYTES = 160 << 20
 SHARE = 8
 LATEST_S = 60.0  # a site that is never quiet starts a standby after this time
@@ -43,8 +43,8 @@ class Standby:
     ) -> None:
         """Set the policy; `run` starts the standby.
 
-        `wanted` is None to keep one if memory allows. `quiet_since` returns the time.monotonic() since which the site's host has been idle, or None
-        if it is busy. A standby is prepared after `quiet_s` of idleness.
+        `wanted`: keep a standby; None to keep one if there is enough memory. `quiet_since` returns the time.monotonic() since which the site's host
+        has been idle, or None if it is busy. A standby is prepared after `quiet_s` of idleness.
         """
         self._launcher = launcher
         self._wanted = wanted

@@ -1,8 +1,8 @@
 """Keeps one device's engine host alive: starts it, watches it, replaces it.
 
 A host that has exited, is not ready in time, or has work and takes no step within its deadline is killed. All sequences open on it fail at once
-(continuation.py continues them elsewhere), and the standby takes its place, or a new host is started after a bounded pause (device_host.py knows
-both). Independent of models and requests; the launcher starts hosts.
+(continuation.py continues them elsewhere), and the standby takes its place, or a new host is started after a bounded pause (see device_host.py).
+Independent of models and requests; the launcher starts hosts.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.engine")
 
 SILENT_S = 15.0  # a host without work is replaced after this silence: thirty heartbeats
-LIVED_S = 30.0  # a host that was up for so long worked, even if it never had a request
+LIVED_S = 30.0  # a host that was up for so long counts as working, even if it never had a request
 STOP_GRACE_S = 3.0
 EXIT_S = 1.0  # wait for the end of a process whose socket has closed
 
@@ -103,7 +103,7 @@ class Supervisor:
             device_host.restarts.note_exit(host.has_crashed, device_host.progress.has_computed)
 
     async def _charged(self, host: HostProcess, is_stuck: bool) -> Iterable[str]:
-        """Return the sequences that were open when a host crashed; none if it was ended from outside.
+        """Return the sequences on which a host was working when it crashed; none if it was ended from outside.
 
         `is_stuck` means that its process lives but takes no steps.
         """

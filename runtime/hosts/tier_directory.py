@@ -1,8 +1,8 @@
 """The directory in shared memory of a site's host tier, of KV blocks or of weights.
 
 It outlives an engine host but not its site. The site locks it for its lifetime, and the present engine host holds a second lock. Each removes its
-files at its end. The files of a killed site are used by the same site when it restarts, or removed by another site of this user, if they are unlocked
-at its own start and still a minute later.
+files at its end. The files of a killed site are used by the same site when it restarts. Another site of this user removes them if they are unlocked
+when that site starts, and still a minute later.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from typing import Literal
 
 log = logging.getLogger("pilotlight.engine")
 
-COMING_BACK_S = 60.0  # `pilotlight up` and systemd restart a killed site within seconds
-LOOKS, LOOK_S = 5, 0.02  # attempts at a lock: another site may hold it for a moment, to check its owner
+COMING_BACK_S = 60.0  # wait for a killed site's restart; `pilotlight up` and systemd need seconds
+LOOKS, LOOK_S = 5, 0.02  # attempts at a lock, and their interval: a site that looks for dead owners holds it briefly
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
 
 LOCKS = ("site.lock", "owner.lock")  # lock files of the site and of its engine host

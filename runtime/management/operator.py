@@ -70,7 +70,7 @@ class SiteOperator:
                 await self._run(operation)
             case "pull":
                 source = _source(operation)
-                # a URL that is here is not listed yet; its download lists it
+                # For a URL whose files are here, the download is quick and adds the URL to the list of models.
                 if await asyncio.to_thread(_is_here, source) and not is_url(source):
                     raise ApiError("conflict", f"{source[:200]} is here already: run it")
                 self._downloads.start(source)

@@ -66,7 +66,7 @@ class AdapterRegistry:
         return sorted(found)
 
     def public(self) -> list[Finetune]:
-        """Return the adapters for all accounts in the form of fine-tunes; the id is the name.
+        """Return the adapters that every account may use, as fine-tunes whose id is the adapter's name.
 
         The creation time is the modification time of the folder.
         """
@@ -90,7 +90,8 @@ class AdapterRegistry:
 
         `owner` is the account whose uploads may be used. Raises ApiError for an unknown adapter."""
         named = self.named_in(request.requested_model, request.model)
-        if request.lora and named is not None:  # accounts' lists of models have no form for two adapters
+        # The list of models that an account may use cannot express two adapters.
+        if request.lora and named is not None:
             message = f"the request names two adapters, {named[:100]!r} after the model's name and {request.lora[:100]!r}: leave one out"
             raise ApiError("invalid_request", message, param="lora")
         name = request.lora or named

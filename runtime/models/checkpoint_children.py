@@ -12,7 +12,7 @@ from typing import Any
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobEndedError
 
-NUM_CHILDREN = 4  # more than any single model or kind of job uses at once
+NUM_CHILDREN = 4  # number of child processes: more than a single model or kind of job uses at once
 
 
 async def run_guarded(job: GuardedJob) -> Any:

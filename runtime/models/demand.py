@@ -5,7 +5,7 @@ Pure arithmetic over given times, in seconds of Unix time. Independent of how th
 
 HOUR_S = 3600.0
 GAP_WEIGHT = 0.2  # weight of the newest gap in the moving average
-DAY_WEIGHT = 0.25  # weight of the newest day in the average of an hour
+DAY_WEIGHT = 0.25  # weight of the newest day in the moving average of each hour of the day
 REGULAR_GAPS = 4  # number of gaps after which a rhythm is recognized
 REGULARITY = 0.25  # gaps are a rhythm if they deviate from their average by less than this share of it
 NEVER_S = 1e9
@@ -16,7 +16,7 @@ class Demand:
     def __init__(self) -> None:
         self.users = 0  # requests that use the model
         self.waiters = 0  # requests that start as soon as the model is awake
-        self.queued = 0  # waiters, and requests that the model does not accept while it makes room for another model
+        self.queued = 0  # requests that wait until the model is awake and accepts requests again
         self.used_at = 0.0
         self.arrivals = Arrivals()
 

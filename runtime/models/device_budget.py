@@ -1,7 +1,7 @@
 """Memory for weights on one device: which models use it, and which sleep to make room for another.
 
-residency.py decides; this module acts. Models get memory one at a time in order of arrival, so that a large model does not starve. It waits for
-models in use; after a while those that hold the needed memory take no new requests until the waiting model has been served.
+residency.py decides; this module acts. Models get memory one at a time in order of arrival, so that a large model does not starve. A model waits
+while others use the memory that it needs; after a while, these take no new requests until the waiting model has been served.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 
-YIELD_AFTER_S = 2.0  # after this wait of a model, the models that hold its memory take no new requests
+YIELD_AFTER_S = 2.0  # when a model has waited so long, the models that hold its memory take no new requests
 
 
 class Suitability(NamedTuple):
-    """A device's rank for one more model: the least is the best."""
+    """A device's rank for one more model; the device with the least tuple is the best."""
 
     delay: int  # 0: its host is up, 1: soon, 2: not soon
-    crowding: int  # 0: there is room, 1: others must sleep for it, 2: it must wait for others
+    crowding: int  # 0: there is room, 1: other models must sleep for it, 2: it must wait for other models
     num_bytes: int  # bytes of the other models' weights
     num_models: int
     device_index: int

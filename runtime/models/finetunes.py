@@ -50,7 +50,7 @@ class FinetuneStore:
 
     @property
     def state(self) -> str:
-        """A text that differs after every change."""
+        """A string that changes with every change of the store."""
         return f"{self._life}.{self._changes}"
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class FinetuneStore:
     def everything(self) -> FinetuneList:
         with self._lock:
             state, kept = self.state, tuple(self._known.values())
-        # List removed ids after taking the state: a removal in between is then reported twice instead of late.
+        # Removed ids are listed after `state` is read: a removal in between is then reported twice instead of too late.
         return FinetuneList(state, kept, tuple(path.name for path in (self._directory / REMOVED).iterdir()))
 
     def of(self, owner: str) -> list[Finetune]:

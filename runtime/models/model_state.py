@@ -172,7 +172,7 @@ class ModelState:
 
     @property
     def is_yielding(self) -> bool:
-        """Tell whether the model takes no new requests, because others have waited long for its memory."""
+        """Tell whether the model takes no new requests, because other models have waited long for its memory."""
         held = [replica for replica in self.replicas if replica.holds_memory]
         return bool(held) and all(replica.is_yielding for replica in held)
 

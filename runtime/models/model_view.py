@@ -34,7 +34,7 @@ class ModelRegistry:
         return [state.config for state in self._states.values()]
 
     def resolve(self, name: str) -> str | None:
-        """Return a model's own name for its name or an alias, with or without an adapter's suffix; else None.
+        """Return the main name of the model with this name or alias, or None. An adapter suffix is ignored.
 
         Does not check who may use the adapter."""
         known = self._names.get(name)
@@ -103,7 +103,7 @@ class ModelRegistry:
         return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
 
     def kv_tokens(self, model: AwakeModel) -> int:
-        """Return the capacity of the model's KV caches in tokens, less the other models' use."""
+        """Return the capacity of the model's KV caches in tokens, without what other models use of it."""
         loads = self._states[model.info.name].loads
         return (
             sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks

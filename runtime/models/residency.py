@@ -8,7 +8,7 @@ models and those with open requests are never candidates.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# A model stays awake for at least this multiple of the time of its wake, so that wakes take at most a quarter of the time.
+# A model stays awake for at least this multiple of the duration of its wake (up to LONGEST_STAY_S), so that wakes take at most a quarter of the time.
 STAYS = 3.0
 LONGEST_STAY_S = 60.0
 _NO_TIME_S = 1e-6
@@ -44,7 +44,7 @@ class EvictionPlan(NamedTuple):
     If `is_possible` is False, not enough can be evicted yet: try again when a request ends, or after `wait_s` if it is not None."""
 
     evict: tuple[str, ...] = ()
-    is_possible: bool = True  # possible now
+    is_possible: bool = True  # enough can be evicted now
     wait_s: float | None = None
 
 

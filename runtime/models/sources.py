@@ -29,7 +29,7 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
     """Return the model's directory, after a download if necessary. Raises SourceError.
 
     Cancellation ends the download; the next one resumes it."""
-    local = await asyncio.to_thread(local_directory, source)  # in a thread, because up to 10 MB of a GGUF file are read
+    local = await asyncio.to_thread(local_directory, source)  # in a thread, because it may read 10 MB of a GGUF file
     if local is not None:
         return local
     try:

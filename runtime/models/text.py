@@ -94,7 +94,7 @@ def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
     top_k = int(_number(config, "top_k", 0, (-1, sys.maxsize)))
     return SamplingDefaults(
         temperature=_number(config, "temperature", 1.0, (0.0, sys.float_info.max)),
-        # 0 keeps only the most likely token, and so does any number that is smaller than its probability.
+        # A top_p of 0 keeps only the most likely token, as does any top_p below its probability.
         top_p=_number(config, "top_p", 1.0, (0.0, 1.0)) or LEAST_TOP_P,
         top_k=top_k if top_k > 0 else None,
         min_p=_number(config, "min_p", 0.0, (0.0, 1.0)),

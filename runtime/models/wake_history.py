@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 
 from pilotlight.wire.errors import ApiError
 
-# The kind of a wake: from the checkpoint; from host memory; with another model put to sleep for it; after the host had died; of an extra replica,
-# from the first replica's copy in host memory.
+# The kind of a wake. disk: from the checkpoint; host: from host memory; swap: another model was put to sleep for it; crash: its host had died;
+# sibling: an extra replica, from the first replica's copy in host memory.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
 RETRY_FAILED_S = 10.0  # after this time a request may retry a failed load
 # Hints of routers and pinned models retry after a delay that doubles with each failure, up to this limit: otherwise a broken model would be read, and
 # evict other models, every ten seconds.
 RETRY_FAILED_MAX_S = 300.0
-# Assumed speeds before the first measurement: of reading from a disk, and of mapping from host memory.
+# Assumed before the first measurement: speeds of reading from a disk and of mapping from host memory, and a wake's fixed time.
 _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
 
 

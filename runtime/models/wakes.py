@@ -42,7 +42,7 @@ SUCCESSOR_WAIT_S = 30.0
 # Delay of the template's check after a wake with waiting requests: importing Jinja and compiling take 35 ms, which would delay the first answers
 TEMPLATE_AFTER_S = 1.0
 TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30  # limits of a tokenizer's check; the largest take 2 s and 1 GiB
-WAY_S = 0.01  # time of a command to an idle host and of its response
+WAY_S = 0.01  # assumed time of a command to an idle host, with its response
 
 
 class Waker:

@@ -1,4 +1,4 @@
-"""Sends each router only the changes of the site's prefix digests since its last edition.
+"""Sends each router only the changes of the site's prefix digests since the last edition it has.
 
 Complete digests take 44 kB per status and model."""
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pilotlight.wire.hop.prefixes import changed_prefixes
 from pilotlight.wire.hop.status import SiteStatus
 
-KEPT = 4  # editions kept; a new one is made every ten seconds, and routers ask once a second
+KEPT = 4  # number of editions kept; one is made every ten seconds, and routers ask once a second
 
 
 class DigestEditions:
@@ -20,7 +20,7 @@ class DigestEditions:
 
     def publish(self, status: SiteStatus, known: int) -> SiteStatus:
         """Return the status with the edition of its digests.
-        It has only the changes since the edition `known` if that is still kept."""
+        If the edition `known` is still kept, the status has only the changes since then."""
         digests = {model.name: model.prefixes for model in status.models}
         if digests != self._by_edition.get(self._newest):
             self._newest += 1

@@ -142,7 +142,7 @@ class Measure(msgspec.Struct, eq=False):
 
     metrics: RequestMetrics
     model: str
-    began: float  # time.monotonic() at its start
+    began: float  # time.monotonic() at the request's start
     last: dict[int, float] = {}  # time of the last delta by choice
     answer: Measured | None = None  # the answer whose tokens are counted at the end
 
@@ -269,7 +269,7 @@ class _ModelCollector:
         Counts of a device start at zero when the model wakes there."""
         found = [((name, str(device_index)), load) for device_index, name, load in self._loads()]
         for kind, name, about, read in _OF_LOADS:
-            family = kind(name, about, labels=["model_name", "engine"])  # vLLM uses numbers as well
+            family = kind(name, about, labels=["model_name", "engine"])  # the label `engine` is a number, as in vLLM
             for labels, load in found:
                 family.add_metric(labels, read(load))
             yield family

@@ -25,7 +25,7 @@ def ending(code: int, oom_kills_before: int | None) -> str:
 def oom_kills() -> int | None:
     """Return the number of processes that the OOM killer has ended, or None if unknown.
 
-    It is that of this process's control group if the group counts them, else that of the machine."""
+    Counts in this process's control group if the group has such a counter, else on the whole machine."""
     for file in (*_of_group(), Path("/proc/vmstat")):
         with suppress(OSError, ValueError):
             counts = dict(line.split()[:2] for line in file.read_text().splitlines() if len(line.split()) > 1)
@@ -35,7 +35,7 @@ def oom_kills() -> int | None:
 
 
 def _of_group(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Return the files with the counters of control groups, of version 2 and version 1."""
+    """Return the files that may count OOM kills in this process's control group (version 2 or 1)."""
     files = []
     with suppress(OSError):
         for line in proc.read_text().splitlines():

@@ -40,7 +40,7 @@ class SiteTracing:
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator["RequestSpan | None"]:
-        """Open a request's span, and make it the parent in its headers. The value is None if it is not traced."""
+        """Open a request's span, and set it as the parent in its headers. Yields None if it is not traced."""
         path, method = str(scope["path"]), str(scope.get("method", "GET"))
         if not path.startswith(TRACED):
             yield None

@@ -17,8 +17,8 @@ from pilotlight.wire.hop.status import ModelStatus
 
 WINDOW_S = 10.0  # averaging time of rates: some hundred requests at a busy site
 PUBLISH_EVERY_S = 10.0  # interval of new digests: 8,192 entries are 43 kB of status, and caches change slowly
-# If a prompt's cached tokens are less than this share of its recorded prefix, the engine has evicted the prefix. Token counts of routers are
-# estimates.
+# If a prompt's cached tokens are less than this share of its recorded prefix, the engine must have evicted the prefix. The share is below 1, because
+# routers estimate the numbers of tokens.
 BELIEVED_SHARE = 0.5
 
 

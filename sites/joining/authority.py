@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pilotlight.support import atomic_files
 
 AUTHORITY_DAYS = 3650
-LEAF_DAYS = 398  # the longest validity that browsers accept
+LEAF_DAYS = 398  # validity of certificates: the longest that browsers accept
 CLOCKS_DIFFER = timedelta(minutes=10)
 
 

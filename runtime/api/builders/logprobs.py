@@ -44,7 +44,7 @@ def text_logprobs(texts: Sequence[str], tokens: Sequence[DeliveredToken], tokeni
 
 def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
     """Return the log-probabilities of a completion's tokens.
-    `offset` is the number of characters before them: the prompt's if it is echoed, else 0."""
+    `offset` is the number of characters before the first token: the prompt's length if it is echoed, else 0."""
     shown = [token for token in tokens if token.is_shown and token.logprobs is not None]
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token.token_id) for token in shown),

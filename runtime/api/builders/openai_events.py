@@ -71,7 +71,7 @@ class OpenAIBuilder(Generic[RequestT]):
         return tokenizer
 
     def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
-        """Return the usage of a chunk before the last: UNSET if not requested, None if only the last has it."""
+        """Return `usage` of a chunk before the last one: UNSET if not requested, None if only the last has it."""
         if not self._request.include_usage:
             return UNSET
         return generation.usage if self._request.usage_in_every_chunk else None
@@ -206,7 +206,7 @@ class CompletionBuilder(OpenAIBuilder[ValidCompletion]):
 
     def __init__(self, request: ValidCompletion, generator: Generator) -> None:
         super().__init__(request, generator)
-        self._echoed: dict[int, str] = {}  # texts of echoed prompts by their number, once they are known
+        self._echoed: dict[int, str] = {}  # number of a prompt -> its text, decoded at first use
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         is_first = delta.choice not in self._started

@@ -31,7 +31,7 @@ log = logging.getLogger("pilotlight.http")
 
 MIB = 1 << 20
 PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # path prefixes, except Workers AI's
-MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # limits of the header that lists ignored fields
+MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # limits of the header that lists ignored fields: number of names, bytes
 
 
 class ResponseBuilder(Protocol):
@@ -173,7 +173,7 @@ async def parsed(parse: Callable[[bytes, *Arguments], ParsedT], raw: bytes, *arg
 
 
 def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) -> bytes:
-    """Return the server-sent events of a delta; the last delta's include the response's ending.
+    """Return the server-sent events of a delta; for the last delta they include the response's ending.
 
     A delta without content gives a heartbeat."""
     if delta is EMPTY_DELTA:

@@ -40,7 +40,7 @@ BODY_BYTES = 64 << 10  # limit of a JSON body
 FORM_BYTES = 16 << 10  # limit of a form's size without its file
 CONFIG_BYTES = 1 << 20
 MOST_UPLOADS = 8  # limit of uploads at the same time: each holds its received files on the disk
-UPLOAD_S = 600.0  # time limit of a file: the default limit of its size needs 500 kB/s
+UPLOAD_S = 600.0  # time limit of one upload; a file of the default maximum size needs 500 kB/s
 REREAD_S = 30.0  # Retry-After if the model must be loaded first
 
 _encoder = msgspec.json.Encoder()
@@ -80,7 +80,7 @@ class FinetuneRoutes:
         return json_response(_encoder.encode(jobs_answer(request.method, named.get("job"), named.get("part"), owned)))
 
     async def public(self, request: Request) -> Response:
-        """Return the site's adapters for all accounts, ordered by model and name."""
+        """Return the adapters that every account may use, ordered by model and name."""
         limit, offset = (_number(request, name, default) for name, default in (("limit", LISTED), ("offset", 0)))
         found = await asyncio.to_thread(self._adapters.public)
         shown = [each.listed() for each in found[offset : offset + min(limit, MOST_LISTED)]]
@@ -169,14 +169,14 @@ class FinetuneRoutes:
         return self._adapters.finetunes
 
     def _model(self, name: str) -> str:
-        """Return the model's own name for a name or alias. Raises ApiError."""
+        """Return the main name of the model with this name or alias. Raises ApiError."""
         model = self._models.resolve(name)
         if model is None or self._adapters.named_in(name, model) is not None:
             raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
         return model
 
     async def _base(self, model: str) -> Shapes:
-        """Return the shapes of the matrices of a model that adapters may change. Raises ApiError."""
+        """Return the shapes of those matrices of a model that adapters may change. Raises ApiError."""
         config = next(config for config in self._models.configs if config.name == model)
         try:
             directory = await asyncio.to_thread(local_directory, config.source)

@@ -1,4 +1,4 @@
-"""Routes for operators and routers: /livez, /readyz, /metrics, /status, and other names of these."""
+"""Routes for operators and routers: /livez, /readyz, /metrics, /status, and aliases of these paths."""
 
 import time
 from typing import TYPE_CHECKING

@@ -84,7 +84,7 @@ class Internal:
         return json_response(msgspec.json.encode(list(self._recent.times)))
 
     async def _model(self, request: Request) -> str:
-        """Return the own name of the model in a body. Raises ApiError."""
+        """Return the main name of the model that the body names. Raises ApiError."""
         hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
         name = self._models.registry.resolve(hint.model)
         if name is None:

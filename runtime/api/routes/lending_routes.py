@@ -26,7 +26,7 @@ from pilotlight.wire.hop.lending import (
 )
 from pilotlight.wire.http.asgi import response_start, until_disconnect
 
-MAX_BODY = 32 << 20  # four million tokens; the engine checks the model's own limit
+MAX_BODY = 32 << 20  # in bytes: about four million tokens; the engine checks the model's own limit
 MAX_SALT = 64
 _HAND_OVER = re.compile(r"[0-9a-f]{32}")
 _PROBE = bytes(PROBE_BYTES)

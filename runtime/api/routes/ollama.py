@@ -238,7 +238,7 @@ class OllamaModels:
         return json_response(b'{"status":"success"}\n')
 
     async def _asked(self, request: Request) -> str:
-        """Return the own name of the model in a request. Raises ApiError."""
+        """Return the main name of the model that the request names. Raises ApiError."""
         raw = await read_body(request.scope, request.receive, self._max_body_bytes)
         asked = parse_model(router_context(request.scope, raw)[1])
         name = self._models.resolve(plain_name(asked))

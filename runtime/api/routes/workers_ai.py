@@ -232,7 +232,7 @@ class ModelCatalog:
         return json_response(_encoder.encode(Envelope(schemas)))
 
     def cards(self, search: str) -> list[ModelCard]:
-        """Return the cards of the models whose name, or one of whose aliases, contains `search`."""
+        """Return the cards of the models with `search` in their name or in an alias."""
         wanted = search.lower()
         return [
             self._card(config.name)

@@ -17,7 +17,7 @@ from typing import IO
 from pilotlight.runtime.cli.cli_error import CliError
 
 PORT = 6379  # default port of Ray clusters
-_STORE_BYTES = 80 << 20  # about Ray's minimum; nothing is stored there
+_STORE_BYTES = 80 << 20  # size of Ray's object store: about its minimum, because nothing is stored there
 _START_S = 60.0
 _END_S = 10.0
 _LOOK_S = 0.1

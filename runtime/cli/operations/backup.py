@@ -1,9 +1,9 @@
 """`pilotlight backup` and `restore`: copy the state of a running router and its sites, and restore it.
 
 Each database is read by SQLite's backup API in one read transaction: the copy is consistent and has every write that was acknowledged before it
-started. Other files are read before the databases, and new ones once more afterwards. Thus everything that a meter counted is in the ledger at least
-once, where each request's id identifies duplicates. A bucket's newest objects are opened while its index is locked, so each object in the index
-exists.
+started. Other files are read before the databases, and files that are new by then are read afterwards. So usage on its way from a file to the ledger
+is in the copy at least once; the ledger recognizes duplicates by the request's id. A bucket's newest objects are opened while its index is locked, so
+that each object in the index is in the copy.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ R2_INDEX = "index.sqlite"  # this index names files in its folder
 SIDE_FILES = ("-wal", "-shm", "-journal")
 BUSY_S = 30.0
 MOST_TRIES = 5
-MAX_OPEN_OBJECTS = 500  # a process may open 1,024 files by default
+MAX_OPEN_OBJECTS = 500  # maximum number of objects that are open at once; a process may open 1,024 files by default
 
 
 def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:

@@ -27,7 +27,7 @@ LEAST_DISK = 5 * GIB
 CLONE_NEWUSER = 0x10000000  # from sched.h
 NTP_WITHIN_S = 2.0
 NTP_EPOCH_S = 2_208_988_800  # seconds from 1900 to 1970 (RFC 5905)
-CLOCK_MAY_DIFFER_S = 20.0  # signatures are valid for 60 s
+CLOCK_MAY_DIFFER_S = 20.0  # maximum difference from the time server; signatures are valid for 60 s
 
 State = Literal["ok", "note", "wrong"]
 
@@ -131,7 +131,7 @@ def open_files(hard_limit: int) -> Finding:
 
 
 def user_namespaces(try_it: Callable[[], str]) -> Finding:
-    """Check whether user namespaces are available. `try_it` returns the reason why not, or ""."""
+    """Check whether user namespaces are available. `try_it` returns why they are not, or ""."""
     if not (why := try_it()):
         return Finding("ok", "functions can be isolated in namespaces (tier 2)")
     sentence = (

@@ -17,7 +17,7 @@ import zstandard
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.support import atomic_files
 
-CHUNK_BYTES = 1 << 20  # if a few pages of a database change, a snapshot grows by a few of these
+CHUNK_BYTES = 1 << 20  # small, because a changed page of a database adds a whole chunk to the next snapshot
 FORMAT = 1
 
 

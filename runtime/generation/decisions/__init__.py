@@ -1,1 +1,1 @@
-"""Decisions: the probabilities of given options, computed with the parts that generate."""
+"""Decisions: the probabilities of given options, computed by the same parts that generate answers."""

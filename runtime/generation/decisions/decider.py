@@ -1,8 +1,8 @@
 """A request for decisions as a scope: its permit, its model, and a tree of tokens.
 
 The state is the root of the tree, each question is a branch, and its options are the leaves. The first leaf computes the state, whose blocks are then
-cached for all other leaves. For each other question one option is computed first; that also gives the scores of all options of one token. The
-remaining options follow. An option's score is the sum of its tokens' log-probabilities, so it depends only on its own question. Independent of
+cached for all other leaves. For each other question one option is computed first; that also gives the scores of all the question's one-token options.
+The remaining options follow. An option's score is the sum of its tokens' log-probabilities, so it depends only on its own question. Independent of
 dialects.
 """
 
@@ -30,7 +30,7 @@ TOP = 64
 
 
 class Decisions:
-    """The result of a request, complete after `complete`.
+    """The result of a request; empty until `complete` is called.
 
     runtime/telemetry/metrics.py measures it like a generation."""
 
@@ -97,7 +97,7 @@ class AskedQuestion:
 
 
 class Decider:
-    """Computes decisions with the parts that generate."""
+    """Computes decisions with the generator's parts: admission, models and engine sequences."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ROLES = ("system", "query", "document")
 _PROBES = tuple([{role: f"{role}{number}probe" for role in _ROLES} for number in (271828, 314159)])
-# Key in config.json (named by vLLM) of Qwen3-Reranker checkpoints whose template does not have these roles yet. For them the form in Qwen's model
+# Key in config.json, named by vLLM, of Qwen3-Reranker checkpoints whose template does not have these roles yet. For them the form in Qwen's model
 # card is used.
 _QWEN3 = "is_original_qwen3_reranker"
 _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -71,7 +71,7 @@ class PairTemplate:
     ) -> None:
         """`variables` are passed to the template.
 
-        `is_required`: the checkpoint demands that its texts are rendered by the template. `may_be_used`: the checkpoint does not exclude this.
+        `is_required`: the checkpoint demands that its texts are rendered by the template. `may_be_used`: the checkpoint does not forbid this.
         `is_qwen3`: the form in Qwen's model card replaces the template."""
         self.is_required = is_required
         self.may_be_used = may_be_used
@@ -135,7 +135,7 @@ class PairTemplate:
 
 
 def _without_instruction(pieces: PairPieces) -> PairPieces:
-    """Return the form for pairs without an instruction: it contains the default one of Qwen's model card."""
+    """Return the form for pairs without an instruction: it has the default one of Qwen's model card."""
     begin, query, *rest = pieces.pieces
     return PairPieces((f"{begin}{_QWEN3_INSTRUCTION}{query}", *rest), pieces.places[1:], pieces.strips)
 

@@ -32,7 +32,7 @@ class EncodedText(NamedTuple):
 
 
 class PooledTexts:
-    """The result of a request, complete after `finish`.
+    """The result of a request; it has no vectors until `finish` is called.
 
     runtime/telemetry/metrics.py measures it like a generation."""
 
@@ -53,7 +53,7 @@ class PooledTexts:
 
 
 class TextPooler:
-    """Computes vectors with the parts that generate."""
+    """Computes vectors with the generator's parts: admission, models and engine sequences."""
 
     def __init__(self, generator: Generator) -> None:
         self.models = generator.models

@@ -124,12 +124,13 @@ async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None
         return None
     pairs, pieces = model.text.pairs, None
     needs_template = model.info.answers_by_token or pairs.is_required
-    # like sentence-transformers since version 6, which uses any template that has both roles
+    # As in sentence-transformers since version 6, any template that has both roles is used.
     if needs_template or pairs.may_be_used:
         is_instructed = request.instruction is not None or bool(model.info.text_prompt)
         pieces = await pairs.pieces(with_instruction=is_instructed)
         if pieces is None and request.instruction is None and is_instructed:
-            pieces = await pairs.pieces(with_instruction=False)  # no place for the checkpoint's own instruction
+            # The template has no place for the checkpoint's own instruction.
+            pieces = await pairs.pieces(with_instruction=False)
     if pieces is None and request.instruction is not None:
         message = (
             f"instruction: {request.requested_model!r} has no place for one; leave it out, or put it into the query"
@@ -159,5 +160,5 @@ def activated(logits: Vector, kind: Activation) -> Vector:
 def _sigmoid(x: float) -> float:
     if x >= 0:
         return 1.0 / (1.0 + math.exp(-x))
-    power = math.exp(x)  # exp of a large positive number would overflow
+    power = math.exp(x)  # x is negative here, so exp(-x) could overflow
     return power / (1.0 + power)
