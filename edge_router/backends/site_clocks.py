@@ -25,7 +25,7 @@ class SiteClocks:
 
     def learns(self, refusal: str, told: str, secret: str, site: str, request_id: str) -> bool:
         """Record the clock of a site that has refused a signature; return whether to send the request again.
-        `refusal` and `told` are headers of the site's response, REFUSAL and CLOCK. Such a refusal means that a clock was set since the last probe."""
+        The arguments are the values of its headers REFUSAL and CLOCK. Such a refusal means that a clock was set since the last probe."""
         told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
         if told_s is not None:
             self.record(site, told_s)

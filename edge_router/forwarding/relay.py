@@ -81,11 +81,11 @@ class DeliveryLog:
         self._last = ResumePoint(0, ())
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """From now on also count added tokens in `meter`."""
+        """Count the tokens that are added after this call in `meter`, too."""
         self.meter = meter
 
     def keep_untold(self) -> None:
-        """From now on keep added resume points for `take_untold`."""
+        """Keep the resume points that are added after this call, for `take_untold`."""
         self._untold = []
 
     def take_untold(self) -> tuple[ResumePoint, ...]:

@@ -79,7 +79,7 @@ class SamplingParams(_Value, frozen=True):
 class Constraint(_Value, frozen=True):
     """The form that an answer must have.
 
-    `kind` says what `text` is: a JSON schema, a regular expression for the whole answer, a JSON array of strings of which the answer is one, or a
+    `kind` is the type of `text`: a JSON schema, a regular expression for the whole answer, a JSON array of strings of which the answer is one, or a
     grammar in llguidance's dialect of Lark.
     """
 

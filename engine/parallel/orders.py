@@ -1,4 +1,4 @@
-"""The orders that the first rank sends to the others, in the sequence of its own work."""
+"""The orders that the first rank sends to the others, in the order of its work."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple

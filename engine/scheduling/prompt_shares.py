@@ -23,7 +23,7 @@ class PromptShares:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._priorities: _FairShares[int] = _FairShares()
-        # The shares of tenants, by priority; the tenant None stands for all tenants without a prompt in progress.
+        # The shares of tenants, by priority; the key None holds those of all tenants without a prompt in progress.
         self._tenants: dict[int, _FairShares[bytes | None]] = {}
 
     def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:

@@ -75,7 +75,10 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
-        """Open a channel on a connected socket, which it then owns. `answer` handles the other side's requests."""
+        """Open a channel on a connected socket, which it then owns.
+
+        `answer` handles the requests of the other side.
+        """
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)

@@ -50,7 +50,7 @@ class HostHandle:
         )
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
-        self.ready: HostReady | None = None  # the newest host's report; what it says about the device stays true
+        self.ready: HostReady | None = None  # report of the newest host; its facts about the device stay true
         self.running: HostProcess | None = None
         # client of a dead host -> sequences of the host's last step
         self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()

@@ -225,7 +225,7 @@ def test_each_type_has_a_bundle_of_its_own(
 def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a bundle remains if the engine changes without a new version of its bundles."""
+    """A bundle of another layout remains if the engine changes without a new version of its bundles."""
     _, expected = answer(directory, kept_at, memory)
     with BundleFile.open(kept_at) as file:
         made = file.bundle

@@ -80,7 +80,7 @@ class ObjectStore:
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
-        """Start to run `work`, which moves or deletes the objects of these classes, once their files are closed.
+        """Run `work`, which moves or deletes the objects of these classes, once their files are closed.
         Their instances become stale. Requests for these classes wait; requests for classes in `gone` are refused."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}

@@ -1,4 +1,4 @@
-"""Converts the details of an R2 object to S3's HTTP headers and back, and parses S3's lists of objects.
+"""Converts the details of R2 objects to S3's HTTP headers and back, and parses lists of objects.
 
 Details that S3 has a header for use that header, so other tools can read them; the rest is in one header of ours.
 """

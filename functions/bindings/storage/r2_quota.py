@@ -26,7 +26,10 @@ class BucketQuota:
                 self._release(done)
 
     def open_write(self, place: Hashable, replaced: int) -> "OpenWrite":
-        """Start to write the object `place`. The end of the write frees the `replaced` bytes of the old object."""
+        """Start to write the object `place`.
+
+        The end of the write frees the `replaced` bytes of the old object.
+        """
         with self._lock:
             is_first = place not in self._replaced
             if is_first:

@@ -33,8 +33,11 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Measure without charging any request. Called before the isolate is ended, and before its first request.
-        After its end it cannot be measured; the time before its first request was spent on the import."""
+        """Measure without charging any request.
+
+        Called before the isolate is ended, and before its first request. After its end it cannot be measured; the time before its first request was
+        spent on the import.
+        """
         self._spent()
 
     @property

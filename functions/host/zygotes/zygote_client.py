@@ -116,7 +116,10 @@ class ZygoteConnection:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
-        """Request a process and return at once; data sent to its sockets waits until it runs. Raises ZygoteError."""
+        """Request a process and return at once; data sent to its sockets waits until it runs.
+
+        Raises ZygoteError.
+        """
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1

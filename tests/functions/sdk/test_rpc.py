@@ -1,6 +1,5 @@
 """Methods of other functions and of Durable Objects: arguments, results, and the lifetime of stubs."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from functools import partial
@@ -486,9 +485,9 @@ async def test_a_stub_whose_function_has_ended_says_so(served: Served) -> None:
         return str(error)
     """
     assert await go(served, body) == 1
-    for isolate in served.functions.pools["other"].isolates.usable:
-        isolate.end("for the test", "test")
-    await asyncio.sleep(0.1)
+    (isolate,) = served.functions.pools["other"].isolates.usable
+    isolate.end("for the test", "test")
+    await isolate.until_gone()
     assert "was ended: for the test" in json.loads(await served.get())
 
 

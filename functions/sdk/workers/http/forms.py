@@ -19,7 +19,7 @@ class Blob:
     def __init__(
         self, parts: Any = (), content_type: str | None = None, endings: str | None = None, *, type: str = ""
     ) -> None:
-        """With `endings` "native", CR LF in strings becomes LF."""
+        """`endings`: "native" replaces CR LF in strings by LF."""
         if isinstance(parts, Blob):
             content_type = content_type or parts.content_type
         if isinstance(parts, (str, bytes, bytearray, memoryview, Blob)):

@@ -96,7 +96,10 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Take the oldest event that came by `until_s`, and store it for the step. Return it, or None if there is none."""
+        """Take the oldest event that came by `until_s`, and store it for the step.
+
+        Return it, or None if there is none.
+        """
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
