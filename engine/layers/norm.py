@@ -111,7 +111,7 @@ def _load_weight(loader: WeightLoader, name: str, size: int, kind: NormKind) -> 
 
 
 def _loader_for(loader: WeightLoader, kind: NormKind) -> WeightLoader:
-    # In bf16 the sum 1 + weight would have only 8 bits: it stays in fp32, like the products of the kernel.
+    # In bf16 the sum 1 + weight would have only 8 significant bits, so the weight stays in fp32, like the products of the kernel.
     return loader.with_dtype(torch.float32) if kind.offset else loader
 
 

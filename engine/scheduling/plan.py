@@ -98,7 +98,7 @@ class Speculation(Protocol):
         """Count how many of a chunk's drafts were right."""
 
     def count_step(self, step: "StepCount") -> None:
-        """Count a step's size and duration."""
+        """Record a step's size and duration."""
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended or moved to another engine."""

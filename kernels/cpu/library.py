@@ -56,7 +56,7 @@ def takes_codes() -> bool:
 
 
 def has_products(rows: int, dtype: torch.dtype) -> bool:
-    """True if the library computes products of so many rows. Torch computes those at which it is faster."""
+    """True if the library computes products with this number of rows; torch is faster for other numbers."""
     return loaded is not None and rows <= loaded.most_rows.get(dtype, 0)
 
 
