@@ -347,8 +347,8 @@ def _site_authorization(head: Head, secret: str) -> str:
 
 
 def _signed_digest(head: Head, secret: str) -> str | None:
-    """Return the digest of the body if a router or site of the network has signed the request; otherwise None.
-    A signature for any recipient is accepted, because a router has no name of its own to compare with."""
+    """Return the digest of the body if a router or site of the network has signed the request, else None.
+    The signature may name any recipient, because a router has no name to compare with."""
     signature = head.header(HOP)
     hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
     return signed_body(signature, secret, time.time(), hop)
