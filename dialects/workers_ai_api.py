@@ -143,7 +143,7 @@ def parse_finetune(raw: bytes) -> FinetuneBody:
 
 
 def _with_image(messages: list[MessageBody], image: ImagePart) -> list[MessageBody]:
-    """Put the image at the beginning of the last user message. Raises ApiError if there is none."""
+    """Put the image at the beginning of the last user message. Raises ApiError without a user message."""
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None:
         raise ApiError("invalid_request", "image: it needs a user message, and there is none", param="image")

@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +69,6 @@ class Manifest:
     subrequests: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
-    model_aliases: Mapping[str, str] = field(default_factory=dict)  # of the AI binding: alias -> model
     ignored: tuple[str, ...] = ()  # keys without an effect here
     log_sampling: float = 1.0  # share of invocations that the site's log keeps
     tail_consumers: tuple[str, ...] = ()  # functions that get this one's invocations
@@ -299,7 +298,6 @@ def _manifest(
         has_subdomain=section.workers_dev is not False,
         compatibility_date=section.compatibility_date or "",
         compatibility_flags=section.compatibility_flags or (),
-        model_aliases=section.ai.aliases if section.ai is not None else {},
     )
 
 
@@ -319,9 +317,7 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
     for name, value in section.vars.items():
         yield BindingDeclaration("var", name, {"value": value})
     if section.ai is not None:
-        yield BindingDeclaration(
-            "ai", section.ai.binding, {"aliases": section.ai.aliases} if section.ai.aliases else {}
-        )
+        yield BindingDeclaration("ai", section.ai.binding, {"aliases": section.ai.aliases})
     for kind, table in section.named_bindings():
         options = _options(table, "binding", "remote")
         yield BindingDeclaration(kind, table.binding, _of_environment(options, "service", path))

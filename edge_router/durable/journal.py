@@ -231,7 +231,7 @@ class Journals:
         return Journal(file, self._thread, is_ours=True)
 
     async def find(self, name: str) -> Journal | None:
-        """Return the journal with a name; None if there is none. `name` is not trusted. Raises OSError."""
+        """Return the journal of this name; None if no journal has it. `name` is not trusted. Raises OSError."""
         file = await self._opened(self._open, name)
         return None if file is None else Journal(file, self._thread, is_ours=False)
 

@@ -44,7 +44,7 @@ class FunctionHosts:
         self._subdomains_off = frozenset(name for name, version in live.items() if not version.has_subdomain)
 
     def find(self, host: str, path: str) -> str | None:
-        """Return the function for a host (lower case, without a port) and a path; None if there is none."""
+        """Return the function for a host (lower case, without a port) and a path, or None."""
         name, is_apex = host, True
         while name:
             for pattern, function in self._places.get(name, ()):

@@ -133,7 +133,7 @@ class Head:
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
 
     def header(self, name: str) -> str:
-        """Return the first header with this name; "" if there is none."""
+        """Return the first header with this name; "" if the request has no such header."""
         return self._first.get(name, "")
 
     def has(self, name: str) -> bool:

@@ -136,7 +136,7 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best site that is not excluded, when the ranking is used up; None if there is none.
+        """Return the best site that is not excluded, when the ranking is used up; None if none has the model.
 
         Such sites are those that missed probes, or whose last answers failed. A site without the model is never returned.
         """
@@ -146,7 +146,7 @@ class SiteSelector:
 
     def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
         """Tell whether a draining site's stream has another site to go to.
-        This is checked from time to time; if there is none, the draining site may finish the stream."""
+        This is checked from time to time; as long as no site can take the stream, the draining site continues it."""
         backend.refused_draining()
         now = self._clock()
         if now < proxied.look_again_at:

@@ -223,7 +223,7 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
 
 
 def _before(deployment: Deployment) -> int:
-    """Return the number of the previous version; 0 if there is none.
+    """Return the number of the previous version; 0 without an earlier version.
     It may not be the next lower number, because that one may have been rolled back."""
     current = deployment.version(deployment.shares[0].number) if deployment.shares else None
     if current is None:

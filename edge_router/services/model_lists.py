@@ -169,7 +169,7 @@ class ModelLists:
         )
 
     async def _ask(self, client: Downstream, request: ValidRequest, sites: set[str]) -> Answer | ApiError:
-        """Send a request to one of `sites`; return its answer, or an error if there is none."""
+        """Send a request to one of `sites`; return the first answer, or an error if no site answers."""
         proxied = self._proxy.proxied(request)
         proxied.tries.excluded |= self._proxy.selector.backends.keys() - sites
         answers: list[Answer] = []

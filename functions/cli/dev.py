@@ -94,14 +94,19 @@ def _opened_at(host: str, port: int) -> str:
 
 def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
     """Return the configuration of a site that serves one function, with the requested models."""
-    wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
+    ai = next((binding for binding in manifest.bindings if binding.kind == "ai"), None)
+    models = (
+        models_of(options.models, {}, "disk")
+        if ai is None
+        else models_of(options.models, ai.options["aliases"], "device")
+    )
     values = {
         "name": "dev",
         "place": {"city": "here", "latitude": 0.0, "longitude": 0.0},
         "listen": {"host": options.host, "port": options.port},
         "door": {"open_to_all": options.open_to_all},
         "limits": {"drain_timeout_s": GRACE_S},
-        "models": models_of(options.models, manifest.model_aliases, "device" if wants_model else "disk"),
+        "models": models,
         "functions": {
             "serve": [{"name": manifest.name, "path": str(manifest.directory), "environment": options.environment}],
             "show_errors": True,

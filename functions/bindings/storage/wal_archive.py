@@ -249,7 +249,8 @@ class WalArchive(WalHistory):
             return
         segment = self._file(self._number, "wal")
         before = _data_version(connection)
-        _copy(self._wal, segment, self._last.offset)
+        with open(self._wal, "rb") as wal:
+            _copy(wal.fileno(), segment, self._last.offset)
         if not self._checkpoint(connection):
             segment.unlink()  # another process is reading: try again after a later commit
             return
@@ -354,17 +355,13 @@ def _data_version(connection: Connection) -> int:
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
-def _copy(source: Path | int, target: Path, size: int) -> None:
-    """Copy the first `size` bytes of a file, atomically for readers of `target`.
-    `source` may be an open descriptor and stays open."""
+def _copy(source: int, target: Path, size: int) -> None:
+    """Copy the first `size` bytes of an open file, atomically for readers of `target`."""
     part = target.with_suffix(".part")
-    if isinstance(source, int):
-        os.lseek(source, 0, os.SEEK_SET)
-    with open(source, "rb", closefd=not isinstance(source, int)) as reading, open(part, "wb") as writing:
-        left = size
-        while left and (data := reading.read(min(left, 1 << 20))):
-            writing.write(data)
-            left -= len(data)
+    with open(part, "wb") as writing:
+        at = 0
+        while at < size and (data := os.pread(source, min(size - at, 1 << 20), at)):
+            at += writing.write(data)
         writing.flush()
         os.fsync(writing.fileno())
     os.replace(part, target)
