@@ -6,6 +6,7 @@ the whole channel.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from pilotlight.functions.channel import frames
@@ -63,7 +64,7 @@ class OutgoingExchange:
     def send(self, body: AsyncIterator[bytes]) -> None:
         """Start to send the request's body, at the rate at which the other side reads it."""
         self._feeder = asyncio.ensure_future(feed(self._channel, self.id, body, self._credit))
-        self._feeder.add_done_callback(ignore_result)
+        self._feeder.add_done_callback(partial(self._sent, body))
 
     def take(self, frame: AnyFrame) -> None:
         if self.result.cancelled():
@@ -110,6 +111,12 @@ class OutgoingExchange:
         """Stop sending the body, because the other side no longer reads it."""
         if self._feeder is not None:
             self._feeder.cancel()
+
+    def _sent(self, body: AsyncIterator[bytes], task: "asyncio.Future[None]") -> None:
+        """Close a body that `feed` did not close, because its task was cancelled before its first step."""
+        ignore_result(task)
+        if task.cancelled():
+            self._feeder = asyncio.ensure_future(close(body))
 
     def _over(self) -> None:
         self._channel.forget(self.id)

@@ -153,6 +153,33 @@ async def test_a_refusal_comes_with_all_that_is_said_of_it_and_stops_what_is_sen
         assert peer.channel.num_open == 0
 
 
+class Unread:
+    """A body that must not be read, and counts how often it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __aiter__(self) -> "Unread":
+        return self
+
+    async def __anext__(self) -> bytes:
+        raise AssertionError("its exchange is over")
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def test_a_body_is_closed_though_the_exchange_fails_before_its_first_read() -> None:
+    body = Unread()
+    async with met(nothing) as peer:
+        asking = asyncio.ensure_future(peer.channel.begin("X", "m", body=body))
+        # Scheduled behind the request and before the task that it starts for the body.
+        asyncio.get_running_loop().call_soon(lambda: peer.say(Fail(1, "code", 403, "not allowed")))
+        with pytest.raises(Failure):
+            await asking
+        await eventually(lambda: body.closed == 1)
+
+
 async def test_an_answer_without_a_stream_ends_what_is_sent_along_and_one_with_a_stream_does_when_it_ends() -> None:
     for said in ((Reply(1, 1),), (Reply(1, 1, streamed=True), StreamEnd(1))):
         closed: list[bool] = []

@@ -145,6 +145,27 @@ async def test_a_switch_that_was_not_requested_is_a_failure(served: Served) -> N
         await served.ask("/properties")
 
 
+UNSENT = """
+import asyncio
+from workers import Response, WorkerEntrypoint
+from workers.sockets.joints import Joint
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        joint = Joint()
+        joint.socket.accept()
+        await joint.body.aclose()
+        async with asyncio.timeout(60):
+            close = await joint.socket.receive()
+        return Response(f"{close.code}")
+"""
+
+
+async def test_a_socket_whose_messages_were_never_read_is_closed_with_them(served: Served) -> None:
+    served.add(UNSENT)
+    assert await served.get() == b"1006"
+
+
 async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served: ServedMaker) -> None:
     async with make_served(tier=1, limits={"sockets": 1, "max_isolates": 1}) as served:
         served.add(PAIRS)

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ CLOSE_REPLY_S = 10.0  # time for the other side to answer a close
 def bridged(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Connect an end to the request's stream `incoming`; return the stream for the response."""
     _take(end)
-    return _joined(end, incoming)
+    return Outgoing(end, incoming)
 
 
 class Joint:
@@ -33,7 +33,7 @@ class Joint:
         _take(end)
         self._end = end
         self._answer: asyncio.Future[AsyncIterator[bytes]] = asyncio.get_running_loop().create_future()
-        self.body = _joined(end, self._incoming())
+        self.body = Outgoing(end, self._incoming())
 
     def opened(self, stream: AsyncIterator[bytes]) -> WebSocket:
         self._answer.set_result(stream)
@@ -64,7 +64,29 @@ def _take(end: WebSocket) -> None:
     end._is_joined = True
 
 
-async def _joined(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+class Outgoing:
+    """The messages of an end, encoded for an exchange; an async iterator that also relays the exchange's stream to the end.
+
+    `aclose` closes the end even if iteration never started; the generator alone would not run then.
+    """
+
+    def __init__(self, end: WebSocket, incoming: AsyncIterator[bytes]) -> None:
+        self._end = end
+        self._messages = _joined(end, incoming)
+
+    def __aiter__(self) -> "Outgoing":
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._messages)
+
+    async def aclose(self) -> None:
+        await self._messages.aclose()
+        if not self._end._has_closed:
+            self._end._close(SocketClose(ABNORMAL))
+
+
+async def _joined(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     taking = asyncio.ensure_future(_taken_in(end, incoming))
     try:
         while True:
