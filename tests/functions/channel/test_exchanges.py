@@ -173,7 +173,7 @@ async def test_a_body_is_closed_though_the_exchange_fails_before_its_first_read(
     body = Unread()
     async with met(nothing) as peer:
         asking = asyncio.ensure_future(peer.channel.begin("X", "m", body=body))
-        # Scheduled behind the request and before the task that it starts for the body.
+        # Runs after the request and before the task that sends the body.
         asyncio.get_running_loop().call_soon(lambda: peer.say(Fail(1, "code", 403, "not allowed")))
         with pytest.raises(Failure):
             await asking

@@ -65,9 +65,9 @@ def _take(end: WebSocket) -> None:
 
 
 class Outgoing:
-    """The messages of an end, encoded for an exchange; an async iterator that also relays the exchange's stream to the end.
+    """An async iterator over an end's messages, encoded for an exchange.
 
-    `aclose` closes the end even if iteration never started; the generator alone would not run then.
+    While it runs, the exchange's stream is relayed to the end. `aclose` closes the end even if iteration never started.
     """
 
     def __init__(self, end: WebSocket, incoming: AsyncIterator[bytes]) -> None:
