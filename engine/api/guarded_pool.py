@@ -115,13 +115,26 @@ class GuardedPool:
 
     def _run(self, job: GuardedJob) -> Any:
         child = self._idle.pop()  # never empty, because there are as many threads as children
-        is_alive = False
         try:
-            result = child.run(job)
-            is_alive = True
-        finally:  # a child that must be restarted is the last to be taken, because other children answer sooner
-            (self._idle.append if is_alive else self._idle.appendleft)(child)
-        return result
+            return child.run(job)
+        finally:
+            self._put_back(child)
+            if not child.is_running:
+                with suppress(RuntimeError):  # `close` was called meanwhile
+                    self._threads.submit(self._restart, job.prepare)
+
+    def _restart(self, prepare: JobCall | None) -> None:
+        """Start and prepare a child that has ended, so that a later job need not wait for it."""
+        child = self._idle.popleft()
+        try:
+            with suppress(JobError, JobEndedError):
+                child.run(GuardedJob(JobCall(_nothing), 1.0, MAX_KEPT_BYTES, prepare))
+        finally:
+            self._put_back(child)
+
+    def _put_back(self, child: "_Child") -> None:
+        """Make a child free. One that has ended is the last to be taken, because other children answer sooner."""
+        (self._idle.append if child.is_running else self._idle.appendleft)(child)
 
 
 class _Child:
@@ -133,6 +146,10 @@ class _Child:
         self._channel: socket.socket | None = None
         self._is_closed = False
         self._lock = threading.Lock()  # guards the start and the end of the process
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     def run(self, job: GuardedJob) -> Any:
         """Run a job in the child and return its result. Raises JobError, JobEndedError."""
@@ -270,6 +287,10 @@ def _serve(channel: socket.socket) -> None:
         is_large = _address_space() - before > MAX_KEPT_BYTES
         answer["retires"] = is_spoilt or is_large or number == MAX_CALLS - 1
         _send(channel, answer)
+
+
+def _nothing() -> None:
+    return
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:

@@ -181,6 +181,18 @@ def test_beside_a_job_that_crashes_others_continue() -> None:
     pool.close()
 
 
+def test_a_child_that_ended_is_started_and_prepared_again_before_a_job_needs_it() -> None:
+    pool = GuardedPool(1)
+    try:
+        with pytest.raises(JobEndedError):
+            pool.submit(GuardedJob(JobCall(crash), 5.0, 1 << 28, JobCall(prepare, ("again",)))).result()
+        (child,) = pool._children
+        until(lambda: child.is_running)
+        assert run(pool, prepared) == "again"
+    finally:
+        pool.close()
+
+
 def test_closing_ends_the_job_under_way(pool: GuardedPool) -> None:
     child = run(pool, process_id)
     sleeping = pool.submit(GuardedJob(JobCall(sleep), 20.0, 64 << 20))
