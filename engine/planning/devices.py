@@ -18,8 +18,10 @@ class Efficiency(NamedTuple):
     source: str
 
 
-# Assumed for all GPUs: the records of an H100 in load_tests/results are not used yet.
-_ASSUMED = Efficiency(0.70, 0.50, "assumed: no record on this device")
+# load_tests/results/2026-11-26-nvidia-h100-80gb-hbm3-engine-8b.json: medians over decodes of 1 to 256 sequences and prompts of 512 to 32,768 tokens,
+# as shares of the data sheet's speeds.
+_MEASURED_H100 = Efficiency(0.68, 0.58, "the record of 2026-11-26 on an H100")
+_ASSUMED = _MEASURED_H100._replace(source="assumed: an H100's shares; there is no record on this device")
 # load_tests/results/2026-11-21-amd-epyc-engines.json: median of decodes of 1, 4 and 16 sequences; prompts of 4,096 tokens.
 _MEASURED_CPU = Efficiency(0.71, 0.76, "the record of 2026-11-21 on an AMD EPYC")
 
@@ -41,7 +43,7 @@ class Device(NamedTuple):
 _TERA, _GIGA = 1e12, 1e9
 # Memory is the total that CUDA reports; speeds are those of the data sheets for SXM modules, without sparsity, links one way.
 GPUS = {
-    "h100": Device("h100", int(79.1 * GIB), 3.35 * _TERA, 989 * _TERA, 450 * _GIGA, _ASSUMED, "NVIDIA's H100 SXM data sheet"),
+    "h100": Device("h100", int(79.1 * GIB), 3.35 * _TERA, 989 * _TERA, 450 * _GIGA, _MEASURED_H100, "NVIDIA's H100 SXM data sheet"),
     "h200": Device("h200", int(139.8 * GIB), 4.8 * _TERA, 989 * _TERA, 450 * _GIGA, _ASSUMED, "NVIDIA's H200 SXM data sheet"),
     "a100": Device("a100", int(79.1 * GIB), 2.039 * _TERA, 312 * _TERA, 300 * _GIGA, _ASSUMED, "NVIDIA's A100 80GB SXM data sheet"),
     "l40s": Device("l40s", int(44.4 * GIB), 0.864 * _TERA, 362 * _TERA, 32 * _GIGA, _ASSUMED, "NVIDIA's L40S data sheet; PCIe 4 x16"),
