@@ -49,11 +49,12 @@ def build_app(
     launchers: Sequence[ProcessLauncher] | None = None,
     hop_secret: str | None = None,
     url: str | None = None,
+    functions_path: str = FUNCTIONS,
 ) -> "SiteApp":
     """Return a site's application.
 
     `launchers` start the engine hosts, one per device; the default starts processes. `hop_secret` defaults to the secret in the environment. `url` is
-    the site's address. Raises ConfigError.
+    the site's address. `functions_path` is the start of the paths that functions answer. Raises ConfigError.
     """
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
@@ -66,13 +67,13 @@ def build_app(
     if launchers is None:  # without a model no engine host is needed
         has_models = bool(config.models)
         launchers = launchers_of(config.engine, config.name, partial(model_bytes, config), secret) if has_models else ()
-    return SiteApp(Site(config, launchers, secret, url), secret)
+    return SiteApp(Site(config, launchers, secret, url), secret, functions_path)
 
 
 class SiteApp(Starlette):
     """A site's application, with the attributes that its process uses to start, drain and reload it."""
 
-    def __init__(self, site: Site, secret: str | None) -> None:
+    def __init__(self, site: Site, secret: str | None, functions_path: str) -> None:
         self.site = site
         generator, limits = site.generator, site.config.limits
         self.responses = ResponsesEndpoint(generator, site.config, site.access)
@@ -87,7 +88,7 @@ class SiteApp(Starlette):
             *FinetuneRoutes(site.models.registry, site.models.adapters).routes(),
         ]
         self.functions = _functions_of(site, secret)
-        self.functions_path = FUNCTIONS
+        self.functions_path = functions_path
         self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
         sessions = Sessions(site.access, secret or "")
@@ -104,6 +105,7 @@ class SiteApp(Starlette):
             access=site.access,
             metrics=site.metrics,
             tracing=site.tracing,
+            functions_path=functions_path,
         )
         super().__init__(
             routes=[*models, *self._own_routes(secret)],

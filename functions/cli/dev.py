@@ -140,7 +140,7 @@ def _source(model: str) -> str:
 
 def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> SiteApp:
     """Return the site's application, in which the function answers all paths but the site's own."""
-    app = build_app(site, url=url)
+    app = build_app(site, url=url, functions_path="/")
     served = _served(app)
     route = FunctionRoute(
         served,
@@ -155,7 +155,6 @@ def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> Sit
         Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
         *at_paths(route, "/{path:rest}"),
     ]
-    app.functions_path = "/"
     return app
 
 

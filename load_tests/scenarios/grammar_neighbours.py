@@ -1,9 +1,9 @@
-"""What an account's schemas that are slow to compile cost another account, whose own schemas are ordinary.
+"""The effect of one account's slow schemas on the first tokens of another account.
 
 python -m load_tests.scenarios.grammar_neighbours
 
-One site behind a router. The first account keeps several requests open, each with a new schema of the slowest kinds that are admitted. The other one
-sends chats one after the other, each with a new small schema, so that each is compiled, too. Rounds without and with the first account take turns.
+The network has a router and one site. The first account keeps several requests open, each with a new schema of the slowest kinds that are admitted.
+The other account sends chats one at a time, each with a new small schema that must be compiled. Rounds without and with the first account alternate.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def ordinary_schema(rng: random.Random) -> dict[str, Any]:
 
 
 def slow_schema(rng: random.Random) -> dict[str, Any]:
-    """Return a schema that was never compiled before: many optional properties, nested repetitions, or a long alternation."""
+    """Draw a new schema: many optional properties, nested repetitions, or a long alternation."""
     kind = rng.randrange(3)
     if kind == 0:
         names = ["".join(rng.choices(LETTERS, k=8)) for _ in range(400)]
@@ -88,7 +88,7 @@ async def send_slow(url: str, clients: int, seed: int, count: Callable[[int], No
 
 @contextmanager
 def other_load(url: str, clients: int, seed: int, statuses: Counter[int]) -> Iterator[None]:
-    """Run `send_slow` in a process of its own, so that it does not delay the measured requests at their client."""
+    """Run `send_slow` in a separate process, so that it does not delay the measuring client."""
     answers: SimpleQueue[int] = get_context("spawn").SimpleQueue()
     process = get_context("spawn").Process(target=_send_slow, args=(url, clients, seed, answers))
     process.start()

@@ -67,6 +67,7 @@ class SiteMiddleware:
         access: Access,
         metrics: Metrics,
         tracing: SiteTracing | None = None,
+        functions_path: str = FUNCTIONS,
     ) -> None:
         self._app = app
         self._site = site
@@ -75,10 +76,12 @@ class SiteMiddleware:
         self._access = access
         self._metrics = metrics
         self._tracing = tracing
+        self._functions_path = functions_path
         self._logged_at: dict[str, float] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope["path"].startswith(FUNCTIONS):
+        is_for_function = scope["path"].startswith(self._functions_path)
+        if not is_for_function:
             scope["headers"] = with_bearer(scope["headers"])
         refusal: ApiError | None = None
         try:
@@ -87,7 +90,8 @@ class SiteMiddleware:
             request_id, digest, refusal = os.urandom(16).hex(), None, error
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-        normalize_path(scope)  # the signature covers the path as it was sent
+        if not is_for_function:
+            normalize_path(scope)  # the signature covers the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         REQUEST.set(request_id)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results", "tests", "docs", "runs")
 QUESTION = {"model": "ember", "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}]}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # builds a wheel, installs from PyPI
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]  # builds a wheel, installs from PyPI
 
 
 @pytest.fixture(scope="module")

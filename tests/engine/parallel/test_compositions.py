@@ -217,7 +217,7 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
     sizes: dict[str, Any] = {
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
-        "hidden_size": 8 * rng.randint(4, 7),
+        "hidden_size": 2 * heads * rng.randint(16 // heads, 28 // heads),  # 32 to 56; a head has an even size
     }
     sizes["num_key_value_heads"] = heads if family.startswith("deepseek") else rng.choice([1, 2, heads])
     if family.startswith("llama 4"):

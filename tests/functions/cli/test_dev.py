@@ -26,6 +26,8 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         if request.url.endswith("/quick"):
             return Response("done")
+        if "/echo" in request.url:
+            return Response.json([request.url, request.headers.get("authorization")])
         if request.url.endswith("/says"):
             print("something")
             return Response("said")
@@ -93,6 +95,12 @@ def test_ctrl_c_without_open_requests_says_nothing_of_them(dev: Dev) -> None:
     output, _ = dev.process.communicate(timeout=60)
     assert dev.process.returncode == 0
     assert "Stopping" not in output
+
+
+@pytest.mark.parametrize("path", ["api/echo/", "v1/echo/", "openai/echo"])
+def test_a_function_has_its_paths_and_headers_as_they_were_sent(dev: Dev, path: str) -> None:
+    answer = httpx.get(dev.url + path, headers={"x-api-key": "its own"}, timeout=30)
+    assert answer.json() == [dev.url + path, None]
 
 
 def test_the_page_lies_beside_the_function_which_has_all_other_paths(dev: Dev) -> None:

@@ -19,6 +19,7 @@ from tests.edge_router.test_serve import network_file, process, ready
 NUM_REQUESTS, NUM_KILLS = 80, 5
 
 
+@pytest.mark.process
 @pytest.mark.slow
 async def test_a_batch_outlives_routers_that_are_killed_and_is_billed_once(tmp_path: Path) -> None:
     rng = random.Random(4)

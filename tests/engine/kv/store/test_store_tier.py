@@ -116,6 +116,7 @@ def test_a_store_needs_a_port_of_its_own(node: Node) -> None:
     assert f"{node.address} is taken" in done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_master_that_is_killed_comes_back_empty_and_takes_blocks_again() -> None:
     node = Node()

@@ -26,6 +26,7 @@ def far_group(cluster: Cluster) -> HostConfig:
     return replace(group_of(2), group=("cpu", "ray:cpu"), ray_address=cluster.address)
 
 
+@pytest.mark.process
 @pytest.mark.slow  # on a busy machine Ray takes a late node for dead
 def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_for(
     tmp_path: Path, two_nodes: Cluster

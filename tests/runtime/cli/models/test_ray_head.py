@@ -17,6 +17,7 @@ def listens(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
+@pytest.mark.process
 @pytest.mark.slow  # Ray starts in seconds, and on a busy machine in minutes
 def test_a_cluster_lives_as_long_as_the_command() -> None:
     with ray_head(LOOPBACK, 26379) as address:
