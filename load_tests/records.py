@@ -22,6 +22,8 @@ Record = dict[str, Any]
 # CPU features that decide which matrix kernels can run.
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 RESULTS = Path(__file__).parent / "results"
+# What measurements write themselves, so that one of them does not make the next one's tree differ from its commit.
+_WRITTEN = ("load_tests/results", "docs/page", "docs/*.png")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -80,13 +82,17 @@ def describe_machine() -> dict[str, Any]:
 
 @cache
 def commit() -> str:
-    """Return the commit, with a plus sign if the tree differs from it.
+    """Return the commit, with a plus sign if the tree differs from it in more than records and pictures.
 
     Without git, return $PILOTLIGHT_COMMIT.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git("status", "--porcelain", "-uno") else "")
+        return head + (
+            "+"
+            if _git("status", "--porcelain", "-uno", "--", ":/", *(f":(top,exclude){path}" for path in _WRITTEN))
+            else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("PILOTLIGHT_COMMIT", "unknown")
 

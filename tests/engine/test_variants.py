@@ -44,8 +44,8 @@ def test_a_dry_run_launches_a_layer_of_each_kind_however_many_there_are() -> Non
     assert few == many > 20
 
 
+@pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_so_do_those_of_every_family_and_format_and_all_of_it_compiles_for_hopper() -> None:
     found = variants("--compile")
     assert_all_are_known(found)

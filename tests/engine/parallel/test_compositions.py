@@ -229,6 +229,7 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_drawn_models_and_requests_get_the_tokens_of_one_rank_in_drawn_compositions(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
