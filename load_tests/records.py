@@ -88,11 +88,8 @@ def commit() -> str:
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        return head + (
-            "+"
-            if _git("status", "--porcelain", "-uno", "--", ":/", *(f":(top,exclude){path}" for path in _WRITTEN))
-            else ""
-        )
+        left_out = (f":(top,exclude){path}" for path in _WRITTEN)
+        return head + ("+" if _git("status", "--porcelain", "-uno", "--", ":/", *left_out) else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("PILOTLIGHT_COMMIT", "unknown")
 
