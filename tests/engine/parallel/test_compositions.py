@@ -228,6 +228,7 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
     return sizes
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_drawn_models_and_requests_get_the_tokens_of_one_rank_in_drawn_compositions(
