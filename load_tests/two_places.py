@@ -1,6 +1,6 @@
 """Two places with a network namespace each, a link of limited bandwidth and delay between them, and cgroups that slow engine hosts down.
 
-The namespace of the calling process is the first place. Needs root, iproute2 and util-linux. Link bandwidth is limited by `tc qdisc tbf` on both ends of a
+The namespace of the calling process is the first place. Needs root, iproute2 and util-linux. `tc qdisc tbf` limits the bandwidth on both ends of a
 pair of virtual interfaces; a second pair without a limit carries the scenario's own requests. Many kernels have no netem, so a relay adds the delay:
 it holds back bytes, but the TCP connections on both of its sides have short round trips and start as fast as without distance.
 """

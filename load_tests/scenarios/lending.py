@@ -5,7 +5,7 @@ python -m load_tests.scenarios.lending
 Two sites compute SmolLM2 135M in network namespaces of their own, with a limited link between them. The slow site's engine host gets a quarter of a
 core, the fast one's a whole core, and the fast site lends. Drawn traces come once with lending and once without, in turns, each time as new tenants:
 bursts of prompts at the slow site while the fast one is idle, balanced load at both, and bursts while the fast site is busy itself. Then bursts
-come over links of other bandwidths and distances. The table compares first tokens, and the predictions of the route header with what clients measured.
+come over links of other bandwidths and distances. The table compares first tokens, and the predictions in the route header with the measured times.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import random
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ MAP = (
     (1000.0, 0.2),
 )  # Mbit/s, round trip in seconds
 KINDS = ("bursts, lender idle", "balanced load", "bursts, lender busy")
+
+
+SETTLED_S = 1.5  # a site learns within a second that another one is idle
 
 
 class Pair(NamedTuple):
@@ -106,6 +110,7 @@ def _pair(sites: LendingSites, kind: str, seed: int, rates: dict[str, float], nu
     trace = _trace(kind, random.Random(seed), rates)
     answers = {}
     for lends in (False, True) if number % 2 else (True, False):
+        time.sleep(SETTLED_S)
         answers[lends] = asyncio.run(sites.play(trace, lends=lends))
         left = sites.until_idle()
         assert not left, left
