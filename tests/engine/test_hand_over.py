@@ -302,7 +302,7 @@ def test_a_prompt_from_elsewhere_does_not_wait_for_prompts_computed_here(dense_p
 
 def test_what_never_comes_is_computed_in_its_turn(dense_pair: Pair) -> None:
     pair, long = dense_pair, submit("long", random_prompt(240, seed=42), max_tokens=2)
-    leg, waiting = pair.split(submit("fetched", PROMPT, max_tokens=2), within_s=0.0)
+    _, waiting = pair.split(submit("fetched", PROMPT, max_tokens=2), within_s=0.0)
     pair.decode.submit(long)
     pair.decode.submit(waiting)
     first: list[str] = []
