@@ -1,6 +1,7 @@
 """Two sites of unlike speed, of which the fast one lends its engine host to the slow one, and traces of requests to both."""
 
 import asyncio
+import math
 import os
 import random
 import re
@@ -35,6 +36,7 @@ GAUGES = (
     "pilotlight_inflight_requests", "vllm:num_requests_running{", "vllm:num_requests_waiting{", "pilotlight_kv_pinned_blocks{",
     "pilotlight_reserved_tokens",
 )  # fmt: skip
+GREEDY = {"temperature": 0}
 _CHOICE = re.compile(r"(?:^|; )(\S+?)=(\d+\.\d)")
 
 
@@ -44,7 +46,7 @@ class Asked(NamedTuple):
     at_s: float  # seconds from the trace's start
     site: str
     prompt: list[int]
-    sampling: dict[str, Any]
+    sampling: dict[str, Any]  # temperature, seed
 
 
 class Heard(NamedTuple):
@@ -54,6 +56,7 @@ class Heard(NamedTuple):
     ttft_s: float
     route: str
     error: str = ""
+    tokens: tuple[tuple[str, dict[str, float]], ...] = ()  # each token with the log-probabilities of the likeliest ones
 
     @property
     def is_lent(self) -> bool:
@@ -176,6 +179,7 @@ class LendingSites:
                     "max_tokens": max_tokens,
                     "ignore_eos": True,
                     "stream": True,
+                    "logprobs": 5,
                 }
                 return await self._ask(session, asked.site, orjson.dumps(body | asked.sampling), tenant, lends=lends)
 
@@ -190,6 +194,7 @@ class LendingSites:
             HOP: sign_hop(SECRET, time.time(), Hop("POST", PATH, request_id, name), body),
         } | ({DATA_SITES: EVERY_SITE} if lends else {})
         text, ttft_s, route, decoder, sent = "", 0.0, "", EventDecoder(), time.perf_counter()
+        tokens: list[tuple[str, dict[str, float]]] = []
         is_done = False
         try:
             async with session.post(f"http://{site.host}:{site.port}{PATH}", data=body, headers=headers) as answer:
@@ -205,9 +210,11 @@ class LendingSites:
                         for choice in message.get("choices", ()):
                             ttft_s = ttft_s or time.perf_counter() - sent
                             text += choice["text"]
+                            found = choice.get("logprobs") or {"tokens": (), "top_logprobs": ()}
+                            tokens += zip(found["tokens"], found["top_logprobs"], strict=True)
         except (aiohttp.ClientError, TimeoutError) as error:
             return Heard(text, ttft_s, route, f"{type(error).__name__}: {error}")
-        return Heard(text, ttft_s, route, "" if is_done else "it ended early")
+        return Heard(text, ttft_s, route, "" if is_done else "it ended early", tuple(tokens))
 
 
 def drawn_prompt(draw: random.Random, least: int = 500, most: int = 4000) -> list[int]:
@@ -216,16 +223,24 @@ def drawn_prompt(draw: random.Random, least: int = 500, most: int = 4000) -> lis
     return [draw.randrange(1000, 40_000) for _ in range(length)]
 
 
-def drawn_sampling(draw: random.Random) -> dict[str, Any]:
-    return {"temperature": 0.9, "seed": draw.randrange(10**6)} if draw.random() < 0.5 else {"temperature": 0}
+def tie_margin(one: Heard, other: Heard) -> float | None:
+    """Return how far two greedy answers were from a tie where they first differ, in log-probabilities of the first one.
+
+    Sums of other chunks are rounded differently, so a choice between nearly equal tokens may change. Returns None for equal answers, infinity if the
+    other answer's token is not among the likeliest ones.
+    """
+    for (token, likeliest), (other_token, _) in zip(one.tokens, other.tokens, strict=False):
+        if token != other_token:
+            return likeliest.get(token, math.inf) - likeliest.get(other_token, -math.inf)
+    return None if one.text == other.text else math.inf
 
 
 def bursts(draw: random.Random, num_bursts: int, seconds_apart: float, site: str = BORROWER) -> list[Asked]:
-    """Draw bursts of three to six prompts within half a second each."""
+    """Draw bursts of three to five prompts within half a second each."""
     return [
-        Asked(number * seconds_apart + 0.5 * draw.random(), site, drawn_prompt(draw), drawn_sampling(draw))
+        Asked(number * seconds_apart + 0.5 * draw.random(), site, drawn_prompt(draw), GREEDY)
         for number in range(num_bursts)
-        for _ in range(draw.randint(3, 6))
+        for _ in range(draw.randint(3, 5))
     ]
 
 
@@ -233,6 +248,6 @@ def steady(draw: random.Random, site: str, seconds: float, tokens_per_s: float) 
     """Draw prompts that arrive at random, on average with so many tokens per second."""
     asked, now = list[Asked](), draw.expovariate(tokens_per_s / 1700)
     while now < seconds:
-        asked.append(Asked(now, site, drawn_prompt(draw), drawn_sampling(draw)))
+        asked.append(Asked(now, site, drawn_prompt(draw), GREEDY))
         now += draw.expovariate(tokens_per_s / 1700)  # 1,700 tokens is the mean length
     return asked

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load_tests.faults.links import in_own_namespace
-from load_tests.lending_sites import BORROWER, LENDER, Asked, Heard, LendingSites, bursts, steady
+from load_tests.lending_sites import BORROWER, LENDER, Asked, Heard, LendingSites, bursts, steady, tie_margin
 from load_tests.records import commit, percentiles, write_record
 
 MODULE = "load_tests.scenarios.lending"
@@ -50,8 +50,10 @@ class Pair(NamedTuple):
     lending: list[Heard]
 
     @property
-    def num_different(self) -> int:
-        return sum(one.text != other.text for one, other in zip(self.alone, self.lending, strict=True))
+    def margins(self) -> list[float]:
+        """Return how far from a tie each answer was that differs."""
+        found = [tie_margin(one, other) for one, other in zip(self.alone, self.lending, strict=True)]
+        return [margin for margin in found if margin is not None]
 
     @property
     def errors(self) -> list[str]:
@@ -121,10 +123,10 @@ def _pair(sites: LendingSites, kind: str, seed: int, rates: dict[str, float], nu
 
 def _trace(kind: str, draw: random.Random, rates: dict[str, float]) -> list[Asked]:
     if kind == "balanced load":  # both are busy half of the time
-        return [asked for site, rate in rates.items() for asked in steady(draw, site, 30.0, 0.5 * rate)]
+        return [asked for site, rate in rates.items() for asked in steady(draw, site, 20.0, 0.5 * rate)]
     trace = bursts(draw, 1, 0.0)
     if kind == "bursts, lender busy":
-        trace += steady(draw, LENDER, 25.0, 0.8 * rates[LENDER])
+        trace += steady(draw, LENDER, 20.0, 0.8 * rates[LENDER])
     return trace
 
 
@@ -157,7 +159,8 @@ def _row(name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     row["share_lent"] = round(len(lent) / num_borrowers, 2)
     errors = [heard.ttft_s / heard.predicted_s[LENDER] for heard in lent if LENDER in heard.predicted_s]
     row["measured_over_predicted"] = percentiles(errors) if errors else None
-    row["different"] = sum(pair.num_different for pair in pairs)
+    margins = [margin for pair in pairs for margin in pair.margins]
+    row["different"], row["farthest_from_tie"] = len(margins), max(margins, default=None)
     row["errors"] = [error for pair in pairs for error in pair.errors]
     return row
 
@@ -177,7 +180,7 @@ def _log(console: Console, kind: str, pair: Pair) -> None:
             f"{line}; {lending.route} {alone.error} {lending.error}", style="dim", markup=False, soft_wrap=True
         )
     console.print(
-        f"{kind}: slowest {_slowest(pair, BORROWER):.2f}, {pair.num_different} different, load {os.getloadavg()[0]:.1f}"
+        f"{kind}: slowest {_slowest(pair, BORROWER):.2f}, different by {pair.margins}, load {os.getloadavg()[0]:.1f}"
     )
 
 
@@ -206,6 +209,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
                 f"{row['name']}: {site}", str(found["requests"]), f"{alone['p50']:.1f}", f"{lending['p50']:.1f}", f"{found['ratio_p50']:.2f}",
                 f"{alone['p95']:.1f}", f"{lending['p95']:.1f}", f"{found['ratio_p95']:.2f}", f"{row['share_lent']:.0%}" if is_first else "",
                 f"{error['p50']:.2f}, p95 {error['p95']:.2f}" if error and is_first else "", str(row["different"]) if is_first else "",
+                f"{row['farthest_from_tie']:.3f}" if is_first and row["different"] else "",
             )  # fmt: skip
     console.print(table)
 

@@ -52,7 +52,7 @@ ROUND_TRIPS = 2  # round trips before the first block arrives: one for the promp
 RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
 # Error of a prediction, as a share of it: the least and first, the most, the weight of the newest one, and the seconds in which it falls by half. It
 # falls so that a site that was busy is tried again.
-FIRST_ERROR, MOST_ERROR, ERROR_WEIGHT, ERROR_HALVES_S = 0.25, 8.0, 0.3, 60.0
+FIRST_ERROR, MOST_ERROR, ERROR_WEIGHT, ERROR_HALVES_S = 0.25, 8.0, 0.3, 300.0
 REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt of which no block was fetched; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
 
@@ -99,7 +99,7 @@ class PredictionError:
     @property
     def share(self) -> float:
         age = time.monotonic() - self._noted_at
-        return FIRST_ERROR + (self._error - FIRST_ERROR) * 0.5 ** (age / ERROR_HALVES_S)
+        return FIRST_ERROR + (self._error - FIRST_ERROR) * math.exp2(-age / ERROR_HALVES_S)
 
     def note(self, overrun: float) -> None:
         """Record a result; `overrun` is its time divided by the predicted one."""
