@@ -245,9 +245,9 @@ def bursts(draw: random.Random, num_bursts: int, seconds_apart: float, site: str
 
 
 def steady(draw: random.Random, site: str, seconds: float, tokens_per_s: float) -> list[Asked]:
-    """Draw prompts that arrive at random, on average with so many tokens per second."""
+    """Draw at least two prompts that arrive at random, on average with so many tokens per second."""
     asked, now = list[Asked](), draw.expovariate(tokens_per_s / 1700)
-    while now < seconds:
+    while now < seconds or len(asked) < 2:
         asked.append(Asked(now, site, drawn_prompt(draw), GREEDY))
         now += draw.expovariate(tokens_per_s / 1700)  # 1,700 tokens is the mean length
     return asked
