@@ -96,8 +96,8 @@ class Engine:
             submit.sampling,
             num_delivered_tokens=submit.num_delivered_tokens,
             tenant=submit.salt,
-            # It waits for its turn only to ask for the blocks, and again to compute the few tokens after them.
-            priority=submit.priority if submit.fetch_from is None else PRIORITIES[0],
+            # A sequence that fetches blocks is more urgent than all that do not: it only asks for them, then computes the few tokens after them.
+            priority=submit.priority - (0 if submit.fetch_from is None else len(PRIORITIES)),
             own_priority=submit.priority,
             length_limit=min(len(submit.prompt_token_ids) + submit.sampling.max_tokens, self.info.context_length),
             pooling=submit.pooling,

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 import random
+import signal
 import statistics
 import sys
 import time
@@ -62,6 +63,7 @@ class Pair(NamedTuple):
 
 def main() -> None:
     in_own_namespace(MODULE, sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that sites and cgroups are cleaned up
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="file of the model; by default the packaged SmolLM2")
     parser.add_argument("--traces", type=int, nargs=3, default=(20, 5, 5), metavar="N", help="traces of each kind")

@@ -50,6 +50,7 @@ def drawn(draw: random.Random) -> Case:
 
 def main() -> int:
     in_own_namespace(MODULE, sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that sites and cgroups are cleaned up
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="file of the model; by default the packaged SmolLM2")
     parser.add_argument("--cases", type=int, default=200)

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from pilotlight.engine.api.protocol import Constraint, HostConfig, Submit
+from pilotlight.engine.api.protocol import PRIORITIES, Constraint, HostConfig, Submit
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.kv.peers import block_server
 from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
@@ -298,6 +298,20 @@ def test_a_prompt_from_elsewhere_does_not_wait_for_prompts_computed_here(dense_p
         pair.decode.step()
         first += [output.sequence_id for output in pair.decode.sequences.take_outputs() if output.token_ids]
     assert [*dict.fromkeys(first)] == ["fetched", "long"]
+
+
+def test_prompts_from_elsewhere_keep_their_order_of_priorities(dense_pair: Pair) -> None:
+    pair = dense_pair
+    legs, waiting = zip(
+        *[pair.split(submit(f"{p}", random_prompt(100, seed=p), priority=p)) for p in (8, -8)], strict=True
+    )
+    drain(pair.prefill, list(legs))
+    for message in waiting:
+        pair.decode.submit(message)
+    priorities = [sequence.priority for sequence in pair.decode.scheduler.waiting.ready]
+    assert priorities == sorted(priorities, reverse=True)
+    assert max(priorities) < min(PRIORITIES), "they are before all others"
+    drain(pair.decode, [])
 
 
 def test_what_never_comes_is_computed_in_its_turn(dense_pair: Pair) -> None:
