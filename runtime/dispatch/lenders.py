@@ -11,7 +11,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -93,18 +93,19 @@ class MeasuredLink:
 class PredictionError:
     """The error of predictions, as the share by which results took longer: a moving average that falls with time to FIRST_ERROR."""
 
-    def __init__(self) -> None:
-        self._error, self._noted_at = FIRST_ERROR, time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._error, self._noted_at = FIRST_ERROR, clock()
 
     @property
     def share(self) -> float:
-        age = time.monotonic() - self._noted_at
+        age = self._clock() - self._noted_at
         return FIRST_ERROR + (self._error - FIRST_ERROR) * math.exp2(-age / ERROR_HALVES_S)
 
     def note(self, overrun: float) -> None:
         """Record a result; `overrun` is its time divided by the predicted one."""
         error = min(MOST_ERROR, max(FIRST_ERROR, overrun - 1))
-        self._error, self._noted_at = self.share + ERROR_WEIGHT * (error - self.share), time.monotonic()
+        self._error, self._noted_at = self.share + ERROR_WEIGHT * (error - self.share), self._clock()
 
 
 class Lender:
