@@ -1,4 +1,7 @@
-"""Two sites of unlike speed, of which the fast one lends its engine host to the slow one, and traces of requests to both."""
+"""Two sites, of which the fast one lends its engine host to the slow one.
+
+Traces of requests are played to both.
+"""
 
 import asyncio
 import math
@@ -50,7 +53,7 @@ class Asked(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What a client received."""
+    """An answer as its client received it."""
 
     text: str
     ttft_s: float
@@ -117,7 +120,9 @@ class LendingSites:
         self._scope.__exit__(kind, error, trace)
 
     def until_whole(self, timeout_s: float = 120.0) -> None:
-        """Wait until both sites are ready and the borrower knows its lender and link; slow its engine host down."""
+        """Wait until both sites are ready, then slow the borrower's engine host down.
+
+        The borrower then knows its lender and the link."""
         for site in self.sites.values():
             site.until(lambda site=site: site.get("/readyz")["status"] == "ready", f"{site.name} is ready", timeout_s)  # type: ignore[misc]
         self.borrower.until(self._is_usable, "the lender is known", timeout_s)
@@ -227,10 +232,10 @@ def drawn_prompt(draw: random.Random, least: int = 500, most: int = 4000) -> lis
 
 
 def tie_margin(one: Heard, other: Heard) -> float | None:
-    """Return how far two greedy answers were from a tie where they first differ, in log-probabilities of the first one.
+    """Return how far two greedy answers were from a tie where they first differ.
 
-    Sums of other chunks are rounded differently, so a choice between nearly equal tokens may change. Returns None for equal answers, infinity if the
-    other answer's token is not among the likeliest ones.
+    The unit is log-probabilities of the first answer. Sums of other chunks are rounded differently, so a choice between nearly equal tokens may
+    change. Returns None for equal answers, infinity if the other answer's token is not among the likeliest ones.
     """
     for (token, likeliest), (other_token, _) in zip(one.tokens, other.tokens, strict=False):
         if token != other_token:

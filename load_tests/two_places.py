@@ -1,4 +1,4 @@
-"""Two places with a network namespace each, a link of limited bandwidth and delay between them, and cgroups that slow engine hosts down.
+"""Two network namespaces with a limited link between them, and cgroups that slow engine hosts down.
 
 The namespace of the calling process is the first place. Needs root, iproute2 and util-linux. `tc qdisc tbf` limits the bandwidth on both ends of a
 pair of virtual interfaces; a second pair without a limit carries the scenario's own requests. Many kernels have no netem, so a relay adds the delay:
@@ -104,7 +104,9 @@ class CpuShare:
 
 
 class Relay:
-    """TCP relay from ports of RELAY to the same ports of another host, which holds back bytes by half a round trip each way."""
+    """TCP relay from ports of RELAY to the same ports of another host.
+
+    It holds back bytes by half a round trip each way."""
 
     def __init__(self, host: str, ports: Sequence[int], rtt_s: float) -> None:
         self._host = host

@@ -2,7 +2,7 @@
 
 python -m load_tests.scenarios.lending
 
-Two sites compute SmolLM2 135M in network namespaces of their own, with a limited link between them. The slow site's engine host gets a quarter of a
+Two sites compute SmolLM2 135M in separate network namespaces, with a limited link between them. The slow site's engine host gets a quarter of a
 core, the fast one's a whole core, and the fast site lends. Drawn traces come once with lending and once without, in turns, each time as new tenants:
 bursts of prompts at the slow site while the fast one is idle, balanced load at both, and bursts while the fast site is busy itself. Then bursts
 come over links of other bandwidths and distances. The table compares first tokens, and the predictions in the route header with the measured times.
@@ -100,7 +100,9 @@ def main() -> None:
 
 
 async def _rates(sites: LendingSites) -> dict[str, float]:
-    """Return tokens/s of a prompt of 1,500 tokens at each site: the second one, because the first one loads what is used for the first time."""
+    """Return tokens/s of a prompt of 1,500 tokens at each site.
+
+    The second prompt counts, because the first one includes work that is done once."""
     found, draw = {}, random.Random(0)
     for site in (BORROWER, LENDER):
         for _ in range(2):
@@ -133,7 +135,10 @@ def _trace(kind: str, draw: random.Random, rates: dict[str, float]) -> list[Aske
 
 
 def _row(name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Summarize pairs. Ratios above 1 are gains of lending; those of p95 are of each trace's slowest tenth, and of all together."""
+    """Summarize pairs; ratios above 1 are gains of lending.
+
+    `ratio_slowest_of_traces` compares the longest waits of each trace.
+    """
     row: dict[str, Any] = {"name": name, "traces": len(pairs)}
     for site in (BORROWER, LENDER):
         both = [

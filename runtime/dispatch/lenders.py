@@ -91,7 +91,9 @@ class MeasuredLink:
 
 
 class PredictionError:
-    """The error of predictions, as the share by which results took longer: a moving average that falls with time to FIRST_ERROR."""
+    """The share by which results took longer than predicted.
+
+    It is a moving average that falls with time to FIRST_ERROR."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
