@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,20 +24,40 @@ ROOT = Path(__file__).parents[1]
 class SiteProcess:
     """A site in a `with` statement. `began_s` is the Unix time of its start."""
 
-    def __init__(self, name: str, engine: dict[str, Any], models: list[dict[str, Any]]) -> None:
-        self._name, self._engine, self._models = name, engine, models
+    def __init__(
+        self,
+        name: str,
+        engine: dict[str, Any],
+        models: list[dict[str, Any]],
+        *,
+        more: str = "",
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Describe a site without starting it.
+
+        `more` is further text of its file. `host` is the address at which this process reaches it; a site elsewhere than on loopback listens on all
+        addresses. `prefix` is a command that runs the site's command, such as nsenter.
+        """
+        self.name = name
+        self.host = host
+        self._engine, self._models, self._more = engine, models, more
+        self._prefix = prefix
+        self._added = environment or {}
 
     def __enter__(self) -> "SiteProcess":
         self._folder = tempfile.TemporaryDirectory(prefix="pilotlight-")
         folder = Path(self._folder.name)
         (self.port,) = free_ports(1)
-        file = folder / f"{self._name}.toml"
-        file.write_text(site_file(self._name, self.port, self._engine, self._models))
+        file = folder / f"{self.name}.toml"
+        text = site_file(self.name, self.port, self._engine, self._models, self.host)
+        file.write_text(text + self._more)
         self._log = folder / "log"
         with self._log.open("wb") as sink:
             self.began_s = time.time()
-            command = [sys.executable, "-m", "pilotlight.runtime", str(file)]
-            self.process = subprocess.Popen(command, stderr=sink, cwd=ROOT, env=_environment())
+            command = [*self._prefix, sys.executable, "-m", "pilotlight.runtime", str(file)]
+            self.process = subprocess.Popen(command, stderr=sink, cwd=ROOT, env=_environment() | self._added)
         return self
 
     def __exit__(
@@ -130,7 +150,7 @@ class SiteProcess:
         """Connect, retrying every few milliseconds until the site listens."""
         deadline = time.monotonic() + timeout_s
         while True:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
             try:
                 connection.connect()
                 return connection
@@ -152,11 +172,17 @@ def _environment() -> dict[str, str]:
 _JSON = {"content-type": "application/json"}
 
 
-def site_file(name: str, port: int, engine: dict[str, Any], models: list[dict[str, Any]]) -> str:
+def site_file(
+    name: str, port: int, engine: dict[str, Any], models: list[dict[str, Any]], host: str = "127.0.0.1"
+) -> str:
     lines = [f"name = {json.dumps(name)}", 'place = {city = "here", latitude = 0.0, longitude = 0.0}']
-    lines += ["[listen]", f"port = {port}", "[engine]", *_values({**engine, "hosts": None})]
-    for host in engine.get("hosts", ()):
-        lines += ["[[engine.hosts]]", *_values(host)]
+    lines += ["[listen]", f"port = {port}"]
+    if host != "127.0.0.1":
+        lines += ['host = "0.0.0.0"', "[door]", "open_to_all = true"]
+    lines += ["[engine]", *_values({**engine, "hosts": None, "lenders": None})]
+    for kind in ("hosts", "lenders"):
+        for table in engine.get(kind, ()):
+            lines += [f"[[engine.{kind}]]", *_values(table)]
     for model in models:
         lines += ["[[models]]", *_values(model)]
     return "\n".join(lines) + "\n"

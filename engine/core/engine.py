@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from pilotlight.engine.adapters.adapter_residency import AdapterStore
-from pilotlight.engine.api.protocol import NO_DRAFTS, ErrorCode, ModelInfo, ModelLoad, Submit
+from pilotlight.engine.api.protocol import NO_DRAFTS, PRIORITIES, ErrorCode, ModelInfo, ModelLoad, Submit
 from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.api.validation import refusal
@@ -96,7 +96,9 @@ class Engine:
             submit.sampling,
             num_delivered_tokens=submit.num_delivered_tokens,
             tenant=submit.salt,
-            priority=submit.priority,
+            # A sequence that fetches blocks is more urgent than all that do not: it only asks for them, then computes the few tokens after them.
+            priority=submit.priority - (0 if submit.fetch_from is None else len(PRIORITIES)),
+            own_priority=submit.priority,
             length_limit=min(len(submit.prompt_token_ids) + submit.sampling.max_tokens, self.info.context_length),
             pooling=submit.pooling,
             constraint=submit.constraint,

@@ -37,7 +37,8 @@ class Sequence:
     chain_root: bytes = b""
     num_delivered_tokens: int = 0  # tokens at the prompt's end that are output of the sequence that this one continues
     tenant: bytes = b""
-    priority: int = 0
+    priority: int = 0  # more urgent than `own_priority` while another host computes the prompt
+    own_priority: int = 0  # the priority if blocks of that host are missing
     pooling: Pooling | None = None
     constraint: Constraint | None = None
     matcher: Matcher | None = None  # state in the grammar; None without a grammar, or while it is being compiled

@@ -177,6 +177,8 @@ class _PeerLoad(_Load):
         super().take()
         self.sequence.num_peer_blocks = self._connector.tiers.take_read(self.sequence, self._transfer)
         self.sequence.fetched_bytes_per_s = self._from_peer.bytes_per_s
+        if self.sequence.num_peer_blocks < len(self.prefix.names):  # it computes the rest in turn with other prompts
+            self.sequence.priority = self.sequence.own_priority
 
 
 class _HostLoad(_Load):

@@ -208,7 +208,8 @@ class ContinuedSequence:
         info = self._site.models.info_of(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
-        prefill, work = prefill_sequence(submit, info.block_size), PrefillWork(placement.prefill)
+        prefill = prefill_sequence(submit, info.block_size)
+        work = PrefillWork(placement.prefill, placement.predicted_s)
         fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
         if fetching is None:
             return placement.without_prefill(), submit

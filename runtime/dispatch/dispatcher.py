@@ -29,7 +29,7 @@ class Placement(NamedTuple):
 
     replica: Replica  # host that answers
     prefill: PromptHost | None = None  # host that computes the prompt; None if `replica` does
-    within_s: float = 0.0  # seconds after which `replica` computes blocks that have not arrived
+    predicted_s: float = 0.0  # predicted seconds until the blocks of `prefill` have arrived
     why: str = ""  # reason with predicted milliseconds; "" if there was no choice
 
     @property
@@ -37,6 +37,11 @@ class Placement(NamedTuple):
         """The decision as a header: `prompt=engine 0; here=480.0; there=120.5`; "" if there was no choice."""
         where = "here" if self.prefill is None else self.prefill.name
         return f"prompt={where}; {self.why}" if self.why else ""
+
+    @property
+    def within_s(self) -> float:
+        """Return the seconds after which `replica` computes blocks that have not arrived."""
+        return PATIENCE_S + PATIENCE * self.predicted_s
 
     def without_prefill(self) -> "Placement":
         """Return the placement to use after the chosen host has declined to compute the prompt."""
@@ -50,6 +55,9 @@ class _PrefillOption(NamedTuple):
     cost_s: float
     host: PromptHost | None  # None for the answering host
     why: str
+    error: float = (
+        0.0  # the prediction's error as a share of it: the host must be cheaper even if it takes so much longer
+    )
 
 
 class Dispatch:
@@ -82,9 +90,9 @@ class Dispatch:
         elif has_roles:
             ways[0] = ways[0]._replace(why="reason=no other host for prompts is up")
         ways += [self._borrowed(submit, prompt, lender, replica) for lender in lenders]
-        best = min(ways, key=lambda way: way.cost_s)
+        best = min(ways, key=lambda way: way.cost_s * (1 + way.error))
         why = "; ".join([way.why for way in ways] + ([why_none] if why_none else []))
-        return Placement(replica, best.host, 0.0 if best.host is None else PATIENCE_S + PATIENCE * best.cost_s, why)
+        return Placement(replica, best.host, best.cost_s, why)
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
         """Predict a prompt's cost on the answering host.
@@ -101,10 +109,11 @@ class Dispatch:
         return _PrefillOption(cost_s, OwnHost(prefill, self._open.assigned), f"there={1e3 * cost_s:.1f}")
 
     def _borrowed(self, submit: Submit, prompt: Prompt, lender: "Lender", replica: Replica) -> _PrefillOption:
-        """Predict a prompt's cost at another site, which is assumed to have none of it cached."""
+        """Predict a prompt's cost at another site, which is assumed to have none of it cached.
+        It must be lower than here by more than the error of earlier predictions."""
         info = self._open.info_of(replica)
         offer = lender.offer(submit, prompt.num_uncached(replica), info, self._open.prompt_rate(replica))
-        return _PrefillOption(offer.cost_s + HAND_OVER_S, lender, f"{lender.name}={offer.why}")
+        return _PrefillOption(offer.cost_s + HAND_OVER_S, lender, f"{lender.name}={offer.why}", lender.error)
 
 
 def with_role(replicas: Sequence[Replica], role: Role) -> list[Replica]:

@@ -70,10 +70,11 @@ class PromptHost(Protocol):
     def computing(self, prefill: Submit) -> AbstractAsyncContextManager[StartedPrompt]:
         """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
 
-    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
+    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool, overrun: float) -> None:
         """Record how a prompt's blocks were used; `first` is the answer's first output.
 
         `is_late`: this host had not finished the prompt when the first output came. `is_lost`: the answering host lacked blocks and fetched none.
+        `overrun`: seconds until the first output, divided by those that were predicted.
         """
 
 
@@ -99,7 +100,7 @@ class OwnHost(NamedTuple):
             async with client.generate(prefill) as outputs:
                 yield StartedPrompt(address, _noted(outputs, assignment))
 
-    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
+    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool, overrun: float) -> None:
         if is_late:
             self.replica.late_at = time.monotonic()
 
@@ -113,8 +114,10 @@ async def _noted(outputs: AsyncIterator[TokenOutput], assignment: Assignment) ->
 class PrefillWork:
     """The computation of a prompt on one host for another host."""
 
-    def __init__(self, host: PromptHost) -> None:
+    def __init__(self, host: PromptHost, predicted_s: float) -> None:
         self._host = host
+        self._predicted_s = predicted_s
+        self._began = time.monotonic()
         self._num_cached_tokens: int | None = None  # cached tokens that the host has found; None until it reports them
         self._device_us = 0  # device time of the computing host, not yet added to an output of the client's sequence
         self._num_tokens = 0  # number of tokens in the blocks that it computes
@@ -147,7 +150,8 @@ class PrefillWork:
         if output.num_cached_tokens is None:
             return output
         is_lost = not output.num_fetched_tokens and output.num_cached_tokens < self._num_tokens
-        self._host.note_found(output, is_late=self._num_cached_tokens is None, is_lost=is_lost)
+        overrun = (time.monotonic() - self._began) / max(1e-3, self._predicted_s)
+        self._host.note_found(output, is_late=self._num_cached_tokens is None, is_lost=is_lost, overrun=overrun)
         device_us = output.device_us + self._device_us
         if not output.num_fetched_tokens:
             return replace(output, device_us=device_us)

@@ -11,7 +11,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -50,6 +50,9 @@ PROBE_EVERY_S = 60.0  # interval of probes while no blocks arrive; they take 0.3
 BELIEVED_S = 600.0  # time in which a slower probe does not replace a rate that was measured by blocks
 ROUND_TRIPS = 2  # round trips before the first block arrives: one for the prompt, one for the blocks
 RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
+# Error of a prediction, as a share of it: the least and first, the most, the weight of the newest one, and the seconds in which it falls by half. It
+# falls so that a site that was busy is tried again.
+FIRST_ERROR, MOST_ERROR, ERROR_WEIGHT, ERROR_HALVES_S = 0.25, 8.0, 0.3, 300.0
 REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt of which no block was fetched; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
 
@@ -87,6 +90,26 @@ class MeasuredLink:
         self.bytes_per_s = max(bytes_per_s, self.bytes_per_s) if now - self._moved_at < BELIEVED_S else bytes_per_s
 
 
+class PredictionError:
+    """The share by which results took longer than predicted.
+
+    It is a moving average that falls with time to FIRST_ERROR."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._error, self._noted_at = FIRST_ERROR, clock()
+
+    @property
+    def share(self) -> float:
+        age = self._clock() - self._noted_at
+        return FIRST_ERROR + (self._error - FIRST_ERROR) * math.exp2(-age / ERROR_HALVES_S)
+
+    def note(self, overrun: float) -> None:
+        """Record a result; `overrun` is its time divided by the predicted one."""
+        error = min(MOST_ERROR, max(FIRST_ERROR, overrun - 1))
+        self._error, self._noted_at = self.share + ERROR_WEIGHT * (error - self.share), self._clock()
+
+
 class Lender:
     """One lending site, in the form of a host that computes prompts (`PromptHost` in hand_over.py)."""
 
@@ -95,6 +118,9 @@ class Lender:
     def __init__(self, config: LenderConfig, secret: str, tls: ssl.SSLContext) -> None:
         self.name = config.site
         self.link = MeasuredLink()
+        self._error = PredictionError()
+        self._open_tokens = 0  # of the prompts that it computes for this site
+        self._open_tokens_then = 0  # the same, when its offer came
         self.num_borrowed = self.num_declined = 0
         self._secret = secret
         self._origin = Origin.of(config.url)
@@ -115,14 +141,22 @@ class Lender:
             # the other site's text is escaped for a response header
             return LenderOffer(math.inf, f"no ({ascii(why_not)[1:-1]})")
         num_tokens = len(submit.prompt_token_ids)
-        compute_s = num_tokens / (self._lendable.models[submit.model] or own_rate)
+        rate = self._lendable.models[submit.model] or own_rate
+        queue_s = self._open_tokens / rate + max(0.0, self._lendable.queue_s - self._open_tokens_then / rate)
+        compute_s = queue_s + num_tokens / rate
         num_bytes = prompt_bytes(info, num_tokens)
         tokens_per_s = self.link.bytes_per_s * num_tokens / num_bytes if num_bytes else math.inf
-        link_s = ROUND_TRIPS * self.link.rtt_s + exposed_s(num_missing, tokens_per_s, compute_s)
+        # the blocks of all prompts share the link
+        link_s = ROUND_TRIPS * self.link.rtt_s + exposed_s(num_missing + self._open_tokens, tokens_per_s, compute_s)
         mbits = self.link.bytes_per_s * 8e-6
         return LenderOffer(
             compute_s + link_s, f"{1e3 * (compute_s + link_s):.1f} (link {1e3 * link_s:.1f} at {mbits:.1f} Mbit/s)"
         )
+
+    @property
+    def error(self) -> float:
+        """Return the error of predictions, as a share of them."""
+        return self._error.share
 
     @asynccontextmanager
     async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
@@ -132,6 +166,7 @@ class Lender:
         """
         prompt = BorrowedPrompt(prefill.model, prefill.sequence_id, prefill.prompt_token_ids, prefill.salt)
         answer: _LenderAnswer | None = None
+        self._open_tokens += len(prefill.prompt_token_ids)
         try:
             try:
                 async with asyncio.timeout(ACCEPT_WITHIN_S):
@@ -144,10 +179,12 @@ class Lender:
             self.num_borrowed += 1
             yield StartedPrompt(f"tcp://{self._origin.host}:{accepted.port}", _outputs(answer))
         finally:
+            self._open_tokens -= len(prefill.prompt_token_ids)
             if answer is not None:
                 self._pool.put_back(answer.connection)
 
-    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
+    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool, overrun: float) -> None:
+        self._error.note(overrun)
         if first.fetched_bytes_per_s:
             self.link.note_blocks(first.fetched_bytes_per_s)
         if not is_lost:
@@ -197,7 +234,9 @@ class Lender:
         return "" if self.link.bytes_per_s else "its link is not measured yet"
 
     async def _look(self) -> None:
+        open_tokens = self._open_tokens
         answer = await self._ask("GET", LENDING_PATH)
+        self._open_tokens_then = open_tokens
         self.link.note_round_trip(answer.waited_s)
         try:
             self._lendable = decode_line(await answer.rest(MOST_ANSWER_BYTES), Lendable)

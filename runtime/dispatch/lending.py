@@ -1,22 +1,25 @@
-"""Lending: compute prompts for other sites of the network, one at a time on each idle host.
+"""Lending: compute prompts for other sites of the network, on hosts that have no work of this site.
 
-A lent prompt is aborted as soon as a request of this site arrives, so the request waits at most for the current step. The other site then computes
-the rest of the prompt itself. api/routes/lending_routes.py has the HTTP side, and engine/kv/peers sends the blocks.
+A host takes a few at a time, so that a burst of prompts of a slow site can be lent. Lent prompts are aborted as soon as a request of this site
+arrives, so the request waits at most for the current step. The other site then computes the rest of its prompts itself.
+api/routes/lending_routes.py has the HTTP side, and engine/kv/peers sends the blocks.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, NamedTuple
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import PRIORITIES, SamplingParams, Submit, TokenOutput
-from pilotlight.runtime.dispatch.assignments import Assignments
+from pilotlight.runtime.dispatch.assignments import PREFILL_TOKENS_PER_S, Assignments
 from pilotlight.runtime.generation.admission import Admission
 from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.lending import BorrowedPrompt, Lendable
 
+MOST_PROMPTS = 8  # prompts of other sites on one host, computed one after the other; more would mean long waits
 WATCH_EVERY_S = 0.02  # interval of looking for requests of this site; a step of a long prompt takes longer
 
 Outcome = Literal["computed", "declined", "given_up", "left", "failed"]
@@ -38,14 +41,17 @@ class Lending:
         self._assignments = assignments
         self._admission = admission
         self._observe = observe
-        self._lent: set[int] = set()  # indices of hosts that compute lent prompts
+        self._lent: defaultdict[int, list[float]] = defaultdict(
+            list
+        )  # host -> predicted seconds of each of its lent prompts
 
     def lendable(self) -> Lendable:
         if self._admission.draining:
             return Lendable({}, "it is shutting down")
         idle = {name: replica for name, state in self._states.items() if (replica := self._idle(state)) is not None}
         rates = {name: replica.load.prefill_tokens_per_s for name, replica in idle.items()}
-        return Lendable(rates, "" if rates else "its hosts are busy, or have no model awake")
+        queue_s = min((sum(self._lent[replica.host.index]) for replica in idle.values()), default=0.0)
+        return Lendable(rates, "" if rates else "its hosts are busy, or have no model awake", queue_s)
 
     @asynccontextmanager
     async def lend(self, prompt: BorrowedPrompt) -> AsyncIterator[LentPrompt]:
@@ -60,7 +66,8 @@ class Lending:
             self._observe(name, "declined")
             raise ApiError("overloaded", "no idle host of this site has the model awake")
         outcome: Outcome = "failed"
-        self._lent.add(replica.host.index)
+        seconds = len(prompt.token_ids) / (replica.load.prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
+        self._lent[replica.host.index].append(seconds)
         try:
             async with AsyncExitStack() as scope:
                 scope.enter_context(self._admission.permit())
@@ -83,18 +90,24 @@ class Lending:
             outcome = "declined"
             raise
         finally:
-            self._lent.discard(replica.host.index)
+            self._lent[replica.host.index].remove(seconds)
             self._observe(name, outcome)
 
     def _idle(self, state: ModelState) -> Replica | None:
-        """Return an awake replica on an idle host that computes prompts; None if there is none."""
-        for replica in state.awake:
-            able = (
-                replica.is_live and replica.takes_prompts and replica.host.role != "decode" and not replica.is_retiring
-            )
-            if able and replica.host.index not in self._lent and not self._assignments.num_open(replica):
-                return replica
-        return None
+        """Return an awake replica on a host for prompts without work of this site, with the fewest lent ones.
+
+        Returns None if there is none."""
+        able = [
+            replica
+            for replica in state.awake
+            if replica.is_live and replica.takes_prompts and replica.host.role != "decode" and not replica.is_retiring
+        ]
+        idle = [
+            replica
+            for replica in able
+            if len(self._lent[replica.host.index]) < MOST_PROMPTS and not self._assignments.num_open(replica)
+        ]
+        return min(idle, key=lambda replica: len(self._lent[replica.host.index]), default=None)
 
     @asynccontextmanager
     async def _watched(self, replica: Replica, until: asyncio.Timeout) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from pilotlight.engine.api.protocol import Constraint, HostConfig, Submit
+from pilotlight.engine.api.protocol import PRIORITIES, Constraint, HostConfig, Submit
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.kv.peers import block_server
 from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
@@ -280,6 +280,50 @@ def test_a_prefix_that_the_prefill_host_has_only_on_its_device_is_handed_over(de
     heard = pair.answer([submit("a", PROMPT, max_tokens=6)])["a"]
     assert heard.num_cached_tokens == heard.num_fetched_tokens == 144
     assert pair.prefill.load().prompt_tokens == 150 + 1, "only the last token may be computed twice"
+
+
+def test_a_prompt_from_elsewhere_does_not_wait_for_prompts_computed_here(dense_pair: Pair) -> None:
+    """Else the time that the other host saves would be lost again in the queue."""
+    pair, long = dense_pair, submit("long", random_prompt(240, seed=41), max_tokens=2)
+    leg, waiting = pair.split(submit("fetched", PROMPT, max_tokens=2))
+    pair.decode.submit(long)
+    pair.decode.submit(waiting)
+    first: list[str] = []
+    pair.decode.step()
+    assert pair.decode.scheduler.waiting.awaiting, "it asks for its blocks at once, although the step is full"
+    drain(pair.prefill, [leg])
+    (awaited,) = pair.decode.scheduler.waiting.awaiting.values()
+    until(lambda: awaited.is_done, "its blocks have come")
+    while pair.decode.has_work:
+        pair.decode.step()
+        first += [output.sequence_id for output in pair.decode.sequences.take_outputs() if output.token_ids]
+    assert [*dict.fromkeys(first)] == ["fetched", "long"]
+
+
+def test_prompts_from_elsewhere_keep_their_order_of_priorities(dense_pair: Pair) -> None:
+    pair = dense_pair
+    legs, waiting = zip(
+        *[pair.split(submit(f"{p}", random_prompt(100, seed=p), priority=p)) for p in (8, -8)], strict=True
+    )
+    drain(pair.prefill, list(legs))
+    for message in waiting:
+        pair.decode.submit(message)
+    priorities = [sequence.priority for sequence in pair.decode.scheduler.waiting.ready]
+    assert priorities == sorted(priorities, reverse=True)
+    assert max(priorities) < min(PRIORITIES), "they are before all others"
+    drain(pair.decode, [])
+
+
+def test_what_never_comes_is_computed_in_its_turn(dense_pair: Pair) -> None:
+    pair, long = dense_pair, submit("long", random_prompt(240, seed=42), max_tokens=2)
+    _, waiting = pair.split(submit("fetched", PROMPT, max_tokens=2), within_s=0.0)
+    pair.decode.submit(long)
+    pair.decode.submit(waiting)
+    first: list[str] = []
+    while pair.decode.has_work:
+        pair.decode.step()
+        first += [output.sequence_id for output in pair.decode.sequences.take_outputs() if output.token_ids]
+    assert [*dict.fromkeys(first)] == ["long", "fetched"]
 
 
 def test_what_never_comes_is_computed_by_its_deadline(dense_pair: Pair) -> None:

@@ -188,6 +188,48 @@ async def test_a_distant_site_costs_its_round_trips(network: Network) -> None:
     assert far.cost_s - near.cost_s == pytest.approx(0.5)
 
 
+async def test_a_prompt_queues_behind_those_that_the_other_site_computes(network: Network) -> None:
+    submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
+    network.weigh(block_bytes=1 << 10, bytes_per_s=1.25e9)
+    alone = network.known.offer(submit, 100, info, 1000.0)
+    network.lender.engine.scripts = [[asyncio.Event()]]
+    prefill = prefill_sequence(replace(submit, prompt_token_ids=tuple(range(1601))), 16)
+    async with network.known.computing(prefill):
+        queued = network.known.offer(submit, 100, info, 1000.0)
+        await eventually(lambda: network.known._open_tokens_then)
+        again = network.known.offer(submit, 100, info, 1000.0)
+    assert queued.cost_s - alone.cost_s == pytest.approx(1.601, rel=0.1)
+    assert again.cost_s == pytest.approx(queued.cost_s, rel=0.1), "the site's own report does not count it twice"
+
+
+async def test_a_site_whose_predictions_were_wrong_must_promise_more(network: Network) -> None:
+    network.weigh(block_bytes=1 << 10, bytes_per_s=1.25e9)
+    for _ in range(20):
+        network.known.note_found(TokenOutput(""), is_late=False, is_lost=False, overrun=8.0)
+    answer = await network.ask(turn(LONG))
+    assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
+    for _ in range(40):
+        network.known.note_found(TokenOutput(""), is_late=False, is_lost=False, overrun=1.0)
+    other = await network.ask(turn("Another. " + LONG))
+    assert other.headers["x-pilotlight-route"].startswith("prompt=ams1; ")
+
+
+def test_an_error_of_predictions_fades() -> None:
+    now = [100.0]
+    error = lenders_module.PredictionError(lambda: now[0])
+    assert error.share == lenders_module.FIRST_ERROR
+    error.note(1000.0)
+    first = error.share
+    assert first > 2.0
+    now[0] += lenders_module.ERROR_HALVES_S
+    assert error.share == pytest.approx(lenders_module.FIRST_ERROR + (first - lenders_module.FIRST_ERROR) / 2)
+    for _ in range(50):
+        error.note(0.1)
+    assert error.share == pytest.approx(lenders_module.FIRST_ERROR, rel=1e-3), (
+        "a prompt that was early is no reason for trust"
+    )
+
+
 async def test_a_site_hears_that_its_prompt_is_wanted_no_more(network: Network) -> None:
     network.lender.engine.scripts = [[asyncio.Event()]]
     prefill = prefill_sequence(network.borrower.engine.submits[-1], 16)
@@ -330,11 +372,11 @@ def test_a_site_of_which_nothing_comes_again_and_again_is_left_alone_for_longer(
     )
     rests = []
     for _ in range(8):
-        lender.note_found(output, is_late=False, is_lost=True)
+        lender.note_found(output, is_late=False, is_lost=True, overrun=1.0)
         rests.append(lender._rest_s)
     assert rests == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
-    lender.note_found(output, is_late=False, is_lost=False)
-    lender.note_found(output, is_late=False, is_lost=True)
+    lender.note_found(output, is_late=False, is_lost=False, overrun=1.0)
+    lender.note_found(output, is_late=False, is_lost=True, overrun=1.0)
     assert lender._rest_s == 10.0
     lender.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from pilotlight.engine.api.protocol import PRIORITIES, ModelLoad, TokenOutput
 from pilotlight.runtime.api.routes.lending_routes import _PromptRoute
-from pilotlight.runtime.dispatch.lending import LentPrompt
+from pilotlight.runtime.dispatch.lending import MOST_PROMPTS, LentPrompt
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
@@ -66,7 +66,7 @@ def computed(cached: int = 16) -> list[Any]:
 
 
 async def test_an_idle_site_computes_a_prompt(lender: Site) -> None:
-    assert (await get(lender, LENDING_PATH)).json == {"models": {"tiny": 1000.0}, "why_not": ""}
+    assert (await get(lender, LENDING_PATH)).json == {"models": {"tiny": 1000.0}, "why_not": "", "queue_s": 0.0}
     assert len((await get(lender, PROBE_PATH)).body) == PROBE_BYTES
     lender.engine.script = computed()
     answer = await borrow(lender).done()
@@ -122,20 +122,33 @@ async def test_a_borrowed_prompt_gives_way_to_the_first_client(lender: Site) -> 
     await own.done()
 
 
-async def test_one_prompt_at_a_time_and_none_for_a_client_that_left(lender: Site) -> None:
-    lender.engine.scripts = [[asyncio.Event()]]
-    first = borrow(lender)
-    await eventually(lambda: lender.engine.open)
+async def test_a_few_prompts_at_a_time_and_none_for_a_client_that_left(lender: Site) -> None:
+    lender.engine.scripts = [[asyncio.Event()] for _ in range(MOST_PROMPTS)]
+    prompts = [borrow(lender, hand_over=f"{i:032x}") for i in range(MOST_PROMPTS)]
+    await eventually(lambda: len(lender.engine.open) == MOST_PROMPTS)
     progress = lender.app.site.models.states["tiny"].replicas[0].host.progress
     assert progress.has_work, "a host that hangs at it is missed"
     assert (await borrow(lender, hand_over="cd" * 16).done()).status == 503
-    first.disconnect()
-    await first.done()
+    for prompt in prompts:
+        prompt.disconnect()
+        await prompt.done()
     await eventually(lambda: not lender.engine.open)
     assert not progress.has_work
-    assert await lent(lender, "left")
+    left = f'pilotlight_prompts_lent_total{{model_name="tiny",outcome="left"}} {MOST_PROMPTS}.0'
+    assert left in (await call(lender.app, "/metrics")).body.decode()
     lender.engine.script = computed()
     assert (await borrow(lender).done()).status == 200
+
+
+async def test_an_offer_has_the_seconds_that_other_sites_prompts_will_take(lender: Site) -> None:
+    lender.engine.scripts = [[asyncio.Event()], [asyncio.Event()]]
+    prompts = [borrow(lender, hand_over=f"{i:032x}") for i in range(2)]
+    await eventually(lambda: len(lender.engine.open) == 2)
+    assert (await get(lender, LENDING_PATH)).json["queue_s"] == pytest.approx(2 * 65 / 1000)
+    for prompt in prompts:
+        prompt.disconnect()
+        await prompt.done()
+    assert (await get(lender, LENDING_PATH)).json["queue_s"] == 0.0
 
 
 async def test_what_is_no_prompt_is_refused_by_name(lender: Site) -> None:
@@ -157,7 +170,7 @@ async def test_a_site_that_drains_lends_no_more(lender: Site) -> None:
     lender.app.site.admission.drain()
     await prompt.done()
     assert not lender.engine.open
-    assert (await get(lender, LENDING_PATH)).json == {"models": {}, "why_not": "it is shutting down"}
+    assert (await get(lender, LENDING_PATH)).json == {"models": {}, "why_not": "it is shutting down", "queue_s": 0.0}
     assert (await borrow(lender).done()).status == 503
 
 

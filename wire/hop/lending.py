@@ -19,6 +19,7 @@ class Lendable(msgspec.Struct, frozen=True):
     # models whose prompts the site would compute now -> prefill rate in tokens per second; 0 if not measured yet
     models: dict[str, float]
     why_not: str = ""  # why `models` is empty
+    queue_s: float = 0.0  # seconds that the prompts of other sites will still take there
 
 
 class BorrowedPrompt(msgspec.Struct, frozen=True):
