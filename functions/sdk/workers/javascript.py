@@ -19,6 +19,7 @@ from typing import Any
 
 from workers.face import Buffer
 from workers.trouble import text_of
+from workers.typed_arrays import Uint8Array
 
 DIGESTS = {"SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512": "sha512", "MD5": "md5"}
 
@@ -115,30 +116,6 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _numbers(item) for key, item in value.items()}
     return [_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-class Uint8Array(bytearray):
-    """Mutable bytes."""
-
-    @classmethod
-    def new(cls, source: Any = 0) -> "Uint8Array":
-        return cls(source)
-
-    @property
-    def length(self) -> int:
-        return len(self)
-
-    byteLength = length
-
-    @property
-    def buffer(self) -> Buffer:
-        return Buffer(self)
-
-    def to_py(self, **_: Any) -> memoryview:
-        return memoryview(self)
-
-    def to_bytes(self) -> bytes:
-        return bytes(self)
 
 
 class TextEncoder:
@@ -239,7 +216,8 @@ class Crypto:
         return str(uuid.uuid4())
 
     def getRandomValues(self, array: Any) -> Any:
-        array[:] = os.urandom(len(array))
+        view = memoryview(array).cast("B")
+        view[:] = os.urandom(len(view))
         return array
 
 
