@@ -5,6 +5,7 @@ Each is a thin layer over Python's standard library. js.py refuses other names; 
 
 import asyncio
 import base64
+import codecs
 import hashlib
 import inspect
 import json
@@ -133,13 +134,20 @@ class TextDecoder:
     def __init__(self, encoding: str = "utf-8", options: Any = None) -> None:
         self.encoding = encoding
         self.fatal = bool((options or {}).get("fatal"))
+        self._decoder: codecs.IncrementalDecoder | None = None  # of a stream whose last chunk is yet to come
 
     @classmethod
     def new(cls, encoding: str = "utf-8", options: Any = None, **named: Any) -> "TextDecoder":
         return cls(encoding, {**(options or {}), **named})
 
-    def decode(self, data: Any = b"") -> str:
-        return bytes(data).decode(self.encoding, "strict" if self.fatal else "replace")
+    def decode(self, data: Any = b"", options: Any = None, **named: Any) -> str:
+        """Decode bytes. With the option `stream`, a character may continue in the next call's bytes."""
+        is_stream = bool({**(options or {}), **named}.get("stream"))
+        decoder = self._decoder
+        if decoder is None:
+            decoder = codecs.getincrementaldecoder(self.encoding)("strict" if self.fatal else "replace")
+        self._decoder = decoder if is_stream else None
+        return decoder.decode(bytes(data), final=not is_stream)
 
 
 def btoa(text: str) -> str:

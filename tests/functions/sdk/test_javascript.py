@@ -26,6 +26,13 @@ def test_a_decoder_passes_over_what_is_no_text_only_where_it_may() -> None:
             strict.decode(broken)
 
 
+def test_a_character_may_be_in_two_chunks_of_a_decoded_stream() -> None:
+    decoder, text = TextDecoder.new(), "aäb".encode()
+    assert decoder.decode(text[:2], {"stream": True}) + decoder.decode(text[2:], stream=True) == "aäb"
+    assert decoder.decode(text[1:2], {"stream": True}) + decoder.decode() == "\ufffd"
+    assert decoder.decode(text) == "aäb"
+
+
 def test_typed_arrays_hold_numbers_of_their_type_and_are_bytes_elsewhere() -> None:
     array = Int16Array.new([1, -2, 70000])
     assert (list(array), array.length, array.byteLength) == ([1, -2, 4464], 3, 6)
