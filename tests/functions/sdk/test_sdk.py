@@ -275,7 +275,8 @@ return Response("x", status=204)
     [
         ("return 42", "a value of type int; it must return a Response"),
         ("pass", "a value of type NoneType"),
-        ("return Response({'a': 1})", "cannot be of type dict.*Response.json"),
+        ("return Response({'a': 1})", "Unsupported type in Response: dict; Response.json"),
+        ("return Response({1})", "^Unsupported type in Response: set$"),
         ("return Response('x', status=99)", "from 101 to 599"),
         ("return Response('x', headers={'a': 'b\\r\\nc: d'})", "has a line break in it"),
         ("raise KeyError('nothing')", "nothing"),
