@@ -22,7 +22,7 @@ from typing import Any
 import workers
 from pilotlight.functions.channel import Channel, Failure, Inbound, StreamingReply, current_request, frames
 from pilotlight.functions.host.zygotes.control_messages import Boot
-from workers import bindings, entrypoint, host, trouble, workflows
+from workers import bindings, entrypoint, host, nested_loops, trouble, workflows
 from workers.durable.objects import Objects
 from workers.entrypoint import Context, WorkerEntrypoint
 from workers.events import MessageBatch, ScheduledController
@@ -50,6 +50,7 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
     faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = boot.sys_path
+    nested_loops.allow()
     sock = socket.socket(fileno=channel_fd)
     asyncio.run(serve(sock, boot))
 
