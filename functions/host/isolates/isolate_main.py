@@ -215,7 +215,9 @@ class Function:
         found = [key for key, value in vars(self._module).items() if _is_entrypoint(value)]
         there_is = ", ".join(found) or "none"
         if name == "default":
-            return f"the module has no `class Default(WorkerEntrypoint)` and no on_fetch; its entrypoints: {there_is}"
+            main = os.path.basename(self._module.__file__ or "")
+            sentence = f'Python entrypoint "{main}" does not export a handler named "on_fetch"'  # as on the platform
+            return f"{sentence}, nor a `class Default(WorkerEntrypoint)`; its entrypoints: {there_is}"
         return f"the module has no entrypoint {name!r}; its entrypoints: {there_is}"
 
     async def _in_object(self, options: dict[str, Any], act: Callable[[Any], Awaitable[Any]]) -> Any:

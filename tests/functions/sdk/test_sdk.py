@@ -292,6 +292,14 @@ async def test_a_mistake_comes_back_with_the_authors_line(served: Served, body: 
         assert "entry.py" in failed.value.detail
 
 
+async def test_a_function_without_a_handler_is_named_as_on_the_platform(served: Served) -> None:
+    served.add("from workers import WorkerEntrypoint\nclass Admin(WorkerEntrypoint): ...")
+    with pytest.raises(
+        Fault, match=r'^Python entrypoint "entry.py" does not export a handler named "on_fetch", nor .*: Admin'
+    ):
+        await served.get()
+
+
 async def test_the_clients_leaving_cancels_the_functions_work(served: Served) -> None:
     served.add(
         HEAD
