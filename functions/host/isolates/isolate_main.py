@@ -21,8 +21,9 @@ from typing import Any
 
 import workers
 from pilotlight.functions.channel import Channel, Failure, Inbound, StreamingReply, current_request, frames
+from pilotlight.functions.host.dependencies import import_path
 from pilotlight.functions.host.zygotes.control_messages import Boot
-from workers import bindings, entrypoint, host, trouble, workflows
+from workers import bindings, entrypoint, host, nested_loops, trouble, workflows
 from workers.durable.objects import Objects
 from workers.entrypoint import Context, WorkerEntrypoint
 from workers.events import MessageBatch, ScheduledController
@@ -49,7 +50,9 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
     # A signal handler in C, so it works while the event loop is blocked.
     faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.path[:0] = boot.sys_path
+    import_path.extend(boot.sys_path[1:])
+    sys.path[:0] = boot.sys_path[:1]
+    nested_loops.allow()
     sock = socket.socket(fileno=channel_fd)
     asyncio.run(serve(sock, boot))
 
@@ -214,7 +217,9 @@ class Function:
         found = [key for key, value in vars(self._module).items() if _is_entrypoint(value)]
         there_is = ", ".join(found) or "none"
         if name == "default":
-            return f"the module has no `class Default(WorkerEntrypoint)` and no on_fetch; its entrypoints: {there_is}"
+            main = os.path.basename(self._module.__file__ or "")
+            sentence = f'Python entrypoint "{main}" does not export a handler named "on_fetch"'  # as on the platform
+            return f"{sentence}, nor a `class Default(WorkerEntrypoint)`; its entrypoints: {there_is}"
         return f"the module has no entrypoint {name!r}; its entrypoints: {there_is}"
 
     async def _in_object(self, options: dict[str, Any], act: Callable[[Any], Awaitable[Any]]) -> Any:

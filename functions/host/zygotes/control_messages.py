@@ -17,7 +17,7 @@ class Boot(msgspec.Struct, frozen=True):
     """The start parameters of an isolate: the function's main file, import path and bindings."""
 
     main: str
-    sys_path: list[str]
+    sys_path: list[str]  # the main file's folder, and the layers of packages
     bindings: list[tuple[str, str, dict[str, Any]]]  # (kind, name, options) of each
 
 

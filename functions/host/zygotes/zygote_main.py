@@ -24,6 +24,7 @@ import msgspec
 import brokered_sockets
 from pilotlight.functions.channel import current_request
 from pilotlight.functions.host.confinement import system, tiers
+from pilotlight.functions.host.dependencies import import_path
 from pilotlight.functions.host.isolates import isolate_main
 from pilotlight.functions.host.zygotes import labelled_output, prefork
 from pilotlight.functions.host.zygotes.control_messages import (
@@ -208,7 +209,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     if listener >= 0:
         os.close(listener)
     path = list(sys.path)
-    sys.path[:0] = command.sys_path
+    import_path.extend(command.sys_path)
     for name in command.imports:
         with suppress(BaseException):  # the isolate gets the same error and reports it to the author
             importlib.import_module(name)

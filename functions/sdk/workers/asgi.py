@@ -4,6 +4,7 @@ Responses and WebSockets are streamed; lifespan runs once per application. Imple
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from workers.http.request import Request
 from workers.http.response import Response
 from workers.sockets.asgi_socket import Socket
 from workers.sockets.joints import asks_for_socket
-from workers.trouble import print_trouble
+from workers.trouble import log_trouble
 
 Message = MutableMapping[str, Any]
 App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
@@ -149,10 +150,14 @@ class _Exchange:
                 raise RuntimeError("the application returned without a response")
         except Exception as error:
             if not self._head.done():
+                if logging.getLogger(
+                    "asgi"
+                ).hasHandlers():  # otherwise it would be printed twice, because it is raised, too
+                    log_trouble("ASGI request failed", error)
                 self._head.set_exception(error)
                 return
             if self._is_complete:  # a framework that sent a 500 raises afterwards, for the log
-                print_trouble("the application", error)
+                log_trouble("Exception in ASGI application after response started", error)
                 return
             raise
         finally:
@@ -228,5 +233,12 @@ def request_to_scope(
 
 
 def run_in_background(awaitable: Awaitable[Any]) -> None:
-    """Continue work after the response."""
-    Context().wait_until(awaitable)
+    """Continue work after the response. Exceptions are logged."""
+
+    async def logged() -> None:
+        try:
+            await awaitable
+        except Exception as error:
+            log_trouble("Unhandled exception in background task", error)
+
+    Context().wait_until(logged())

@@ -86,6 +86,11 @@ def can_run_sync() -> bool:
     return _loop is not None
 
 
+def is_running_here() -> bool:
+    """Return whether the function's event loop is running in this thread."""
+    return _loop is not None and asyncio._get_running_loop() is _loop
+
+
 def run_sync(awaitable: Awaitable[T]) -> T:
     """Return an awaitable's result in code that cannot await.
     On the event loop's own thread, other tasks run meanwhile inside this call; nested calls therefore return in reverse order."""

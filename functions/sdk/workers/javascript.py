@@ -5,6 +5,7 @@ Each is a thin layer over Python's standard library. js.py refuses other names; 
 
 import asyncio
 import base64
+import codecs
 import hashlib
 import inspect
 import json
@@ -19,6 +20,7 @@ from typing import Any
 
 from workers.face import Buffer
 from workers.trouble import text_of
+from workers.typed_arrays import Uint8Array
 
 DIGESTS = {"SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512": "sha512", "MD5": "md5"}
 
@@ -117,30 +119,6 @@ def _numbers(value: Any) -> Any:
     return [_numbers(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-class Uint8Array(bytearray):
-    """Mutable bytes."""
-
-    @classmethod
-    def new(cls, source: Any = 0) -> "Uint8Array":
-        return cls(source)
-
-    @property
-    def length(self) -> int:
-        return len(self)
-
-    byteLength = length
-
-    @property
-    def buffer(self) -> Buffer:
-        return Buffer(self)
-
-    def to_py(self, **_: Any) -> memoryview:
-        return memoryview(self)
-
-    def to_bytes(self) -> bytes:
-        return bytes(self)
-
-
 class TextEncoder:
     encoding = "utf-8"
 
@@ -156,13 +134,20 @@ class TextDecoder:
     def __init__(self, encoding: str = "utf-8", options: Any = None) -> None:
         self.encoding = encoding
         self.fatal = bool((options or {}).get("fatal"))
+        self._decoder: codecs.IncrementalDecoder | None = None  # of a stream whose last chunk is yet to come
 
     @classmethod
     def new(cls, encoding: str = "utf-8", options: Any = None, **named: Any) -> "TextDecoder":
         return cls(encoding, {**(options or {}), **named})
 
-    def decode(self, data: Any = b"") -> str:
-        return bytes(data).decode(self.encoding, "strict" if self.fatal else "replace")
+    def decode(self, data: Any = b"", options: Any = None, **named: Any) -> str:
+        """Decode bytes. With the option `stream`, a character may continue in the next call's bytes."""
+        is_stream = bool({**(options or {}), **named}.get("stream"))
+        decoder = self._decoder
+        if decoder is None:
+            decoder = codecs.getincrementaldecoder(self.encoding)("strict" if self.fatal else "replace")
+        self._decoder = decoder if is_stream else None
+        return decoder.decode(bytes(data), final=not is_stream)
 
 
 def btoa(text: str) -> str:
@@ -239,7 +224,8 @@ class Crypto:
         return str(uuid.uuid4())
 
     def getRandomValues(self, array: Any) -> Any:
-        array[:] = os.urandom(len(array))
+        view = memoryview(array).cast("B")
+        view[:] = os.urandom(len(view))
         return array
 
 

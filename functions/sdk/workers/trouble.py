@@ -4,11 +4,13 @@ The traceback begins in the author's own code.
 """
 
 import builtins
+import logging
 import resource
 import sys
 import traceback
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 
 from pilotlight.functions.channel import Failure
 
@@ -28,6 +30,19 @@ def text_of(error: BaseException) -> str:
 
 def print_trouble(where: str, error: BaseException) -> None:
     print(f"{where}: {text_of(error).rstrip()}", file=sys.stderr, flush=True)
+
+
+def log_trouble(sentence: str, error: BaseException) -> None:
+    """Log an application's error where the platform's SDK does, for the author's own logging.
+    Without any, Python prints it."""
+    logging.getLogger("asgi").error(sentence, exc_info=(type(error), error, _from_author(error.__traceback__)))
+
+
+def _from_author(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the first frames, which are the SDK's."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    return frames
 
 
 def describe(error: BaseException) -> Failure:

@@ -1,6 +1,7 @@
 """ASGI and WSGI applications that continue after the end of their response, in real isolates."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -159,6 +160,50 @@ async def test_an_exception_of_an_application_after_its_response_is_printed(serv
     assert await served.get("/late") == b"first"
     lines = served.functions.pools["f"].isolates.living[0].process.log.lines
     await eventually(lambda: any("behind the response" in line for line in lines))
+
+
+async def test_an_applications_exceptions_reach_the_logger_of_the_platforms_sdk(served: Served) -> None:
+    source = """
+    import asyncio, json, logging, asgi
+    from workers import Response, WorkerEntrypoint
+
+    logged = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            logged.append(f"{record.getMessage()}: {record.exc_info[1]}, {record.exc_info[2].tb_frame.f_code.co_name}")
+
+    logging.getLogger("asgi").addHandler(Handler())
+
+    async def late(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+            raise ValueError("late")
+
+    async def early(scope, receive, send):
+        if scope["type"] == "http":
+            raise ValueError("early")
+
+    async def work():
+        raise ValueError("work")
+
+    class Default(WorkerEntrypoint):
+        async def fetch(self, request):
+            await asgi.fetch(late, request, self.env, self.ctx)
+            try:
+                await asgi.fetch(early, request, self.env, self.ctx)
+            except ValueError:
+                asgi.run_in_background(work())
+            await asyncio.sleep(0.01)
+            return Response(json.dumps(logged))
+    """
+    served.add(source, name="logging")
+    assert json.loads(await served.get(name="logging")) == [
+        "Exception in ASGI application after response started: late, late",
+        "ASGI request failed: early, early",
+        "Unhandled exception in background task: work, work",
+    ]
 
 
 async def test_a_body_that_was_ended_takes_no_more(served: Served) -> None:

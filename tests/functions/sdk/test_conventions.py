@@ -89,6 +89,36 @@ return Response.json([plain(), await asyncio.to_thread(plain), fails()])
     assert json.loads(await served.get()) == [3, 6, "KeyError('x')"]
 
 
+async def test_a_loop_may_be_run_within_a_handler_as_on_the_platform(served: Served) -> None:
+    source = """
+beats = []
+async def beat():
+    for _ in range(3):
+        beats.append(1)
+        await asyncio.sleep(0.01)
+    return len(beats)
+def loop():
+    made = asyncio.new_event_loop()
+    try:
+        return made.run_until_complete(beat())
+    finally:
+        made.close()
+def foreign():
+    made = asyncio.new_event_loop()
+    try:
+        made.run_until_complete(made.create_future())
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        made.close()
+other = asyncio.ensure_future(asyncio.sleep(0))
+found = [asyncio.run(beat()), other.done(), loop(), await asyncio.to_thread(asyncio.run, beat()), foreign()]
+return Response.json(found)
+"""
+    served.add(default(source))
+    assert json.loads(await served.get()) == [3, True, 6, 9, "Cannot run the event loop while another loop is running"]
+
+
 async def test_many_requests_may_each_wait_in_run_sync(served: Served) -> None:
     """Callbacks that are ready in the same iteration of the loop run while a call waits."""
     source = """

@@ -275,7 +275,8 @@ return Response("x", status=204)
     [
         ("return 42", "a value of type int; it must return a Response"),
         ("pass", "a value of type NoneType"),
-        ("return Response({'a': 1})", "cannot be of type dict.*Response.json"),
+        ("return Response({'a': 1})", "Unsupported type in Response: dict; Response.json"),
+        ("return Response({1})", "^Unsupported type in Response: set$"),
         ("return Response('x', status=99)", "from 101 to 599"),
         ("return Response('x', headers={'a': 'b\\r\\nc: d'})", "has a line break in it"),
         ("raise KeyError('nothing')", "nothing"),
@@ -289,6 +290,14 @@ async def test_a_mistake_comes_back_with_the_authors_line(served: Served, body: 
     assert (failed.value.code == "wrong_type") == ("a value of type" in sentence)
     if body.startswith(("return Response", "raise", "await")):
         assert "entry.py" in failed.value.detail
+
+
+async def test_a_function_without_a_handler_is_named_as_on_the_platform(served: Served) -> None:
+    served.add("from workers import WorkerEntrypoint\nclass Admin(WorkerEntrypoint): ...")
+    with pytest.raises(
+        Fault, match=r'^Python entrypoint "entry.py" does not export a handler named "on_fetch", nor .*: Admin'
+    ):
+        await served.get()
 
 
 async def test_the_clients_leaving_cancels_the_functions_work(served: Served) -> None:

@@ -53,7 +53,7 @@ class Body:
         if isinstance(source, Body):
             source.body_used, self._whole, self._stream = True, source._whole, source._stream
         else:
-            self._whole, self._stream, content_type = _parts(source)
+            self._whole, self._stream, content_type = _parts(source, type(self).__name__)
             if content_type and "content-type" not in self.headers:
                 self.headers["content-type"] = content_type
 
@@ -136,7 +136,7 @@ def as_bytes(piece: Any) -> bytes:
     raise TypeError(f"a body's stream gave {type(piece).__name__}; it must give str or bytes")
 
 
-def _parts(source: Any) -> tuple[bytes | None, ByteStream | None, str]:
+def _parts(source: Any, owner: str) -> tuple[bytes | None, ByteStream | None, str]:
     if source is None:
         return None, None, ""
     if isinstance(source, str):
@@ -156,11 +156,10 @@ def _parts(source: Any) -> tuple[bytes | None, ByteStream | None, str]:
         return None, ByteStream(source.__aiter__()), ""
     if isinstance(source, Iterator):
         return None, ByteStream(_each(source)), ""
-    kind = type(source).__name__
-    raise TypeError(
-        f"a body cannot be of type {kind}; give str, bytes, a stream, FormData or Blob"
-        + ("; Response.json(...) makes one of JSON" if isinstance(source, (dict, list)) else "")
-    )
+    hint = "; Response.json(...) makes one of JSON" if isinstance(source, (dict, list)) else ""
+    error = TypeError(f"Unsupported type in {owner}: {type(source).__name__}{hint}")
+    error.add_note("a body is str, bytes, a stream, FormData or Blob")
+    raise error
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from pilotlight.functions.channel.socket_messages import SocketClose
 from workers.entrypoint import Context
 from workers.http.response import Response
 from workers.sockets.websockets import WebSocketPair
-from workers.trouble import print_trouble
+from workers.trouble import log_trouble
 
 Message = MutableMapping[str, Any]
 _running: set["asyncio.Task[None]"] = set()
@@ -57,7 +57,7 @@ class Socket:
             if not self._head.done():
                 self._head.set_exception(error)
             else:
-                print_trouble("the application", error)
+                log_trouble("Exception in ASGI application after response started", error)
                 self._server.close(1011)
             return
         if not self._head.done():
