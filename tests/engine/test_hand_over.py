@@ -292,9 +292,9 @@ def test_a_prompt_from_elsewhere_does_not_wait_for_prompts_computed_here(dense_p
     pair.decode.step()
     assert pair.decode.scheduler.waiting.awaiting, "it asks for its blocks at once, although the step is full"
     drain(pair.prefill, [leg])
-    (awaited,) = pair.decode.scheduler.waiting.awaiting.values()
-    until(lambda: awaited.is_done, "its blocks have come")
     while pair.decode.has_work:
+        for awaited in list(pair.decode.scheduler.waiting.awaiting.values()):
+            until(lambda awaited=awaited: awaited.is_done, "its blocks have come to this host, or to its device")
         pair.decode.step()
         first += [output.sequence_id for output in pair.decode.sequences.take_outputs() if output.token_ids]
     assert [*dict.fromkeys(first)] == ["fetched", "long"]
