@@ -1,6 +1,6 @@
 """The import path of a function's processes."""
 
-import site
+import os
 import sys
 from contextlib import suppress
 
@@ -11,4 +11,7 @@ def extend(layers: list[str]) -> None:
     sys.path[:0] = layers
     for layer in layers:
         with suppress(BaseException):  # of code in a `.pth` file; Python has printed ordinary exceptions
-            site.addsitedir(layer)
+            if any(name.endswith(".pth") for name in os.listdir(layer)):
+                import site  # imported late: few layers need it, and it delays a cold start
+
+                site.addsitedir(layer)
