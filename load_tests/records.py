@@ -22,7 +22,7 @@ Record = dict[str, Any]
 # CPU features that decide which matrix kernels can run.
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 RESULTS = Path(__file__).parent / "results"
-# What measurements write themselves, so that one of them does not make the next one's tree differ from its commit.
+# Files that measurements write; changes of these do not make a record dirty.
 _WRITTEN = ("load_tests/results", "docs/page", "docs/*.png")
 _CPUINFO = Path("/proc/cpuinfo")
 

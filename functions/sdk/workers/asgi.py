@@ -150,9 +150,8 @@ class _Exchange:
                 raise RuntimeError("the application returned without a response")
         except Exception as error:
             if not self._head.done():
-                if logging.getLogger(
-                    "asgi"
-                ).hasHandlers():  # otherwise it would be printed twice, because it is raised, too
+                # Without a handler Python would print it, and the raised exception is printed, too.
+                if logging.getLogger("asgi").hasHandlers():
                     log_trouble("ASGI request failed", error)
                 self._head.set_exception(error)
                 return
