@@ -86,6 +86,41 @@ class DeltaShape(NamedTuple):
         ]
 
 
+class KimiDeltaShape(NamedTuple):
+    """A short convolution, then the gated delta rule with a decay for each row of a state (Kimi Linear)."""
+
+    name: str
+    layer: int
+    heads: int
+    dim: int  # size of a head's query, key and value
+    width: int
+    eps: float
+
+    @property
+    def size(self) -> int:
+        return self.heads * self.dim
+
+    @property
+    def segments(self) -> tuple[CacheSegment, ...]:
+        matrix = CacheSegment("delta", self.heads, self.dim * self.dim, is_wide=True)
+        return matrix, conv_segment(3 * self.size, self.width)
+
+    def weights(self, layer_name: str, hidden_size: int) -> list[WeightShape]:
+        name, size, dim = f"{layer_name}.{self.name}", self.size, self.dim
+        rows = {"q": size, "k": size, "v": size, "b": self.heads, "f_a": dim, "g_a": dim}
+        found = [WeightShape("attention", f"{name}.{part}_proj", n, hidden_size) for part, n in rows.items()]
+        found += [WeightShape("attention", f"{name}.{part}_b_proj", size, dim) for part in "fg"]
+        for part in "qkv":
+            found += _convolution(f"{name}.{part}_conv1d", size, self.width, is_biased=False)
+        return [
+            *found,
+            WeightShape("attention", f"{name}.A_log", self.heads, is_wide=True),
+            WeightShape("attention", f"{name}.dt_bias", size, is_wide=True),
+            WeightShape("norms", f"{name}.o_norm.weight", dim),
+            WeightShape("attention", f"{name}.o_proj", hidden_size, size),
+        ]
+
+
 class MambaShape(NamedTuple):
     """A Mamba-2 layer (arXiv 2405.21060)."""
 
@@ -99,6 +134,9 @@ class MambaShape(NamedTuple):
     eps: float
     has_conv_bias: bool
     is_biased: bool
+    has_norm: bool = True  # False if the output has a gate, but no norm
+    gates_first: bool = True  # the gate comes before the norm
+    scales: tuple[float, ...] = ()  # factors of the projected gates, inputs, B, C and steps; empty if all are 1
 
     @property
     def inner(self) -> int:
@@ -127,12 +165,12 @@ class MambaShape(NamedTuple):
             *_projection(f"{name}.in_proj", self.projected, hidden_size, self.is_biased),
             *_convolution(f"{name}.conv1d", self.channels, self.width, self.has_conv_bias),
             *of_heads,
-            WeightShape("norms", f"{name}.norm.weight", self.inner),
+            *([WeightShape("norms", f"{name}.norm.weight", self.inner)] if self.has_norm else []),
             *_projection(f"{name}.out_proj", hidden_size, self.inner, self.is_biased),
         ]
 
 
-RecurrentShape = ShortConvShape | DeltaShape | MambaShape
+RecurrentShape = ShortConvShape | DeltaShape | KimiDeltaShape | MambaShape
 
 
 def conv_segment(channels: int, width: int) -> CacheSegment:

@@ -1,4 +1,4 @@
-"""Gated DeltaNet, as in Qwen3-Next and Qwen3.5.
+"""Gated DeltaNet, as in Qwen3-Next and Qwen3.5, and Kimi Linear's form of it.
 
 Its parts are projections, a short convolution, the gated delta rule, a norm and a gate. Decays, step sizes and states are fp32, whatever the type of
 the weights.
@@ -7,8 +7,9 @@ the weights.
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 
-from pilotlight.engine.description.recurrent_shapes import DeltaShape
+from pilotlight.engine.description.recurrent_shapes import DeltaShape, KimiDeltaShape
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.short_conv import CausalConv
@@ -45,7 +46,7 @@ class GatedDeltaNet:
                 Linear.load(loader, [f"{name}.{part}"], [rows], hidden_size, bias=False)
                 for part, rows in shape.projections.items()
             ],
-            CausalConv.load(loader, f"{name}.conv1d", shape.channels, shape.width, activates=True),
+            CausalConv.load(loader, [f"{name}.conv1d"], [shape.channels], shape.width, activates=True),
             wide.tensor(f"{name}.A_log", shape.value_heads),
             wide.tensor(f"{name}.dt_bias", shape.value_heads),
             loader.tensor(f"{name}.norm.weight", shape.value_dim),
@@ -82,3 +83,72 @@ class GatedDeltaNet:
         steps, decays = (x.flatten(1).contiguous() for x in torch.split(two, of_key, dim=2))
         qkv = torch.cat((q.flatten(1), k.flatten(1), v.flatten(1)), dim=1)
         return qkv, gate.reshape(len(x), shape.value_heads, shape.value_dim).contiguous(), steps, decays
+
+
+class KimiDeltaAttention:
+    """Kimi Linear's form (arXiv 2510.26692): each row of a state has its own decay, and gates are sigmoids.
+
+    Decays and gates are projected through as many numbers as a head has.
+    """
+
+    def __init__(
+        self,
+        qkv_proj: Linear,
+        step_proj: Linear,
+        decay_projs: tuple[Linear, Linear],
+        gate_projs: tuple[Linear, Linear],
+        conv: CausalConv,
+        decays: tuple[torch.Tensor, torch.Tensor],
+        norm: torch.Tensor,
+        o_proj: Linear,
+        shape: KimiDeltaShape,
+    ) -> None:
+        """`decays`: A_log [heads] and dt_bias [heads * head_dim], both fp32; `norm` [head_dim]."""
+        self.qkv_proj = qkv_proj
+        self.step_proj = step_proj
+        self.decay_projs = decay_projs
+        self.gate_projs = gate_projs
+        self.conv = conv
+        self.decays = decays
+        self.norm = norm
+        self.o_proj = o_proj
+        self.shape = shape
+
+    @classmethod
+    def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: KimiDeltaShape) -> Self:
+        name, wide, size, dim = f"{layer_name}.{shape.name}", loader.with_dtype(torch.float32), shape.size, shape.dim
+
+        def project(part: str, rows: int, columns: int) -> Linear:
+            return Linear.load(loader, [f"{name}.{part}_proj"], [rows], columns, bias=False)
+
+        return cls(
+            Linear.load(loader, [f"{name}.{part}_proj" for part in "qkv"], [size] * 3, hidden_size, bias=False),
+            project("b", shape.heads, hidden_size),
+            (project("f_a", dim, hidden_size), project("f_b", size, dim)),
+            (project("g_a", dim, hidden_size), project("g_b", size, dim)),
+            CausalConv.load(
+                loader, [f"{name}.{part}_conv1d" for part in "qkv"], [size] * 3, shape.width, activates=True
+            ),
+            (wide.tensor(f"{name}.A_log", 1, 1, shape.heads, 1).flatten(), wide.tensor(f"{name}.dt_bias", size)),
+            loader.tensor(f"{name}.o_norm.weight", dim),
+            project("o", hidden_size, size),
+            shape,
+        )
+
+    def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return [tokens, hidden] for x [tokens, hidden]."""
+        shape, cache = self.shape, context.caches[self.shape.layer]
+        states, conv_state = cache.segments
+        batch = context.states[cache.group]
+        qkv = self.conv(self.qkv_proj(x, context), conv_state, batch)
+        steps, decays = self.step_proj(x, context), _through(self.decay_projs, x, context)
+        states = torch.unflatten(states[:, 0], 2, (shape.dim, shape.dim))  # [blocks, heads, dim, dim]
+        mixed = gated_delta_rule(qkv, steps, decays, *self.decays, shape.heads, states, batch)
+        gate = _through(self.gate_projs, x, context).view_as(mixed)
+        normed = F.rms_norm(mixed.float(), mixed.shape[2:], self.norm.float(), shape.eps) * gate.float().sigmoid()
+        return self.o_proj(normed.to(x.dtype).flatten(1), context)
+
+
+def _through(projections: tuple[Linear, Linear], x: torch.Tensor, context: Context) -> torch.Tensor:
+    narrow, wide = projections
+    return wide(narrow(x, context), context)

@@ -7,6 +7,7 @@ weights.
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 
 from pilotlight.engine.description.recurrent_shapes import MambaShape
 from pilotlight.engine.execution.context import Context
@@ -23,7 +24,7 @@ class Mamba:
         in_proj: Linear,
         conv: CausalConv,
         of_heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         out_proj: Linear,
         shape: MambaShape,
     ) -> None:
@@ -41,14 +42,14 @@ class Mamba:
         return cls(
             Linear.load(loader, [f"{name}.in_proj"], [shape.projected], hidden_size, bias),
             CausalConv.load(
-                loader, f"{name}.conv1d", shape.channels, shape.width, bias=shape.has_conv_bias, activates=True
+                loader, [f"{name}.conv1d"], [shape.channels], shape.width, bias=shape.has_conv_bias, activates=True
             ),
             (
                 wide.tensor(f"{name}.A_log", shape.heads),
                 wide.tensor(f"{name}.dt_bias", shape.heads),
                 wide.tensor(f"{name}.D", shape.heads),
             ),
-            loader.tensor(f"{name}.norm.weight", shape.inner),
+            loader.tensor(f"{name}.norm.weight", shape.inner) if shape.has_norm else None,
             Linear.load(loader, [f"{name}.out_proj"], [hidden_size], shape.inner, bias),
             shape,
         )
@@ -58,16 +59,26 @@ class Mamba:
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
         batch = context.states[cache.group]
-        gate, mixed, steps = torch.split(self.in_proj(x, context), [shape.inner, shape.channels, shape.heads], dim=1)
+        gate, mixed, steps = self._projected(x, context)
         mixed = self.conv(mixed, conv_state, batch)
         states = torch.unflatten(states[:, 0], 2, (shape.state, shape.head_dim))  # [blocks, heads, state, head_dim]
         outputs = ssd(mixed, steps, self.decays, self.step_bias, self.skip, shape.groups, states, batch)
-        of_groups = (shape.groups, shape.inner // shape.groups)
-        normed = gated_norm(
-            outputs.reshape(-1, *of_groups),
-            torch.unflatten(gate, 1, of_groups),
-            self.norm.view(of_groups),
-            shape.eps,
-            True,
-        )
-        return self.out_proj(normed.flatten(1), context)
+        return self.out_proj(self._gated(outputs.flatten(1), gate), context)
+
+    def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project x [tokens, hidden] to gates [tokens, inner], inputs with B and C [tokens, channels] and steps [tokens, heads]."""
+        shape, projected = self.shape, self.in_proj(x, context)
+        if shape.scales:
+            group = shape.groups * shape.state
+            parts = torch.split(projected, [shape.inner, shape.inner, group, group, shape.heads], dim=1)
+            projected = torch.cat([part * scale for part, scale in zip(parts, shape.scales, strict=True)], dim=1)
+        gate, mixed, steps = torch.split(projected, [shape.inner, shape.channels, shape.heads], dim=1)
+        return gate, mixed, steps
+
+    def _gated(self, outputs: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Normalise the outputs, if the layer has a norm, and apply the gates; all [tokens, inner]."""
+        if self.norm is None:
+            return (outputs.float() * F.silu(gate.float())).to(outputs.dtype)
+        shape = self.shape
+        x, gate, weight = (torch.unflatten(one, -1, (shape.groups, -1)) for one in (outputs, gate, self.norm))
+        return gated_norm(x, gate, weight, shape.eps, shape.gates_first).flatten(1)

@@ -3,6 +3,7 @@
 LFM2's layer is such a convolution between two gates (arXiv 2511.23404, section 2).
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -30,15 +31,17 @@ class CausalConv:
     def load(
         cls,
         loader: WeightLoader,
-        name: str,
-        channels: int,
+        names: Sequence[str],
+        channels: Sequence[int],
         width: int,
         *,
         bias: bool = False,
         activates: bool = False,
     ) -> Self:
-        weight = loader.tensor(f"{name}.weight", channels, 1, width).view(channels, width)
-        return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activates)
+        """Load convolutions that the checkpoint may store apart, with `channels` channels each."""
+        weight = loader.rows([f"{name}.weight" for name in names], channels, 1, width).squeeze(1)
+        biases = [f"{name}.bias" for name in names]
+        return cls(weight, loader.rows(biases, channels) if bias else None, activates)
 
     def __call__(self, x: torch.Tensor, kept: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """Convolve the tokens of the step, and keep each sequence's last inputs in `kept`.
@@ -61,7 +64,7 @@ class ShortConv:
         name, channels, bias = f"{layer_name}.{shape.name}", shape.channels, shape.is_biased
         return cls(
             Linear.load(loader, [f"{name}.in_proj"], [3 * channels], hidden_size, bias),
-            CausalConv.load(loader, f"{name}.conv", channels, shape.width, bias=bias),
+            CausalConv.load(loader, [f"{name}.conv"], [channels], shape.width, bias=bias),
             Linear.load(loader, [f"{name}.out_proj"], [hidden_size], channels, bias),
             shape,
         )
