@@ -89,7 +89,7 @@ def _experts(
             "activation": activation,
         }
         if biased:
-            made["gate_up_bias"] = torch.randn(experts, 2 * intermediate).to(dtype)
+            made["gate_up_bias"] = torch.randn(experts, made["gate_up"].shape[1]).to(dtype)
             made["down_bias"] = torch.randn(experts, hidden).to(dtype)
         return made
 

@@ -19,6 +19,13 @@ from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 from tests.engine.families import FURTHER, write_family
 
 HYBRID = "qwen3-next, attention in layer 1, three of five experts"
+# Families with the other kinds of states.
+MIXERS = (
+    "lfm2, attention in layer 1",
+    "granite-4, attention in layer 1",
+    "falcon-h1, scaled at each seam",
+    "kimi-linear, attention in layer 1, three of eight experts",
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +93,29 @@ def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
     assert {None, STATE_WINDOW} == set(layout.windows)
 
 
-@pytest.mark.parametrize("words", ["suffix", "grammar", "suffix,grammar"])
-def test_drafters_are_refused_by_name(directory: Path, words: str) -> None:
-    with pytest.raises(CheckpointError, match=f"speculate: {words} drafts only for .* has states; set it to off"):
-        load_engine(directory, speculate=words)
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("family", [HYBRID, *MIXERS])
+def test_rejected_drafts_leave_no_trace_in_a_state(tmp_path: Path, family: str, depth: int) -> None:
+    model, prompt = write_family(tmp_path, family), random_prompt(37, seed=1)
+    engine = load_engine(tmp_path, dtype="float32", speculate="suffix", depth=depth)
+    # The second answer is drafted from the first one, and so is the third one, which may not have one of its tokens.
+    first, again = (one(engine, full(name, prompt, max_tokens=40)) for name in "ab")
+    turn = full("c", prompt, max_tokens=40, logit_bias=((first.token_ids[20], -100.0),))
+    turned, alone = one(engine, turn), one(load_engine(tmp_path, dtype="float32"), turn)
+    assert first.token_ids == again.token_ids
+    assert engine.speculation is not None
+    counts = engine.speculation.counts
+    assert counts.num_draft_tokens > counts.num_accepted_tokens > 25, "some drafts of the third answer are right"
+    assert_agrees(model, prompt, again)
+    assert turned.token_ids == alone.token_ids
+    for ours, theirs in zip(turned.logprobs, alone.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
-def test_without_a_word_about_drafters_there_are_none(directory: Path) -> None:
-    assert load_engine(directory, speculate="auto").speculation is None
+def test_a_drafter_with_weights_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    write_llama(tmp_path)
+    with pytest.raises(CheckpointError, match="draft drafts only for .* has states; set it to suffix,grammar"):
+        load_engine(directory, speculate=f"draft:{tmp_path}")
 
 
 def test_a_drafter_that_keeps_a_state_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
