@@ -83,7 +83,10 @@ def gated(
     part: Part = "dense",
     names: Sequence[str] = GATED_PARTS,
 ) -> list[WeightShape]:
-    """Return the tensors of a feed-forward, whose gate is the first of three names; with two names it has no gate."""
+    """Return the tensors of a feed-forward.
+
+    `names`: of its gate, if it has one, and of its up and down projection.
+    """
     *ups, down = (f"{name}.{one}" for one in names)
     return [
         *projections(part, ups, [intermediate_size] * len(ups), hidden_size, bias=bias),

@@ -117,12 +117,17 @@ class BlockManager:
         return num_drafts
 
     def settle_drafts(self, sequence: Sequence, start: int, num_accepted: int) -> None:
-        """Keep the state after the last accepted draft of the token at `start`, and release the blocks of the others."""
+        """Keep the state after the last accepted draft, and release the blocks of the others.
+
+        `start`: position of the token before the drafts.
+        """
         place = start // self._groups.block_size
         for group in self._states:
             table = sequence.tables[group]
             table.swap(place, place + num_accepted)
-            self._pool.release(list(table.cut(place + 1)))
+            left = table.cut(place + 1)
+            # A block with another generation belongs to another sequence, due to a bug.
+            self._pool.release([block for block, generation in left if self._pool.generations[block] == generation])
 
     def complete(self, sequence: Sequence, num_tokens: int) -> None:
         """Publish and store the blocks that the first `num_tokens` tokens fill.

@@ -41,17 +41,28 @@ class GatedDeltaNet:
     @classmethod
     def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: DeltaShape) -> Self:
         name, wide = f"{layer_name}.{shape.name}", loader.with_dtype(torch.float32)
+        of_key = shape.value_heads // shape.key_heads
+        key, value = (shape.key_size, shape.key_dim), (shape.value_size, of_key * shape.value_dim)
+        channels, of_heads = [key, key, value], (shape.value_heads, of_key)
+        runs = {"in_proj_qkv": channels, "in_proj_z": [value], "in_proj_b": [of_heads], "in_proj_a": [of_heads]}
+        if shape.is_grouped:
+            runs = {part: [(rows, rows // shape.key_heads)] for part, rows in shape.projections.items()}
         return cls(
-            [
-                Linear.load(loader, [f"{name}.{part}"], [rows], hidden_size, bias=False)
-                for part, rows in shape.projections.items()
-            ],
-            CausalConv.load(loader, [f"{name}.conv1d"], [shape.channels], shape.width, activates=True),
-            wide.tensor(f"{name}.A_log", shape.value_heads),
-            wide.tensor(f"{name}.dt_bias", shape.value_heads),
+            [Linear.load_runs(loader, f"{name}.{part}", each, hidden_size, bias=False) for part, each in runs.items()],
+            CausalConv.load(loader, [f"{name}.conv1d"], channels, shape.width, activates=True),
+            wide.rows([f"{name}.A_log"], [shape.value_heads], split="rows", unit=of_key),
+            wide.rows([f"{name}.dt_bias"], [shape.value_heads], split="rows", unit=of_key),
             loader.tensor(f"{name}.norm.weight", shape.value_dim),
-            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], shape.value_size, bias=False),
-            shape,
+            Linear.load(
+                loader,
+                [f"{name}.out_proj"],
+                [hidden_size],
+                shape.value_size,
+                False,
+                "columns",
+                of_key * shape.value_dim,
+            ),
+            shape.part_of(loader.shard.size),
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -64,7 +75,7 @@ class GatedDeltaNet:
         states = torch.unflatten(states[:, 0], 2, (shape.key_dim, shape.value_dim))  # [blocks, value_heads, ...]
         mixed = gated_delta_rule(qkv, steps, decays, self.decays, self.decay_bias, shape.key_heads, states, batch)
         normed = gated_norm(mixed, gate, self.norm.unsqueeze(0), shape.eps, False)
-        return self.out_proj(normed.flatten(1), context)
+        return context.summed(self.out_proj(normed.flatten(1), context))
 
     def _projected(
         self, x: torch.Tensor, context: Context
@@ -86,9 +97,9 @@ class GatedDeltaNet:
 
 
 class KimiDeltaAttention:
-    """Kimi Linear's form (arXiv 2510.26692): each row of a state has its own decay, and gates are sigmoids.
+    """Kimi Linear's form (arXiv 2510.26692): each row of a state has its own decay.
 
-    Decays and gates are projected through as many numbers as a head has.
+    Gates are sigmoids. Decays and gates are projected through as many numbers as a head has.
     """
 
     def __init__(
@@ -117,22 +128,27 @@ class KimiDeltaAttention:
     @classmethod
     def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: KimiDeltaShape) -> Self:
         name, wide, size, dim = f"{layer_name}.{shape.name}", loader.with_dtype(torch.float32), shape.size, shape.dim
+        own = loader.shard.span(shape.heads)
 
-        def project(part: str, rows: int, columns: int) -> Linear:
-            return Linear.load(loader, [f"{name}.{part}_proj"], [rows], columns, bias=False)
+        def load(parts: str, rows: int, columns: int, *, unit: int = 0) -> Linear:
+            names, split = [f"{name}.{part}_proj" for part in parts.split()], "rows" if unit else None
+            return Linear.load(loader, names, [rows] * len(names), columns, False, split, unit or 1)
 
         return cls(
-            Linear.load(loader, [f"{name}.{part}_proj" for part in "qkv"], [size] * 3, hidden_size, bias=False),
-            project("b", shape.heads, hidden_size),
-            (project("f_a", dim, hidden_size), project("f_b", size, dim)),
-            (project("g_a", dim, hidden_size), project("g_b", size, dim)),
+            load("q k v", size, hidden_size, unit=dim),
+            load("b", shape.heads, hidden_size, unit=1),
+            (load("f_a", dim, hidden_size), load("f_b", size, dim, unit=dim)),
+            (load("g_a", dim, hidden_size), load("g_b", size, dim, unit=dim)),
             CausalConv.load(
-                loader, [f"{name}.{part}_conv1d" for part in "qkv"], [size] * 3, shape.width, activates=True
+                loader, [f"{name}.{part}_conv1d" for part in "qkv"], [(size, dim)] * 3, shape.width, activates=True
             ),
-            (wide.tensor(f"{name}.A_log", 1, 1, shape.heads, 1).flatten(), wide.tensor(f"{name}.dt_bias", size)),
+            (
+                wide.tensor(f"{name}.A_log", 1, 1, shape.heads, 1).flatten()[own.start : own.end],
+                wide.rows([f"{name}.dt_bias"], [size], split="rows", unit=dim),
+            ),
             loader.tensor(f"{name}.o_norm.weight", dim),
-            project("o", hidden_size, size),
-            shape,
+            Linear.load(loader, [f"{name}.o_proj"], [hidden_size], size, False, "columns", dim),
+            shape.part_of(loader.shard.size),
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -146,7 +162,7 @@ class KimiDeltaAttention:
         mixed = gated_delta_rule(qkv, steps, decays, *self.decays, shape.heads, states, batch)
         gate = _through(self.gate_projs, x, context).view_as(mixed)
         normed = F.rms_norm(mixed.float(), mixed.shape[2:], self.norm.float(), shape.eps) * gate.float().sigmoid()
-        return self.o_proj(normed.to(x.dtype).flatten(1), context)
+        return context.summed(self.o_proj(normed.to(x.dtype).flatten(1), context))
 
 
 def _through(projections: tuple[Linear, Linear], x: torch.Tensor, context: Context) -> torch.Tensor:

@@ -10,7 +10,10 @@ from pilotlight.kernels.matrices.weight import GatedActivation
 
 
 def scaled_silu_and_mul(x: torch.Tensor, gate_scale: float, scale: float) -> torch.Tensor:
-    """Return scale * silu(gate_scale * gate) * up, [tokens, intermediate], for x [tokens, 2 * intermediate]."""
+    """Return scale * silu(gate_scale * gate) * up, [tokens, intermediate].
+
+    x [tokens, 2 * intermediate]: gates, then ups.
+    """
     gate, up = x.chunk(2, dim=1)
     return silu_and_mul(torch.cat((gate * gate_scale, up * scale), dim=1))
 

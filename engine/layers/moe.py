@@ -102,7 +102,10 @@ class Experts:
         parts: Sequence[str],
         activation: GatedActivation = silu_and_mul,
     ) -> Self:
-        """Load one tensor per expert and part; `parts` are the checkpoint's names of gate, if any, up and down."""
+        """Load one tensor per expert and part.
+
+        `parts`: the checkpoint's names of gate, if any, up and down.
+        """
         *ups, down = parts
         num_experts, hidden, intermediate = shape
         experts, placement, of = tuple(range(num_experts)), None, loader.shard.experts

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.recurrent_shapes import DeltaShape, KimiDeltaShape, MambaShape, RecurrentShape
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.attention import Attention
@@ -34,10 +33,8 @@ class JoinedMixers(NamedTuple):
 def load_recurrent(loader: WeightLoader, layer_name: str, hidden_size: int, shape: RecurrentShape) -> Recurrent:
     """Load the token mixer of a layer; its shape determines the class.
 
-    `layer_name`: prefix of the names of its tensors. Raises CheckpointError if several ranks share the layer.
+    `layer_name`: prefix of the names of its tensors. Raises CheckpointError if the ranks cannot share its heads.
     """
-    if loader.shard.size > 1:
-        raise CheckpointError(f"{layer_name} keeps a state, which {loader.shard.size} ranks cannot share")
     if isinstance(shape, DeltaShape):
         return GatedDeltaNet.load(loader, layer_name, hidden_size, shape)
     if isinstance(shape, KimiDeltaShape):

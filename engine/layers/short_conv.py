@@ -32,23 +32,35 @@ class CausalConv:
         cls,
         loader: WeightLoader,
         names: Sequence[str],
-        channels: Sequence[int],
+        runs: Sequence[tuple[int, int]],
         width: int,
         *,
         bias: bool = False,
         activates: bool = False,
     ) -> Self:
-        """Load convolutions that the checkpoint may store apart, with `channels` channels each."""
-        weight = loader.rows([f"{name}.weight" for name in names], channels, 1, width).squeeze(1)
-        biases = [f"{name}.bias" for name in names]
-        return cls(weight, loader.rows(biases, channels) if bias else None, activates)
+        """Load a convolution of several runs of channels.
+
+        `runs`: (channels, unit) of each, which ranks divide one by one. `names`: one name for each run, or one for all if they are stored together.
+        """
+        channels, units = zip(*runs, strict=True)
+        if len(names) < len(runs):
+            names, is_whole = names * len(runs), loader.shard.size == 1
+            names, channels = (names[:1], [sum(channels)]) if is_whole else (names, channels)
+            units = units[: len(names)]
+
+        def rows(kind: str, *row_shape: int) -> torch.Tensor:
+            stored = [f"{name}.{kind}" for name in names]
+            return loader.rows(stored, channels, *row_shape, split="rows", unit=units, repeats=True)
+
+        return cls(rows("weight", 1, width).squeeze(1), rows("bias") if bias else None, activates)
 
     def __call__(self, x: torch.Tensor, kept: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """Convolve the tokens of the step, and keep each sequence's last inputs in `kept`.
 
-        x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels] -> [tokens, channels]
+        x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels of all ranks] -> [tokens, channels]
         """
-        states = torch.unflatten(kept[:, 0, 0], 1, (self.weight.shape[1] - 1, x.shape[1]))
+        before = self.weight.shape[1] - 1
+        states = torch.unflatten(kept[:, 0, 0, : before * x.shape[1]], 1, (before, x.shape[1]))
         return short_conv(x, self.weight, self.bias, self.activates, states, batch)
 
 
@@ -63,9 +75,9 @@ class ShortConv:
     def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: ShortConvShape) -> Self:
         name, channels, bias = f"{layer_name}.{shape.name}", shape.channels, shape.is_biased
         return cls(
-            Linear.load(loader, [f"{name}.in_proj"], [3 * channels], hidden_size, bias),
-            CausalConv.load(loader, [f"{name}.conv"], [channels], shape.width, bias=bias),
-            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], channels, bias),
+            Linear.load_runs(loader, f"{name}.in_proj", [(channels, 1)] * 3, hidden_size, bias),
+            CausalConv.load(loader, [f"{name}.conv"], [(channels, 1)], shape.width, bias=bias),
+            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], channels, bias, "columns"),
             shape,
         )
 
@@ -74,4 +86,4 @@ class ShortConv:
         before, behind, inner = self.in_proj(x, context).chunk(3, dim=1)
         cache = context.caches[self.shape.layer]
         mixed = self.conv(before * inner, cache.segments[0], context.states[cache.group])
-        return self.out_proj(behind * mixed, context)
+        return context.summed(self.out_proj(behind * mixed, context))

@@ -147,7 +147,7 @@ class ModelLoading(NamedTuple):
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
-        degrees.require_one_rank_of_states(config.cached_layers)
+        degrees.require_no_copies_of_states(config.cached_layers)
         return self._layouts(links.shard)[links.stage]
 
     def block_parts(self) -> BlockParts:

@@ -85,9 +85,9 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """A layer with norms before attention and feed-forward, after them, or both; it may lack one of the two parts.
+    """A layer with norms before attention and feed-forward, after them, or both.
 
-    `residual_scale`: factor of the outputs of both.
+    It may lack one of the two parts. `residual_scale`: factor of the outputs of both.
     """
 
     attention_norm: RMSNorm | None

@@ -1,4 +1,4 @@
-"""Decoders with latent attention: DeepSeek-V2 and V3, Kimi K2 to K2.5, Kimi Linear, GLM-4.7-Flash, Mistral Small 4.
+"""Decoders with latent attention, of the families of families/latent_decoders.py.
 
 Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; K2.5's have the prefix "language_model.", and there is a vision tower beside
 them (engine/vision/kimi_tower.py).

@@ -53,7 +53,7 @@ def _check_plain(operation: str, x: torch.Tensor) -> None:
 
 @operation(_check_plain, triton="elementwise.activation")
 def relu2(x: torch.Tensor) -> torch.Tensor:
-    """Return the square of relu(x), [tokens, columns], for x [tokens, columns]: an activation without a gate."""
+    """Return the square of relu(x), [tokens, columns], an activation without a gate."""
     return F.relu(x).square()
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang et al., arXiv 2412.06464), also with a decay for each number of a key (Kimi Linear, arXiv 2510.26692).
+"""The gated delta rule (Yang et al., arXiv 2412.06464), and Kimi Linear's (arXiv 2510.26692).
 
 Each head keeps a matrix that decays, and that each token corrects along its key. With the state S [key, value], and a token's query q [key] and key
 k [key] of length 1, q divided by the root of `key` as well, value v [value], log of the decay g <= 0 and step size b:

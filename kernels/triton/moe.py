@@ -113,7 +113,10 @@ def _gate_up(
     KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute gates and ups, or without gates only ups, of `experts` experts from `first_expert` on; `weight` has only these."""
+    """Compute gates, if there are any, and ups of `experts` experts from `first_expert` on.
+
+    `weight` has only these.
+    """
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert

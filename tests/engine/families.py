@@ -77,7 +77,7 @@ DELTA: dict[str, Any] = {
     "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
 }  # fmt: skip
 
-_NEMOTRON: dict[str, Any] = {
+NEMOTRON: dict[str, Any] = {
     "mamba_num_heads": 6, "mamba_head_dim": 5, "ssm_state_size": 7, "n_groups": 2, "chunk_size": 16, "num_hidden_layers": None,
     "time_step_min": 1e-9,  # transformers raises the steps of prompts to it
 }  # fmt: skip
@@ -676,7 +676,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     "nemotron-h, every kind of layer, narrow experts": config(
         NemotronHConfig,
         layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
-        **_NEMOTRON,
+        **NEMOTRON,
         n_routed_experts=8,
         num_experts_per_tok=3,
         n_group=2,
@@ -689,7 +689,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     "nemotron-h, no experts, a feed-forward first, biased": config(
         NemotronHConfig,
         layers_block_type=["mlp", "full_attention", "linear_attention", "linear_attention"],
-        **_NEMOTRON | {"n_groups": 3, "use_bias": True, "use_conv_bias": False},
+        **NEMOTRON | {"n_groups": 3, "use_bias": True, "use_conv_bias": False},
         num_key_value_heads=1,
     ),
     "falcon-h1, scaled at each seam": config(

@@ -10,7 +10,7 @@ from pilotlight.engine.kv.pool.groups import CacheGroups
 from pilotlight.engine.kv.pool.layout import STATE_WINDOW
 from pilotlight.engine.planning.devices import cpu
 from pilotlight.engine.planning.memory_plan import StepLimits, all_ranks, block_layout
-from pilotlight.engine.planning.model_plan import plan_model
+from pilotlight.engine.planning.model_plan import plan_model, read_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from tests.adapters import ATTENTION, adapted, write_adapter
 from tests.checkpoints import write_checkpoint, write_llama
@@ -93,6 +93,17 @@ def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
     assert {None, STATE_WINDOW} == set(layout.windows)
 
 
+@pytest.mark.parametrize("family", [HYBRID, *MIXERS])
+def test_a_plan_has_the_blocks_of_the_arena(tmp_path: Path, family: str) -> None:
+    write_family(tmp_path, family)
+    info = load_engine(tmp_path, dtype="float32").info
+    layout = block_layout(read_model(tmp_path, "float32"), RankPlace(Parallelism()), 16, info.context_length)
+    assert layout is not None
+    assert (layout.block_bytes, layout.block_size, layout.windows) == (
+        info.kv_block_bytes, info.block_size, info.kv_windows
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("family", [HYBRID, *MIXERS])
 def test_rejected_drafts_leave_no_trace_in_a_state(tmp_path: Path, family: str, depth: int) -> None:
@@ -114,7 +125,7 @@ def test_rejected_drafts_leave_no_trace_in_a_state(tmp_path: Path, family: str, 
 
 def test_a_drafter_with_weights_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
     write_llama(tmp_path)
-    with pytest.raises(CheckpointError, match="draft drafts only for .* has states; set it to suffix,grammar"):
+    with pytest.raises(CheckpointError, match=r"draft drafts only for .* has states; set it to suffix,grammar"):
         load_engine(directory, speculate=f"draft:{tmp_path}")
 
 
@@ -143,10 +154,17 @@ def test_adapters_change_the_projections_of_layers_with_a_state(
     assert_agrees(model, prompt, one(engine, full("b", prompt, max_tokens=2)))
 
 
-@pytest.mark.parametrize("degrees", [Parallelism(tp=2), Parallelism(pp=2)])
-def test_several_ranks_are_refused_by_name(degrees: Parallelism) -> None:
-    with pytest.raises(CheckpointError, match=r"2 ranks, but this model has recurrent states.* give it one device"):
-        all_ranks(plan_model(published()), degrees, cpu(), 1 << 17, StepLimits())
+def test_ranks_with_separate_sequences_are_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match=r"2 copies of layers with recurrent states.* set dp to 1"):
+        all_ranks(plan_model(published()), Parallelism(ep=2), cpu(), 1 << 17, StepLimits())
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_share_the_weights_and_the_states_of_a_plan(tp: int) -> None:
+    model = plan_model(published())
+    alone, (shared, *others) = (all_ranks(model, Parallelism(tp=n), cpu(), 1 << 17, StepLimits()) for n in (1, tp))
+    assert len(others) == tp - 1
+    assert shared.weights_bytes < 1.1 * alone[0].weights_bytes / tp
 
 
 def test_what_a_failed_step_has_changed_of_a_state_is_computed_anew(tmp_path: Path) -> None:

@@ -161,10 +161,10 @@ def granite_hybrid(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def nemotron_h(config: Mapping[str, Any]) -> DenseConfig:
-    """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is Mamba-2, attention, a feed-forward, or experts.
+    """Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer has one part.
 
-    Attention has no rotary embedding, feed-forwards no gate. Steps of Mamba-2 have no lower limit, as in the published
-    code: transformers raises those of a prompt, but not of a decode, to time_step_min.
+    It is Mamba-2, attention, a feed-forward, or experts. Attention has no rotary embedding, feed-forwards no gate. Steps of Mamba-2 have no lower
+    limit, as in the published code: transformers raises those of a prompt, but not of a decode, to time_step_min.
     """
     types = _nemotron_types(config)
     refuse_unless(config, "mamba_hidden_act", "silu")
@@ -211,7 +211,10 @@ _NEMOTRON_TYPES = {
 
 
 def _nemotron_types(config: Mapping[str, Any]) -> list[str]:
-    """Return the type of each layer, from a list or a pattern of one letter per layer. Raises CheckpointError."""
+    """Return the type of each layer.
+
+    They are in a list, or in a pattern of one letter per layer. Raises CheckpointError.
+    """
     given = config.get("layers_block_type") or config.get("layer_types") or config.get("hybrid_override_pattern")
     types = [_NEMOTRON_TYPES.get(one, one) for one in given or ()]
     if not types or not set(types) <= {"mamba", "moe", "attention", "mlp"}:
@@ -243,7 +246,10 @@ def _nemotron_mamba(config: Mapping[str, Any], eps: float) -> MambaShape:
 
 
 def _nemotron_experts(sizes: Mapping[str, Any], types: list[str]) -> dict[str, Any]:
-    """Return the fields of layers with experts, which may work on a projection of the token; none without such layers."""
+    """Return the fields of layers with experts, or none without such layers.
+
+    Experts may work on a projection of the token.
+    """
     if "moe" not in types:
         return {}
     kinds = ["sparse" if one == "moe" else "dense" for one in types]
@@ -314,7 +320,10 @@ def _multipliers(config: Mapping[str, Any], key: str, count: int) -> tuple[float
 
 
 def _mamba(config: Mapping[str, Any], inner: int, **own: Any) -> MambaShape:
-    """Read Granite's and Falcon's keys of Mamba-2. `inner`: size of the inputs of all heads. Raises CheckpointError."""
+    """Read Granite's and Falcon's keys of Mamba-2.
+
+    `inner`: size of the inputs of all heads. Raises CheckpointError.
+    """
     heads = positive_int(config, "mamba_n_heads", 128)
     shape = MambaShape(
         "mamba",
@@ -356,7 +365,10 @@ def _granite_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_step_limits(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the steps of Mamba-2 have limits; transformers may write infinity as an object."""
+    """Raise CheckpointError if the steps of Mamba-2 have limits.
+
+    transformers may write infinity as an object.
+    """
     if any(one not in (0.0, math.inf, None, {"__float__": "Infinity"}) for one in config.get("time_step_limit") or []):
         raise CheckpointError(
             f"config.json has time_step_limit = {config['time_step_limit']!r}; limits of time steps are not supported"

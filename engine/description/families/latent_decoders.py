@@ -1,4 +1,4 @@
-"""Families with latent attention: DeepSeek-V2, V3, Kimi K2, K2.5 and Linear, GLM-4.7-Flash, Mistral Small 4.
+"""Families with latent attention, such as DeepSeek's, Kimi's, GLM-4.7-Flash and Mistral Small 4.
 
 Keys and values are one short vector per token and layer; experts come after a few dense layers. A family is a function here and a row of
 config_registry.py. Defaults are those of transformers' configuration classes, and for DeepSeek-V3 those of deepseek-ai/DeepSeek-V3's

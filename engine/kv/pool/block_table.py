@@ -58,9 +58,9 @@ class BlockTable:
         for numbers in (self.blocks, self.generations):
             numbers[place], numbers[other] = numbers[other], numbers[place]
 
-    def cut(self, length: int) -> "array[int]":
-        """Remove the blocks from position `length` on, and return them."""
-        removed = self.blocks[length:]
+    def cut(self, length: int) -> list[tuple[int, int]]:
+        """Remove the blocks from position `length` on, and return them with their generations."""
+        removed = list(zip(self.blocks[length:], self.generations[length:], strict=True))
         del self.blocks[length:], self.generations[length:]
         return removed
 
