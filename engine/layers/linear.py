@@ -59,7 +59,7 @@ class Linear:
         """Load a projection whose rows are several runs, each (rows, unit), which ranks divide one by one."""
         if loader.shard.size == 1:
             return cls.load(loader, [name], [sum(rows for rows, _ in runs)], columns, bias)
-        rows, units = zip(*runs, strict=True)
+        rows, units = [count for count, _ in runs], [unit for _, unit in runs]
         return cls.load(loader, [name] * len(runs), rows, columns, bias, "rows", units, repeats=True)
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:

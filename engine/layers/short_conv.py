@@ -42,11 +42,11 @@ class CausalConv:
 
         `runs`: (channels, unit) of each, which ranks divide one by one. `names`: one name for each run, or one for all if they are stored together.
         """
-        channels, units = zip(*runs, strict=True)
-        if len(names) < len(runs):
-            names, is_whole = names * len(runs), loader.shard.size == 1
-            names, channels = (names[:1], [sum(channels)]) if is_whole else (names, channels)
-            units = units[: len(names)]
+        channels, units = [count for count, _ in runs], [unit for _, unit in runs]
+        if len(names) < len(runs) and loader.shard.size == 1:
+            channels, units = [sum(channels)], [1]
+        elif len(names) < len(runs):
+            names = [names[0]] * len(runs)
 
         def rows(kind: str, *row_shape: int) -> torch.Tensor:
             stored = [f"{name}.{kind}" for name in names]

@@ -22,6 +22,7 @@ from pilotlight.engine.models.mtp import MtpHead
 from pilotlight.engine.vision.encoders import load_tower
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, relu2, silu_and_mul
+from pilotlight.kernels.matrices.weight import GatedActivation
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu2": relu2}
 # Tensors of vision towers. Later stages do not load them, and those of Gemma 3 and 4 are never loaded, because their images are not supported.
@@ -53,6 +54,7 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
         )
         if mixer is None or config.joined is None:
             return attention
+        assert isinstance(attention, Attention), "an encoder has no recurrent mixers"
         return JoinedMixers(attention, load_recurrent(loader, name, config.hidden_size, mixer), config.joined)
 
     decoder = load_layers(config, loader, context_length, mixer_of)
@@ -110,7 +112,7 @@ def load_layers(
 
 def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> Part:
     is_behind = layer >= config.num_layers  # the drafting layer
-    activation = _ACTIVATIONS[config.activation]
+    activation: GatedActivation = _ACTIVATIONS[config.activation]
     if config.feed_forward_scales != (1.0, 1.0):
         gate_scale, scale = config.feed_forward_scales
         activation = partial(scaled_silu_and_mul, gate_scale=gate_scale, scale=scale)

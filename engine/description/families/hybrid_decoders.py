@@ -277,7 +277,9 @@ def falcon_h1(config: Mapping[str, Any]) -> DenseConfig:
     mamba = _falcon_mamba(config, hidden)
     bias, dim = flag(config, "attention_bias", False), positive_int(config, "head_dim", hidden // heads)
     gate_scale, down_scale = _multipliers(config, "mlp_multipliers", 2)
-    factors = [f"{part}_{side}_multiplier" for part in ("attention", "ssm") for side in ("in", "out")]
+    attention_in, attention_out, mamba_in, mamba_out = (
+        number(config, f"{part}_{side}_multiplier", 1.0) for part in ("attention", "ssm") for side in ("in", "out")
+    )
     named = {f"feed_forward.{part}_proj": (f"mlp.{part}_proj", inner) for part in ("gate", "up")}
     named |= {"feed_forward.down_proj": ("mlp.down_proj", hidden), "final_layernorm": ("norm", hidden)}
     return DenseConfig.read(
@@ -294,7 +296,7 @@ def falcon_h1(config: Mapping[str, Any]) -> DenseConfig:
         feed_forward_scales=(gate_scale, down_scale),
         divided=tuple([FusedRows(name, {part: rows}) for name, (part, rows) in named.items()]),
         recurrent=tuple([mamba._replace(layer=num_layers + i) for i in range(num_layers)]),
-        joined=tuple([number(config, factor, 1.0) for factor in factors]),
+        joined=(attention_in, attention_out, mamba_in, mamba_out),
     )
 
 
