@@ -14,6 +14,7 @@ from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.short_conv import CausalConv
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.shard import Split
 from pilotlight.kernels.state.delta_rule import gated_delta_rule
 from pilotlight.kernels.state.gated_norm import gated_norm
 
@@ -131,7 +132,8 @@ class KimiDeltaAttention:
         own = loader.shard.span(shape.heads)
 
         def load(parts: str, rows: int, columns: int, *, unit: int = 0) -> Linear:
-            names, split = [f"{name}.{part}_proj" for part in parts.split()], "rows" if unit else None
+            names = [f"{name}.{part}_proj" for part in parts.split()]
+            split: Split | None = "rows" if unit else None
             return Linear.load(loader, names, [rows] * len(names), columns, False, split, unit or 1)
 
         return cls(
