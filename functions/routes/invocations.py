@@ -303,11 +303,11 @@ class UploadStream:
                 return  # the task that waits for the disconnect reads the rest
 
 
-class _Rest(Convertor[str]):
-    """A path convertor for the whole rest of a path.
-    Starlette's `path` ends at a line feed, which a client may send."""
+class _Part(Convertor[str]):
+    """A path convertor for the part of a path that a regular expression matches."""
 
-    regex = "(?s:.*)"
+    def __init__(self, regex: str) -> None:
+        self.regex = regex
 
     def convert(self, value: str) -> str:
         return value
@@ -316,19 +316,20 @@ class _Rest(Convertor[str]):
         return value
 
 
-register_url_convertor("rest", _Rest())
+register_url_convertor("rest", _Part("(?s:.*)"))  # Starlette's `path` ends at a line feed, which a client may send
+register_url_convertor("function", _Part("[^/@][^/]*"))  # /fn/@org/model is a model of Workers AI
 
 
 def function_routes(served: ServedFunctions, admission: AdmissionGate) -> list[BaseRoute]:
     route = FunctionRoute(
         served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
-    return at_paths(route, "/fn/{name}", "/fn/{name}/{path:rest}")
+    return at_path(route, "/fn/{name:function}{path:rest}")
 
 
-def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
+def at_path(route: FunctionRoute, path: str) -> list[BaseRoute]:
     """Return routes for requests of all methods and for WebSockets."""
-    return [kind(path, route) for kind in (Route, WebSocketRoute) for path in paths]
+    return [kind(path, route) for kind in (Route, WebSocketRoute)]
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
