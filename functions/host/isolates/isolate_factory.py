@@ -39,7 +39,6 @@ class IsolateFactory:
             subrequests=min(limits.subrequests, manifest.subrequests or limits.subrequests),
         )
         self._manifest = manifest
-        self._packages = packages
         self._on_subrequest = on_subrequest
         self._reports = reports
         self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
@@ -93,9 +92,7 @@ class IsolateFactory:
 
     def _boot(self) -> Boot:
         main, directory = self._manifest.main, self._manifest.directory
-        path = [str(main.parent), *self._packages.layers]
-        if main.parent != directory:
-            path.insert(1, str(directory))
+        path = [str(path) for path in dict.fromkeys((main.parent, directory))]
         bindings = [
             (binding.kind, binding.name, {key: value for key, value in binding.options.items() if key != "directory"})
             for binding in self._manifest.bindings

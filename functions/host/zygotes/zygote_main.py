@@ -41,6 +41,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
     Started,
     command_decoder,
 )
+from workers import nested_loops
 
 OURS = ("pilotlight",)
 THREAD_STACK = 1 << 20  # stack size of threads in bytes; the default, 8 MiB, would count as the function's memory
@@ -70,6 +71,7 @@ def _settle() -> None:
     paths = tiers.interpreter()
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + [paths[-1]]
     labelled_output.install()
+    nested_loops.allow()  # before the warm-up: it changes classes of asyncio, which undoes specialised bytecode
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
     prefork.warm_up()
@@ -208,12 +210,10 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     send_report(control, Confined(), listener if listener >= 0 else None)
     if listener >= 0:
         os.close(listener)
-    path = list(sys.path)
-    import_path.extend(command.sys_path)
+    import_path.extend(command.limits.layers)
     for name in command.imports:
         with suppress(BaseException):  # the isolate gets the same error and reports it to the author
             importlib.import_module(name)
-    sys.path[:] = path
     send_report(control, Imported())
 
     def be_isolate(command: Command, fds: list[int]) -> None:
