@@ -1,4 +1,4 @@
-"""The import path of a function's processes."""
+"""The import path of a function's zygote."""
 
 from tests.functions.conftest import Served
 
