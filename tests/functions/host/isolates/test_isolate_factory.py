@@ -9,7 +9,7 @@ import pytest
 
 from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.host.isolates import isolate_factory
-from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory, boot_of
 from pilotlight.functions.host.isolates.priority import PriorityClass
 from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 from pilotlight.functions.manifest import BindingDeclaration, Manifest
@@ -22,7 +22,7 @@ class Made:
         self.told: list[Any] = []
         self.factory = object.__new__(IsolateFactory)
         declared = (BindingDeclaration("assets", "A", {"directory": "/secret", "html_handling": "none"}),)
-        self.factory._manifest = Manifest("hello", folder, folder / main, declared)
+        self.factory._boot = boot_of(Manifest("hello", folder, folder / main, declared))
         self.factory._enforcing = None
         self.factory._is_closed = False
         self.factory._has_own_files = False
