@@ -303,11 +303,11 @@ class UploadStream:
                 return  # the task that waits for the disconnect reads the rest
 
 
-class _Part(Convertor[str]):
-    """A path convertor for the part of a path that a regular expression matches."""
+class _Rest(Convertor[str]):
+    """A path convertor for the whole rest of a path.
+    Starlette's `path` ends at a line feed, which a client may send."""
 
-    def __init__(self, regex: str) -> None:
-        self.regex = regex
+    regex = "(?s:.*)"
 
     def convert(self, value: str) -> str:
         return value
@@ -316,8 +316,12 @@ class _Part(Convertor[str]):
         return value
 
 
-register_url_convertor("rest", _Part("(?s:.*)"))  # Starlette's `path` ends at a line feed, which a client may send
-register_url_convertor("function", _Part("[^/@][^/]*"))  # /fn/@org/model is a model of Workers AI
+class _FunctionName(_Rest):
+    regex = "[^/@][^/]*"  # /fn/@org/model is a model of Workers AI
+
+
+register_url_convertor("rest", _Rest())
+register_url_convertor("function", _FunctionName())
 
 
 def function_routes(served: ServedFunctions, admission: AdmissionGate) -> list[BaseRoute]:
