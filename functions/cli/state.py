@@ -166,7 +166,10 @@ def contents(path: Path) -> bytes:
 
 
 def moment_of(text: str) -> float:
-    """Return the Unix time of an age (90s, 10m, 2h, 7d), of seconds since 1970, or of an ISO 8601 date or time. Raises CliError."""
+    """Return the Unix time in seconds that `text` names.
+
+    `text` is an age (10m, 2h, 7d), a Unix time, or an ISO 8601 date or time. Raises CliError.
+    """
     if age := re.fullmatch(r"(\d{1,9})([smhd])", text):
         return time.time() - int(age[1]) * UNITS[age[2]]
     try:

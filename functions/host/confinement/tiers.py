@@ -121,7 +121,7 @@ def interpreter() -> tuple[str, ...]:
 
 @functools.cache  # once, in the site's zygote, because it makes 100 system calls
 def interpreter_root() -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the real directories with the paths of `interpreter`, and those paths that are symbolic links, with their targets."""
+    """Return the directories of `interpreter`, and its symbolic links with their targets."""
     return [*top_most(interpreter())], [*_links(interpreter())]
 
 
