@@ -24,9 +24,9 @@ import pytest
 from rich.console import Console
 
 from load_tests.random_checkpoint import EMBER
-from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from tests.checkpoints import write_llama
+from tests.engine.conftest import make_transfers_pay
 from tests.engine.damaged_tiers import (
     CHECKED_IN,
     DISK,
@@ -91,7 +91,7 @@ def share_of_checks() -> dict[str, float]:
     prompts = [random_prompt(512, seed, EMBER_TOKENS) for seed in range(4)]
     spent_s, num_blocks = 0.0, 0
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+        make_transfers_pay(patch)
         for _ in range(2):  # the first engine stores the blocks, and the second one reads them
             tiers = opened(Path(folder), kv_host_bytes=64 << 20)
             engine = load_engine(EMBER, tiers=tiers, kv_tokens=4096)
@@ -138,7 +138,7 @@ def main() -> int:
             prompts = [random_prompt(draw.randint(BLOCK + 1, longest), draw.getrandbits(32)) for _ in range(PROMPTS)]
             expected = undamaged(model, prompts)
             with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place:
-                patch.setattr(TransferRate, "is_worth_it", lambda *_: True)  # which depends on the machine's speed
+                make_transfers_pay(patch)
                 if options.without_check is not None:
                     remove_check(patch, options.without_check)
                 found = run(model, prompts, Path(place), patch)
