@@ -177,6 +177,8 @@ async def _disturbed(
         for name in network.site_urls:
             group.create_task(_watch(network, name, has_ended, down.setdefault(name, [])))
         await asyncio.sleep(options.calm)
+        while len(asked) < options.clients:  # the longest waits of the calm time are those of the first requests
+            await asyncio.sleep(WATCH_S)
         for number in range(KILLS):
             await asyncio.sleep(gap_s if number else 0.0)
             pid = await asyncio.to_thread(_engine_host, network, number, killed)
