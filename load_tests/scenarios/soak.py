@@ -359,7 +359,9 @@ class Soak:
     # leaks and violations at the end
 
     def size(self) -> dict[str, float]:
-        """Return the router's memory in MiB, open descriptors and gauges, and the shared and temporary files that came during the run."""
+        """Return the router's memory in MiB, open descriptors and gauges.
+
+        Also the shared memory and temporary folders that came during the run."""
         with urllib.request.urlopen(f"{self.network.url}/status", timeout=10) as answer:
             process = psutil.Process(orjson.loads(answer.read())["process"]["pid"])
         with urllib.request.urlopen(f"{self.network.url}/metrics", timeout=10) as answer:

@@ -103,9 +103,9 @@ class ContinuedSequence:
             raise EngineError("overloaded", f"{why}, and no other was ready {late}; try again in a moment") from None
 
     async def _in_time(self, enter: Callable[[], Awaitable[T]]) -> T:
-        """Await `enter`, which opens the sequence on a host, from the beginning again if a further host dies meanwhile.
+        """Await `enter`, which opens the sequence on a host.
 
-        Raises _TooLateError after a wait that is longer than the site's limit, and longer than a host's start is expected to take.
+        If a further host dies meanwhile, the wait begins again. Raises _TooLateError after a wait that is longer than the site's limit, and longer than a host's start is expected to take.
         """
         site = self._site
         while True:

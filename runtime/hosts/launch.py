@@ -155,9 +155,9 @@ class HostProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Tell whether a signal from outside ended the process, such as an operator's. Call it before `stop`, which sends signals itself.
+        """Tell whether a signal from outside ended the process, such as an operator's.
 
-        False after the OOM killer: the next host may need as much memory.
+        Call it before `stop`, which sends signals itself. False after the OOM killer: the next host may need as much memory.
         """
         code = self._process.returncode
         return code is not None and code < 0 and code not in OWN_SIGNALS and not is_oom_kill(code, self._oom_kills)

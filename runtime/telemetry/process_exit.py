@@ -22,7 +22,9 @@ def ending(code: int, oom_kills_before: int | None) -> str:
 
 
 def is_oom_kill(code: int, oom_kills_before: int | None) -> bool:
-    """Tell whether a process that ended with `code` was ended by the OOM killer; the arguments are those of `ending`."""
+    """Tell whether the OOM killer ended a process.
+
+    The arguments are those of `ending`."""
     now = oom_kills() if code == -signal.SIGKILL and oom_kills_before is not None else None
     return now is not None and oom_kills_before is not None and now > oom_kills_before
 

@@ -37,7 +37,7 @@ Counted = Literal["each", "once", "none"]
 
 
 class Damaged(NamedTuple):
-    """What an engine with a damaged tier answered, found and logged."""
+    """The answers of an engine with a damaged tier, and the damages that it found."""
 
     answers: list[list[int]]
     num_cached: list[int | None]  # tokens that came from the tier
