@@ -105,7 +105,8 @@ class ContinuedSequence:
     async def _in_time(self, enter: Callable[[], Awaitable[T]]) -> T:
         """Await `enter`, which opens the sequence on a host.
 
-        If a further host dies meanwhile, the wait begins again. Raises _TooLateError after a wait that is longer than the site's limit, and longer than a host's start is expected to take.
+        If a further host dies meanwhile, the wait begins again. Raises _TooLateError after a wait that is longer than the site's limit, and longer
+        than a host's start is expected to take.
         """
         site = self._site
         while True:
