@@ -2,7 +2,7 @@
 
 python -m load_tests.scenarios.cascade
 
-24 clients ask without a pause, each time a new prompt of some 2,000 tokens for an answer of 20. After a calm time three engine hosts are killed 60 s
+24 clients ask without a pause, each time a new prompt of some 3,800 tokens for an answer of 20. After a calm time three engine hosts are killed 60 s
 apart, and in another run 2 s apart: those of one site, of three sites, of a site whose hosts compute prompts or answers, and of one whose ranks share
 a model. Answers that were open at a kill, and a sample of the others, are asked for again when all is quiet: each text must be the same. A standby is
 kept as at any site with memory for one.
@@ -40,7 +40,7 @@ KILLS = 3
 GAPS_S = (60.0, 2.0)
 CALM_S = 30.0  # time without kills before the first and after the last one
 ANSWER_TOKENS = 20
-PROMPT_WORDS = 560  # words of a prompt, of some 3.6 tokens each
+PROMPT_WORDS = 560  # words of a prompt, of some 6.8 tokens each
 WATCH_S = 0.05
 ASKED_AGAIN = 24  # size of the sample of answers that no kill touched
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
