@@ -32,7 +32,7 @@ FILE_HEADER = struct.Struct("<8sIQQ")
 SLOT_HEADER_BYTES, RECORD_HEADER_BYTES = 64, 64
 Prompts = Sequence[list[int]]
 # How often a tier counts a damage: in each block, or in the first one of each chain, because a chain is read up to a damaged block; once for a
-# file; or never, because it is the state after an ordinary end or update.
+# file, or for a run of bytes without a good header; or never, because it is the state after an ordinary end or update.
 Counted = Literal["each", "once", "none"]
 
 
@@ -259,10 +259,10 @@ HOST: dict[str, tuple[Callable[[Path, Random], None], Counted]] = {
 DISK: dict[str, tuple[Callable[[Path, Random], None], Counted]] = {
     "flipped bodies": (change_records(flip_records), "each"),
     "swapped bodies": (change_records(swap_records), "each"),
-    "flipped headers": (change_records(flip_record_headers), "each"),
+    "flipped headers": (change_records(flip_record_headers), "once"),
     "torn file": (change_records(tear_records), "once"),
     "shifted records": (change_records(shift_records), "once"),
-    "another size": (change_records(change_record_sizes), "each"),
+    "another size": (change_records(change_record_sizes), "once"),
 }
 STORE: dict[str, tuple[Callable[[FakeStore], None], Counted]] = {
     "flipped values": (change_values(flip_values), "each"),
