@@ -2,7 +2,8 @@
 
 In each round an engine fills a tier with prompts that no other round has, the tier is damaged, and another engine answers the same prompts with it.
 Every answer must be that of an engine without tiers. Damage must be counted: in each block, or at least in each chain, whose further blocks are not
-read after a damaged one; or once in a damaged file or run of bytes. Then the share of the checks in the processor time of a model's steps is measured.
+read after a damaged one; or once in a damaged file or run of bytes. Then the share of the checks in the processor time of a model's steps is
+measured.
 
 With `--without-check TIER` that tier's checksums are not compared: the run must fail. Exits with 1 if anything is wrong.
 """
