@@ -134,7 +134,7 @@ def _scaled(found: dict[str, float], clients: int) -> dict[str, float]:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, phase: Phase, number: int, told: set[int]) -> None:
-    draw = random.Random(number)
+    draw = random.Random(f"{phase.name} {number}")  # no phase finds the prompts of another one cached
     words = " ".join(draw.choice(WORDS) + str(draw.randrange(10**4)) for _ in range(phase.num_words))
     messages = [{"role": "user", "content": words}]
     body = orjson.dumps({"model": "ember", "stream": True, "messages": messages, **phase.options})

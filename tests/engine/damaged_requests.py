@@ -49,6 +49,7 @@ from tests.engine.driver import drain, load_engine, random_prompt, submit
 
 PROMPTS = 25  # prompts of a round
 BLOCK = 16  # tokens of a block
+TOKENS = 16  # tokens of an answer
 EMBER_TOKENS = 2000  # tokens of the embedded model that prompts are drawn from
 MOST_SHARE = 0.01  # of the checks in the processor time of steps
 
@@ -79,7 +80,12 @@ def wrongs(found: Damaged, expected: list[list[int]], counted: Counted, num_bloc
     """Return a sentence for each way in which a round went wrong."""
     different = sum(one != other for one, other in zip(found.answers, expected, strict=True))
     wrong = [f"{different} answers are wrong"] if different else []
-    least, most = {"each": (len(expected), num_blocks), "once": (1, num_blocks), "none": (0, 0)}[counted]
+    least, most = {
+        "all": (num_blocks, num_blocks),
+        "each": (len(expected), num_blocks),
+        "once": (1, num_blocks),
+        "none": (0, 0),
+    }[counted]
     if not least <= found.num_corrupt <= most:
         wrong.append(f"{found.num_corrupt} damages were counted, not {least} to {most}")
     if bool(found.num_warnings) < bool(least):
@@ -134,7 +140,7 @@ def main() -> int:
         for number, (tier, damage, run, counted) in enumerate(cycle(chosen)):
             if num_requests >= options.requests:
                 break
-            # In every second pass each prompt has one full block, so that the count must be exact.
+            # In every second pass each prompt has one full block, and only a preempted sequence reads one more.
             longest = 90 if number // len(chosen) % 2 else 2 * BLOCK - 1
             prompts = [random_prompt(draw.randint(BLOCK + 1, longest), draw.getrandbits(32)) for _ in range(PROMPTS)]
             expected = undamaged(model, prompts)
@@ -143,7 +149,7 @@ def main() -> int:
                 if options.without_check is not None:
                     remove_check(patch, options.without_check)
                 found = run(model, prompts, Path(place), patch)
-            num_blocks = sum(len(prompt) // BLOCK for prompt in prompts)
+            num_blocks = sum((len(prompt) + TOKENS - 1) // BLOCK for prompt in prompts)  # with those of the answers
             wrong += [f"{tier}, {damage}: {one}" for one in wrongs(found, expected, counted, num_blocks)]
             num_requests += len(prompts)
             num_damaged += found.num_corrupt

@@ -31,9 +31,9 @@ from tests.waiting import until
 FILE_HEADER = struct.Struct("<8sIQQ")
 SLOT_HEADER_BYTES, RECORD_HEADER_BYTES = 64, 64
 Prompts = Sequence[list[int]]
-# How often a tier counts a damage: in each block, or in the first one of each chain, because a chain is read up to a damaged block; once for a
-# file, or for a run of bytes without a good header; or never, because it is the state after an ordinary end or update.
-Counted = Literal["each", "once", "none"]
+# How often a tier counts a damage: in all blocks; in each block, or in the first one of each chain, because a chain is read up to a damaged block;
+# once for a file, or for a run of bytes without a good header; or never, because it is the state after an ordinary end or update.
+Counted = Literal["all", "each", "once", "none"]
 
 
 class Damaged(NamedTuple):
@@ -250,7 +250,7 @@ HOST: dict[str, tuple[Callable[[Path, Random], None], Counted]] = {
     "swapped bodies": (change_slots(swap_bodies), "each"),
     "emptied bodies": (change_slots(zero_bodies), "each"),
     "swapped headers": (change_slots(swap_headers), "each"),
-    "flipped headers": (change_slots(flip_headers), "each"),
+    "flipped headers": (change_slots(flip_headers), "all"),
     "torn file": (change_slots(tear_slots), "once"),
     "another size": (change_slots(change_slot_size), "once"),
     "another version": (change_slots(change_slot_version), "none"),
