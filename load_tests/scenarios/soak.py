@@ -18,8 +18,8 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -384,6 +384,17 @@ class Soak:
             self.wrong.append(f"{sum(self.started.values())} requests began and {sum(self.ended.values())} ended")
 
 
+@contextmanager
+def _temporary(folder: str) -> Iterator[None]:
+    """Let this process and those that it starts put temporary files into `folder`, where no others are."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        tempfile.tempdir = None
+
+
 def _files() -> list[Path]:
     """Return what the product has in shared memory and in the folder of temporary files."""
     return [path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("pilotlight*")]
@@ -406,7 +417,12 @@ def main() -> int:
     options = parser.parse_args()
     in_own_namespace("load_tests.scenarios.soak", sys.argv[1:])
     console = Console()
-    with ScatteredNetwork() as network, Links() as links:
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as folder,
+        Links() as links,
+        _temporary(folder),
+        ScatteredNetwork() as network,
+    ):
         results = asyncio.run(Soak(network, links, options.seed, options.clients, console).run(options.minutes))
     console.print_json(orjson.dumps(results).decode())
     if not options.no_record:
