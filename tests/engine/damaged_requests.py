@@ -49,7 +49,6 @@ from tests.engine.driver import drain, load_engine, random_prompt, submit
 
 PROMPTS = 25  # prompts of a round
 BLOCK = 16  # tokens of a block
-TOKENS = 16  # tokens of an answer
 EMBER_TOKENS = 2000  # tokens of the embedded model that prompts are drawn from
 MOST_SHARE = 0.01  # of the checks in the processor time of steps
 
@@ -59,15 +58,28 @@ Run = Callable[[Path, list[list[int]], Path, pytest.MonkeyPatch], Damaged]
 def rounds() -> Iterator[tuple[str, str, Run, Counted]]:
     """Yield tier, damage, a function that runs a round, and how often the damage is counted."""
     for damage, (_, counted) in HOST.items():
-        yield "host", damage, lambda *given, damage=damage: damaged_host(*given[:3], damage), counted
+        yield "host", damage, partial(_host_round, damage), counted
     for damage, (_, counted) in DISK.items():
-        yield "disk", damage, lambda *given, damage=damage: damaged_disk(*given[:3], damage), counted
+        yield "disk", damage, partial(_disk_round, damage), counted
     for damage, (_, counted) in STORE.items():
-        yield "store", damage, lambda *given, damage=damage: damaged_store(*given[:3], damage, given[3]), counted
+        yield "store", damage, partial(_store_round, damage), counted
     for transport in TRANSPORTS:
         for damage, counted in PEER.items():
-            run: Run = partial(_peer_round, transport, damage)
-            yield f"peer, {transport.__name__}", damage, run, counted
+            yield f"peer, {transport.__name__}", damage, partial(_peer_round, transport, damage), counted
+
+
+def _host_round(damage: str, model: Path, prompts: list[list[int]], folder: Path, patch: pytest.MonkeyPatch) -> Damaged:
+    return damaged_host(model, prompts, folder, damage)
+
+
+def _disk_round(damage: str, model: Path, prompts: list[list[int]], folder: Path, patch: pytest.MonkeyPatch) -> Damaged:
+    return damaged_disk(model, prompts, folder, damage)
+
+
+def _store_round(
+    damage: str, model: Path, prompts: list[list[int]], folder: Path, patch: pytest.MonkeyPatch
+) -> Damaged:
+    return damaged_store(model, prompts, folder, damage, patch)
 
 
 def _peer_round(
@@ -76,10 +88,11 @@ def _peer_round(
     return damaged_peer(model, prompts, folder, transport, damage, patch)
 
 
-def wrongs(found: Damaged, expected: list[list[int]], counted: Counted, num_blocks: int) -> list[str]:
+def wrongs(found: Damaged, expected: list[list[int]], counted: Counted) -> list[str]:
     """Return a sentence for each way in which a round went wrong."""
     different = sum(one != other for one, other in zip(found.answers, expected, strict=True))
     wrong = [f"{different} answers are wrong"] if different else []
+    num_blocks = found.num_blocks
     least, most = {
         "all": (num_blocks, num_blocks),
         "each": (len(expected), num_blocks),
@@ -149,8 +162,7 @@ def main() -> int:
                 if options.without_check is not None:
                     remove_check(patch, options.without_check)
                 found = run(model, prompts, Path(place), patch)
-            num_blocks = sum((len(prompt) + TOKENS - 1) // BLOCK for prompt in prompts)  # with those of the answers
-            wrong += [f"{tier}, {damage}: {one}" for one in wrongs(found, expected, counted, num_blocks)]
+            wrong += [f"{tier}, {damage}: {one}" for one in wrongs(found, expected, counted)]
             num_requests += len(prompts)
             num_damaged += found.num_corrupt
             by_tier[tier] += found.num_corrupt

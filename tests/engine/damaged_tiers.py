@@ -25,7 +25,7 @@ from pilotlight.engine.kv.tiers import disk_tier, host_tier, slot_file
 from pilotlight.engine.kv.tiers.host_tier import HostSlot
 from tests.engine.driver import Heard, drain, load_engine, submit
 from tests.engine.kv.fake_store import FakeStore
-from tests.engine.test_hand_over import Pair
+from tests.engine.test_hand_over import BLOCK_SIZE, Pair
 from tests.waiting import until
 
 FILE_HEADER = struct.Struct("<8sIQQ")
@@ -43,6 +43,7 @@ class Damaged(NamedTuple):
     num_cached: list[int | None]  # tokens that came from the tier
     num_corrupt: int
     num_warnings: int
+    num_blocks: int = 0  # blocks that were damaged
 
 
 def answers_of(engine: Engine, prompts: Prompts) -> list[Heard]:
@@ -348,21 +349,25 @@ def fill(model: Path, prompts: Prompts, directory: Path, **changes: Any) -> None
 
 def damaged_host(model: Path, prompts: Prompts, directory: Path, damage: str) -> Damaged:
     fill(model, prompts, directory)
+    num_blocks = len(Slots(directory).used)
     HOST[damage][0](directory, Random(damage))
     with counting_warnings() as warnings:
-        return answer_with(model, prompts, opened(directory), "host", warnings)
+        found = answer_with(model, prompts, opened(directory), "host", warnings)
+    return found._replace(num_blocks=num_blocks)
 
 
 def damaged_disk(model: Path, prompts: Prompts, directory: Path, damage: str) -> Damaged:
     disk = {"kv_disk_bytes": 256 << 20, "kv_disk_dir": str(directory / "disk")}
     fill(model, prompts, directory, **disk)
     shutil.rmtree(directory / "host")
+    num_blocks = len(Records(directory).starts)
     DISK[damage][0](directory, Random(damage))
     with counting_warnings() as warnings:
         tiers = opened(directory, **disk)
         assert tiers.disk is not None
         assert tiers.disk.wait_until_idle(10)
-        return answer_with(model, prompts, tiers, "disk", warnings)
+        found = answer_with(model, prompts, tiers, "disk", warnings)
+    return found._replace(num_blocks=num_blocks)
 
 
 def damaged_store(
@@ -372,9 +377,11 @@ def damaged_store(
     monkeypatch.setattr(store_tier, "open_member", lambda *_, **__: store)
     fill(model, prompts, directory, kv_store="127.0.0.1:1")
     shutil.rmtree(directory / "host")
+    num_blocks = sum(len(value) > 64 for value in store.values.values())
     STORE[damage][0](store)
     with counting_warnings() as warnings:
-        return answer_with(model, prompts, opened(directory, kv_store="127.0.0.1:1"), "store", warnings)
+        found = answer_with(model, prompts, opened(directory, kv_store="127.0.0.1:1"), "store", warnings)
+    return found._replace(num_blocks=num_blocks)
 
 
 PEER: dict[str, Counted] = {
@@ -416,4 +423,5 @@ def damaged_peer(
         num_corrupt = pair.decode.load().corrupt_blocks.peer
         pair.close()
     fetched: list[int | None] = [each.num_fetched_tokens for each in heard]
-    return Damaged([each.token_ids for each in heard], fetched, num_corrupt, warnings.count)
+    num_blocks = sum(len(prompt) // BLOCK_SIZE for prompt in prompts)
+    return Damaged([each.token_ids for each in heard], fetched, num_corrupt, warnings.count, num_blocks)
