@@ -68,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--server", action="append", choices=[OURS, PEER], help="serve --model by these alone")
     parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
+    parser.add_argument("--peer-flags", default="", help="of llama-server; an AMX build by gcc 12 needs --no-repack")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of the engine that serves --model")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="time that an agent has with --model")
     options = parser.parse_args()
@@ -259,7 +260,7 @@ def _by_peer(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], li
     program = find_program(options.peers, "llama-server")
     if program is None:
         sys.exit("llama.cpp is not set up; run: make peers")
-    flags = ["--jinja", "-c", str(CONTEXT), "-np", "1", "--alias", MODEL]
+    flags = ["--jinja", "-c", str(CONTEXT), "-np", "1", "--alias", MODEL, *options.peer_flags.split()]
     with _folder() as folder, LlamaServer(program, options.model, options.threads, folder / "log", flags) as server:
         yield server.url, lambda: []
 
