@@ -19,7 +19,7 @@ from load_tests.random_checkpoint import EMBER
 from load_tests.site_process import site_file
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
-STARTS_WITHIN_S = 60.0
+STARTS_WITHIN_S = 300.0  # on a busy machine a real model takes minutes
 SCRIPTED_ENGINE = {"standby": False, "weights_host_gib": 0.0}
 
 
