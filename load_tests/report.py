@@ -106,10 +106,10 @@ REGIONS: dict[str, Region] = {
 }
 CLIENT_REGIONS: dict[str, Region] = {
     "client-libraries": Region(clients.libraries, ("dialects", "runtime/api", "edge_router"), "clients"),
-    "agents": Region(clients.agents, ("dialects", "runtime/api", "edge_router")),
     "ollama-clients": Region(clients.ollama, ("dialects", "runtime/api", "edge_router"), "further-clients"),
     "decision-clients": Region(clients.deciders, ("dialects", "runtime/api", "edge_router"), "further-clients"),
     "coding-agents": Region(clients.edits, ("dialects", "runtime/api", "edge_router")),
+    "coding-agents-model": Region(clients.edits, ("dialects", "runtime", "engine")),
     "rerankers": Region(clients.rerankers, ("dialects", "runtime/api", "edge_router")),
     "load-generators": Region(clients.generators, ("dialects", "runtime/api", "edge_router"), "clients"),
 }

@@ -34,7 +34,9 @@ EndReason = Literal[
 # Size of the stack on which a child runs jobs: half of a main thread's usual stack, so that nested data that does not overflow it is safe in other
 # processes.
 STACK_BYTES = 4 << 20
-PREPARE_S = 60.0  # most wall time for the start and preparation of a child; reading a large vocabulary takes a second
+# Most wall time for the start and preparation of a child. Reading 150,000 tokens takes 1.5 s of CPU time, and minutes of wall time for
+# a child of low priority on a busy machine. A child that is killed before its end starts again from nothing.
+PREPARE_S = 600.0
 SLACK = 4.0  # a job's deadline as a multiple of its CPU limit; a machine on which a job takes longer is overloaded
 MAX_CALLS = 1000  # calls per child, which is then replaced, because libraries leak memory
 MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated before the child is replaced

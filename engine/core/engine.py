@@ -295,12 +295,14 @@ class Engine:
     def _schedule(self) -> list[Chunk]:
         """Return the chunks of the next step."""
         most_beside_decodes = self.stats.rates.num_prompt_tokens_in(self.scheduler.limits.max_decode_delay_s)
+        is_measured = self.stats.rates.prefill_tokens_per_s > 0
         if not self._suspects:
-            return self.requirements.without_stale(self.scheduler.schedule(most_beside_decodes), self.scheduler)
+            planned = self.scheduler.schedule(most_beside_decodes, is_measured=is_measured)
+            return self.requirements.without_stale(planned, self.scheduler)
         if self._steps:  # a step of suspects overlaps with no other
             return []
         for turn in self._suspects.turns():
-            planned = self.scheduler.schedule(most_beside_decodes, turn)
+            planned = self.scheduler.schedule(most_beside_decodes, turn, is_measured=is_measured)
             if chunks := self.requirements.without_stale(planned, self.scheduler):
                 return chunks
         return []

@@ -22,8 +22,10 @@ from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
 SUFFIX = ".gguf"
-_FORM = 2  # version of the written files; increment it to make directories again
+_FORM = 3  # version of the written files; increment it to make directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+# The values of llama.cpp (common/common.h) for what a file does not state: with these its publisher has tried it.
+_SAMPLING_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 def directory_of(file: Path, root: Path) -> Path:
@@ -68,7 +70,8 @@ def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | 
     format = _format(described)
     if format is not None:
         config["quantization_config"] = format
-    generation: dict[str, Any] = {"eos_token_id": vocabulary.eos_token_ids if vocabulary is not None else []}
+    ends = vocabulary.eos_token_ids if vocabulary is not None else []
+    generation: dict[str, Any] = {"eos_token_id": ends, **_SAMPLING_DEFAULTS}
     for key, name in _SAMPLING.items():
         if f"general.sampling.{key}" in metadata:
             generation[name] = metadata.number(f"general.sampling.{key}")

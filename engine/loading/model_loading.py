@@ -1,5 +1,6 @@
 """A load on one rank after its configuration was read: its share of model and cache, and its weights."""
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator, RankLinks
 
 _WARM_UP_TOKENS = 8
+# Prompt tokens of a step before the model's speed is measured. A host is killed when a step exceeds its deadline, which follows from that speed; a
+# busy or slow machine takes minutes for 2,048 tokens.
+UNMEASURED_TOKENS = 256
 
 
 @contextmanager
@@ -357,6 +361,7 @@ class ModelLoading(NamedTuple):
             1 if self.links is None else Parallelism.of_host(host).copies,
             has_states,
             whole_prompts,
+            math.inf if whole_prompts else UNMEASURED_TOKENS,
         )
 
 

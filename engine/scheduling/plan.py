@@ -26,6 +26,7 @@ class SchedulerLimits(NamedTuple):
     has_states: bool = False
     # True for an encoder: each prompt is computed in one step, because all of its tokens attend to each other, and nothing is cached.
     whole_prompts: bool = False
+    most_unmeasured: float = math.inf  # limit of a step's prompt tokens while the model's speed is unknown
 
     @property
     def groups(self) -> CacheGroups:

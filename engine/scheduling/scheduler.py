@@ -106,12 +106,15 @@ class Scheduler:
         awaited.sequence.forget_computed()
         self.waiting.defer(awaited)
 
-    def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
+    def schedule(
+        self, most_beside_decodes: float = math.inf, turn: Turn | None = None, *, is_measured: bool = True
+    ) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest.
 
         Returns no chunks if there is no work, or if all sequences wait: for results, for a thread, or for blocks that other models have or a tier is
         reading. `most_beside_decodes`: limit of prompt tokens in a step with decodes; it is raised to a block, then rounded down to whole tiles of
-        rows. `turn`: the sequences that may run while some are suspected of failures; None if none are.
+        rows. `turn`: the sequences that may run while some are suspected of failures; None if none are. `is_measured`: the speed of
+        prompts is known.
         """
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
@@ -131,6 +134,8 @@ class Scheduler:
         short = self._schedule_running(plan, decoding)
         if not plan.is_empty or any(sequence.awaits_tokens for sequence in self.running):
             plan.limit(max(self.limits.block_size, most_beside_decodes))
+        if not is_measured:
+            plan.budget = int(min(plan.budget, self.limits.most_unmeasured))
         short |= self._schedule_prompts(plan, prefilling, keeps_share=True)
         if not short:  # a sequence admitted now would take the blocks that were just freed, or that are awaited
             self._admit(plan, turn)

@@ -26,6 +26,7 @@ class LlamaServer:
 
     def __init__(self, program: Path, model: Path, threads: int, log: Path, flags: Sequence[str] = ()) -> None:
         (self._port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self._port}"
         self._command = [str(program), "-m", str(model), "-t", str(threads), "--port", str(self._port), *flags]
         self._log = log
 

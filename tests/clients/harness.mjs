@@ -25,17 +25,17 @@ export const TOO_LONG = "word ".repeat(6000); // Ember's context has 4,096 token
 const CHECK_MS = 60_000, CANCEL_MS = 3_000;
 
 /** `checks`: functions, or, where a client has no such thing, the reason why not. */
-export async function main(name, checks, checkMs = CHECK_MS) {
+export async function main(name, checks) {
   const found = {};
   for (const [check, run] of Object.entries(checks))
-    found[check] = typeof run === "string" ? { verdict: "none", reason: run } : await outcome(run, checkMs);
+    found[check] = typeof run === "string" ? { verdict: "none", reason: run } : await outcome(run);
   const { version } = JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url)));
   writeFileSync(process.argv[2], JSON.stringify({ package: name, version, checks: found }));
   process.exit(0);
 }
 
-async function outcome(run, checkMs) {
-  const late = new Promise((_, reject) => setTimeout(() => reject(new Error(`no end within ${checkMs} ms`)), checkMs).unref());
+async function outcome(run) {
+  const late = new Promise((_, reject) => setTimeout(() => reject(new Error(`no end within ${CHECK_MS} ms`)), CHECK_MS).unref());
   try {
     await Promise.race([run(), late]);
     return { verdict: "works", reason: "" };

@@ -252,6 +252,7 @@ def fake_engine(
     copies: int = 1,
     images: ImageEncoder | None = None,
     has_states: bool = False,
+    most_unmeasured: float = math.inf,
 ) -> tuple[Engine, FakeRunner]:
     """Return an engine with a FakeRunner.
 
@@ -268,6 +269,7 @@ def fake_engine(
         windows,
         copies=copies,
         has_states=has_states,
+        most_unmeasured=most_unmeasured,
     )
     info = _info("tiny", in_all, limits, eos_token_ids)
     if images is not None:

@@ -119,6 +119,7 @@ def test_the_directory_has_what_the_files_metadata_says(tmp_path: Path) -> None:
     assert eos_token_ids(directory, found, found["vocab_size"]) == (0, 1)  # <|endoftext|> also ends a turn
     generation = json.loads((directory / "generation_config.json").read_text())
     assert (generation["temperature"], generation["top_k"]) == (0.25, 17)
+    assert (generation["top_p"], generation["min_p"]) == (0.95, 0.05)  # llama.cpp's, for what the file does not state
     assert read_model(directory, on_cpu=True).quantization is not None
     assert planned_weights_bytes(directory, "auto", on_cpu=True) > 0
 

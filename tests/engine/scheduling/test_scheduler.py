@@ -1,5 +1,6 @@
 """The content of a step: how long prompts delay other sequences, in steps and on a clock that computed tokens advance."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -18,7 +19,7 @@ from tests.engine.fake_runner import FakeRunner, fake_engine
 TOKENS_PER_S = 850  # the speed of a small model on a CPU
 
 
-def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRunner]:
+def slow_engine(max_decode_delay_s: float = math.inf, **shape: int) -> tuple[Engine, FakeRunner]:
     """Return an engine whose clock advances only by the tokens that it computes."""
     runners: list[FakeRunner] = []
     engine, runner = fake_engine(
@@ -49,6 +50,12 @@ def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
         steps += 1
     times.append(engine._clock())
     return max(later - earlier for earlier, later in pairwise(times)), steps
+
+
+def test_the_first_step_of_a_model_whose_speed_is_unknown_is_short() -> None:
+    engine, runner = slow_engine(most_unmeasured=256)
+    drain(engine, [submit("first", [i % 900 for i in range(4096)], max_tokens=1)])
+    assert runner.batch_tokens == [256, 2048, 1792]
 
 
 def test_a_long_prompt_holds_up_the_streams_beside_it_by_no_more_than_was_said() -> None:
