@@ -5,7 +5,7 @@ import { spawn } from "node:child_process";
 import { mkdtempSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { expect, ROUTER } from "./harness.mjs";
 
@@ -36,7 +36,8 @@ export async function recordingProxy() {
 /** Run an agent's program in a folder of its own, and return its end; `home` is where it keeps what it remembers. */
 export async function run(program, options, home, environment) {
   const bin = fileURLToPath(new URL(`node_modules/.bin/${program}`, import.meta.url));
-  const env = { PATH: process.env.PATH, HOME: home, ...environment };
+  // This Node.js comes first: a distribution's may be older than a program accepts.
+  const env = { PATH: `${dirname(process.execPath)}:${process.env.PATH}`, HOME: home, ...environment };
   const child = spawn(bin, options, { cwd: join(home, "work"), env, stdio: ["ignore", "pipe", "pipe"] });
   let said = "";
   for (const output of [child.stdout, child.stderr]) output.on("data", (chunk) => (said += chunk));
