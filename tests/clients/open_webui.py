@@ -185,17 +185,21 @@ def stream(server: Server) -> None:
         wait_in(page, lambda: len(answer(page)) > 20, "no part of the answer")
         shown = len(answer(page))
         wait_in(page, lambda: len(answer(page)) > shown, "no further part of the answer")
-        page.get_by_role("button", name="Stop").click()
+        stop(page)
+
+
+def stop(page: Page) -> None:
+    """Click on the page's button, and check that the engine stops."""
+    page.get_by_role("button", name="Stop").click()
+    harness.expect_idle()
 
 
 def cancel(server: Server) -> None:
-    """Check that the page's button stops the engine."""
     with answered({}), server.page() as page:
         choose(page, ENDLESS)
         send(page, QUESTION)
         harness.expect_running()
-        page.get_by_role("button", name="Stop").click()
-        harness.expect_idle()
+        stop(page)
 
 
 def tools(server: Server) -> None:
@@ -203,8 +207,7 @@ def tools(server: Server) -> None:
     with answered({server.connection.chat: 1}), server.page() as page:
         choose(page, AGENT)
         send(page, QUESTION)
-        page.locator(".chat-assistant").wait_for()
-        page.locator("#send-message-button, [aria-label='Voice mode']").wait_for()
+        page.get_by_role("button", name="Regenerate").wait_for()
 
 
 def embeddings(server: Server) -> None:
