@@ -115,8 +115,11 @@ class LocalNetwork:
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
 
+    def log_file(self, name: str) -> Path:
+        return Path(self._folder.name) / "pilotlight" / "logs" / f"{name}.log"
+
     def log(self, name: str) -> str:
-        return (Path(self._folder.name) / "pilotlight" / "logs" / f"{name}.log").read_text(errors="replace")
+        return self.log_file(name).read_text(errors="replace")
 
     def _write_files(self, folder: Path) -> int:
         """Write the shipped files with free ports; return the router's port."""
