@@ -16,8 +16,10 @@ MAX_SECRETS = 64  # secrets of one function
 
 class FunctionSecrets:
     def __init__(self, directory: Path, key: str) -> None:
-        """`key` encrypts the secrets, and sites decrypt them with it; empty if none can be stored. While a network changes its secret, `key` has
-        both secrets, and all is encrypted again with the one that signs.
+        """Read the stored secrets, and encrypt them again if the network is changing its secret.
+
+        `key` encrypts the secrets, and sites decrypt them with it. It is empty if none can be stored. While the network has two secrets, `key`
+        has both.
 
         Raises ConfigError if the file cannot be read."""
         self._path = directory / "secrets.json"

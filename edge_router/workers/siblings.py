@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ CLIENT = b"x-pilotlight-worker-client"  # worker -> first worker: the client's s
 METRICS = "/worker/metrics"  # the metrics of one worker
 METRICS_TIMEOUT_S = 2.0
 TAKE_OVER_EVERY_S = 0.1
+SUCCESSION_S = 15.0  # limit until the first worker, which has ended, has a successor; it is mostly the time in which its process ends
 
 _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ")
 
@@ -137,7 +139,8 @@ class FirstWorker:
         ]
         kept.append((ours, f"{head.scheme} {client.address}"))
         try:
-            async with self._siblings.request(head.method, head.target, kept, body) as response:
+            async with AsyncExitStack() as stack:
+                response = await self._response(stack, head.method, head.target, kept, body)
                 raw = [
                     (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers
                 ]
@@ -151,6 +154,23 @@ class FirstWorker:
                 raise  # the response stays incomplete, which the client notices
             sentence = f"the worker that keeps this is restarting: {error}"
             raise ApiError("overloaded", sentence, retry_after_s=1) from None
+
+    async def _response(
+        self, stack: AsyncExitStack, method: str, target: str, headers: list[tuple[str, str]], body: bytes
+    ) -> aiohttp.ClientResponse:
+        """Send a request to the first worker.
+
+        Tries again while no worker accepts connections, because the request was not sent then."""
+        deadline = time.monotonic() + SUCCESSION_S
+        while True:
+            try:
+                request = self._siblings.request(method, target, headers, body)
+                response: aiohttp.ClientResponse = await stack.enter_async_context(request)
+                return response
+            except aiohttp.ClientConnectorError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(TAKE_OVER_EVERY_S)
 
 
 class PrivateApp:

@@ -252,4 +252,5 @@ async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_re
         for killed in list(after):
             os.kill(killed, signal.SIGKILL)
             session, _ = await router.client(lambda pid: pid not in after)
-            await answered(session, f"{router.url}/v1/responses/{made}", 200)
+            async with session.get(f"{router.url}/v1/responses/{made}") as found:
+                assert found.status == 200, "the request waits for the successor"
