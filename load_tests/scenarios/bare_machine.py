@@ -143,7 +143,7 @@ class Machine:
                 script,
                 "bash",
                 *settings,
-                "chroot",
+                "/usr/sbin/chroot",
                 *flags,
                 str(self.root),
                 *command,
