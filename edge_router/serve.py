@@ -128,6 +128,8 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         if not stop.is_set() and isinstance(server, Server):
             server.retire()
             await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
+            if app.siblings is not None:
+                await _first_of(stop.wait(), app.siblings.resign())
         await _drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
 

@@ -249,6 +249,11 @@ async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_re
         site.go_on.set()
         for stream in streams:
             assert await stream.read() == event(99) + DONE
+        async with asyncio.timeout(60):
+            while any(psutil.pid_exists(pid) for pid in before):
+                for session in after.values():
+                    async with session.get(f"{router.url}/v1/responses/{made}") as found:
+                        assert found.status == 200, await found.text()
         for killed in list(after):
             os.kill(killed, signal.SIGKILL)
             session, _ = await router.client(lambda pid: pid not in after)
