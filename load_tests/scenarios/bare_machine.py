@@ -3,8 +3,8 @@
 python -m load_tests.scenarios.bare_machine --folder BIG --wheel dist/NAME.whl [--suites bookworm trixie sid] [--ways wheel clone image] [--no-record]
 
 For each suite debootstrap makes a minimal system in a folder, in which everything then runs with its own mounts. A way installs Pilotlight with one
-command and starts it with a second one; a chat must be answered, then a function. The record has the seconds and sizes. What is started from the
-wheel and in the image has no network but loopback, and no compiler is installed there. The image is built from deploy/Containerfile by buildah
+command and starts it with a second one; a chat must be answered, then a function. The record has the seconds and sizes. Installations from the
+wheel and images run without a network but loopback, and without a compiler. The image is built from deploy/Containerfile by buildah
 without a daemon, and runs as its user on a read-only root. Needs root, debootstrap, for images buildah, and a mirror of Debian.
 
 pip in the system uses the configuration of `--pip-conf`; `--bind` shows it folders of this machine, such as one with wheels. By default torch is
