@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-lending bench-lending-faults bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
+.PHONY: help install kernels links up quick test test-all test-servers test-clients test-shipping check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-maintenance bench-backup bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-lending bench-lending-faults bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn"
 	@echo "make test-real  a real model, SmolLM2 (a download of 93 MB), through a router and two sites"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
+	@echo "make test-shipping  the wheel and the image on bare Debians, the units, the chart and the alerts (as root, half an hour)"
 	@echo "make check      lint and types, reported and never rewritten (make fmt rewrites)"
 	@echo "make docs       build the documentation as a site in build/docs, and check its links"
 	@echo "make reference  redraw the pages of docs/reference/ from the code"
@@ -49,6 +50,8 @@ help:
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make mutants    how many small faults in the product do its tests notice? (hours; goes on where it was stopped, in .mutants/)"
+	@echo "make bench-maintenance  64 streams while the network is upgraded, and while each secret and certificate is replaced"
+	@echo "make bench-backup   a backup of a network with a hundred writes per second, restored elsewhere and compared"
 	@echo "make bench-ledger  a hundred processes killed under load: has the ledger each token once?"
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
@@ -102,6 +105,13 @@ test-real: $(DEV) kernels
 test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients
 	@$(BIN)/python -m load_tests.scenarios.coding_agents --folder $(PEERS)/clients
+
+# Installs the wheel and builds and runs the image on bare Debians (as root, with debootstrap and buildah): half an hour, some gigabytes in PEERS.
+# BARE="--pip-conf FILE --bind FOLDER" where pip's packages are on this machine.
+test-shipping: $(DEV) kernels
+	@$(RUN) -m pytest -q -n 0 -rs tests/deploy
+	@$(BIN)/python deploy/release.py
+	@$(BIN)/python -m load_tests.scenarios.bare_machine --folder $(PEERS)/bare --wheel dist/*.whl --no-record $(BARE)
 
 check: $(DEV)
 	@$(BIN)/ruff check .
@@ -205,6 +215,13 @@ soak: $(DEV)
 
 mutants: $(DEV) kernels
 	@$(RUN) -m load_tests.scenarios.mutants --number 300 --seed 1
+
+# OLD=... is the commit that is upgraded to HEAD.
+bench-maintenance: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.maintenance $(if $(OLD),--old $(OLD))
+
+bench-backup: $(DEV)
+	@$(BIN)/python -m load_tests.scenarios.backup --rate 100
 
 bench-ledger: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.ledger

@@ -82,8 +82,9 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     start_logging(name, network.telemetry.log_level, network.telemetry.log_format)
     if not follow_parent():
         return 1
-    if secret := network.hop.secret():
-        os.environ.setdefault(HOP_SECRET_ENV, secret)
+    of_file = "" if HOP_SECRET_ENV in os.environ else network.hop.secret()
+    if of_file:
+        os.environ[HOP_SECRET_ENV] = of_file
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
     check_installed(network.door.server_name)
@@ -91,6 +92,8 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     port = listen.port if port is None else port
     check_workers(network, workers, has_secret=bool(hop_secret()))
     if workers > 1 and role is None and file is not None:
+        if of_file:  # each worker reads the file, because a later one must have the secret of its time
+            del os.environ[HOP_SECRET_ENV]
         arguments = ["pilotlight.edge_router.serve", str(file)]
         return supervise(arguments, listen.host, port, workers, is_tls=listen.tls_certificate is not None)
     listener = bind(listen.host, port) if role is None else role.listening()
@@ -125,6 +128,8 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         if not stop.is_set() and isinstance(server, Server):
             server.retire()
             await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
+            if app.siblings is not None:
+                await _first_of(stop.wait(), app.siblings.resign())
         await _drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
 

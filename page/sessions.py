@@ -34,10 +34,12 @@ class Sessions:
     def __init__(self, access: Access, secret: str, clock: Callable[[], float] = time.time) -> None:
         """Sign cookies with a key derived from `secret`.
 
-        `secret` is the network's, so that all its routers accept the cookie; empty for a random key of this process.
+        `secret` is the network's, so that all its routers accept the cookie; empty for a random key of this process. While the network has two
+        secrets the first one signs, and cookies of both are accepted.
         """
         self._access = access
-        self._secret = hmac.digest(secret.encode() or os.urandom(32), b"pilotlight page", "sha256")
+        given = [each.encode() for each in secret.split(",")] if secret else [os.urandom(32)]
+        self._secrets = [hmac.digest(each, b"pilotlight page", "sha256") for each in given]
         self._clock = clock
 
     def visitor(self, request: Request, scope: str = VIEW) -> Visitor:
@@ -65,7 +67,7 @@ class Sessions:
         """Set the cookie for the holder of a key. Raises ApiError if the key is unknown."""
         key = self._access.key(authorization, VIEW)
         expires_s = int(self._clock()) + LIFETIME_S
-        value = f"{expires_s}.{self._mac(key, expires_s)}.{key.name}"
+        value = f"{expires_s}.{_mac(self._secrets[0], key, expires_s)}.{key.name}"
         response.set_cookie(COOKIE, value, LIFETIME_S, httponly=True, samesite="strict", secure=is_secure)
         return Visitor(key.name, key.is_admin)
 
@@ -78,8 +80,10 @@ class Sessions:
         if not stamp.isdecimal() or len(stamp) > 12 or int(stamp) < self._clock():
             return None
         known = [key for key in self._access.keys.values() if key.name == name]
-        return next((key for key in known if hmac.compare_digest(self._mac(key, int(stamp)), mac)), None)
+        tries = ((key, secret) for key in known for secret in self._secrets)
+        return next((key for key, secret in tries if hmac.compare_digest(_mac(secret, key, int(stamp)), mac)), None)
 
-    def _mac(self, key: Key, expires_s: int) -> str:
-        told = f"{expires_s}\0{key.name}\0{key.sha256}\0{key.is_admin}".encode()
-        return hmac.new(self._secret, told, hashlib.sha256).hexdigest()
+
+def _mac(secret: bytes, key: Key, expires_s: int) -> str:
+    signed = f"{expires_s}\0{key.name}\0{key.sha256}\0{key.is_admin}".encode()
+    return hmac.new(secret, signed, hashlib.sha256).hexdigest()

@@ -5,7 +5,7 @@ each other.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,15 +31,25 @@ class _Counts(Collector):
     A counter of prometheus_client makes seven calls and takes a lock for each increment, to support threads.
     """
 
-    def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        meaning: str,
+        labels: tuple[str, ...],
+        always: Callable[[], Iterable[tuple[str, ...]]] = tuple,
+    ) -> None:
+        """Register the counter.
+
+        `always` returns label values that are collected even at 0, because Prometheus finds no increase in a series that begins at 1."""
         self.by: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        self._family = (name, meaning, labels)
+        self._family, self._always = (name, meaning, labels), always
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         name, meaning, labels = self._family
         family = CounterMetricFamily(name, meaning, labels=labels)
-        for key, value in self.by.items():
+        for key, value in ({key: 0.0 for key in self._always()} | self.by).items():
             family.add_metric(key, value)
         yield family
 
@@ -70,7 +80,9 @@ class RouterMetrics:
         self._continued = self._counts(
             "streams_continued", "Streams that continued at another site, by that site.", "site"
         )
-        self._lost = self._counts("streams_lost", "Streams that ended with an error event, by the lost site.", "site")
+        about = "Streams that ended with an error event, by the lost site."
+        names = ("pilotlight_router_streams_lost", about, ("site",))
+        self._lost = _Counts(self.registry, *names, lambda: ((backend.name,) for backend in backends))
         about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
         self.objectives: Objectives | None = None  # None without objectives

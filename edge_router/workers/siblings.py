@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ CLIENT = b"x-pilotlight-worker-client"  # worker -> first worker: the client's s
 METRICS = "/worker/metrics"  # the metrics of one worker
 METRICS_TIMEOUT_S = 2.0
 TAKE_OVER_EVERY_S = 0.1
+SUCCESSION_S = 15.0  # limit until the first worker, which has ended, has a successor; it is mostly the time in which its process ends
 
 _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ")
 
@@ -47,7 +49,8 @@ class Siblings:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> "Siblings":
-        self._first = await self._open.enter_async_context(_session_at(self._role.first_socket))
+        # A new connection for each request, as one that is kept would lead to an earlier first worker.
+        self._first = await self._open.enter_async_context(_session_at(self._role.first_socket, is_kept=False))
         for index in range(self._role.count):
             if index != self._role.index:
                 session = _session_at(self._role.socket_of(index))
@@ -63,7 +66,9 @@ class Siblings:
         Only for a worker that answers on its own socket."""
         while not self.is_first:
             try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is held until this process ends
+                fcntl.flock(
+                    self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # held until `resign`, or until this process ends
             except BlockingIOError:
                 await asyncio.sleep(TAKE_OVER_EVERY_S)
                 continue
@@ -73,6 +78,18 @@ class Siblings:
             os.link(self._role.own_socket, beside)
             beside.rename(self._role.first_socket)
             self.is_first = True
+
+    async def resign(self) -> None:
+        """Let another worker become the first, and wait until new connections go to it.
+
+        Requests that have come before are still answered here, so none is lost when this worker ends."""
+        if not self.is_first:
+            return
+        own = self._role.first_socket.stat().st_ino
+        fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        deadline = time.monotonic() + SUCCESSION_S
+        while self._role.first_socket.stat().st_ino == own and time.monotonic() < deadline:
+            await asyncio.sleep(TAKE_OVER_EVERY_S / 2)
 
     async def metrics(self) -> bytes:
         """Return the metrics of all workers, except of one that is being replaced."""
@@ -100,9 +117,9 @@ class Siblings:
         return self._first.request(method, url, headers=list(headers), data=body or None, allow_redirects=False)
 
 
-def _session_at(path: Path) -> aiohttp.ClientSession:
+def _session_at(path: Path, *, is_kept: bool = True) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.UnixConnector(str(path), limit=0),
+        connector=aiohttp.UnixConnector(str(path), limit=0, force_close=not is_kept),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
@@ -137,7 +154,8 @@ class FirstWorker:
         ]
         kept.append((ours, f"{head.scheme} {client.address}"))
         try:
-            async with self._siblings.request(head.method, head.target, kept, body) as response:
+            async with AsyncExitStack() as stack:
+                response = await self._response(stack, head.method, head.target, kept, body)
                 raw = [
                     (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers
                 ]
@@ -151,6 +169,23 @@ class FirstWorker:
                 raise  # the response stays incomplete, which the client notices
             sentence = f"the worker that keeps this is restarting: {error}"
             raise ApiError("overloaded", sentence, retry_after_s=1) from None
+
+    async def _response(
+        self, stack: AsyncExitStack, method: str, target: str, headers: list[tuple[str, str]], body: bytes
+    ) -> aiohttp.ClientResponse:
+        """Send a request to the first worker.
+
+        Tries again while no worker accepts connections, because the request was not sent then."""
+        deadline = time.monotonic() + SUCCESSION_S
+        while True:
+            try:
+                request = self._siblings.request(method, target, headers, body)
+                response: aiohttp.ClientResponse = await stack.enter_async_context(request)
+                return response
+            except aiohttp.ClientConnectorError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(TAKE_OVER_EVERY_S)
 
 
 class PrivateApp:

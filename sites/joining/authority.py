@@ -1,6 +1,11 @@
-"""A network's certificate authority: one key in its folder, which signs routers and sites."""
+"""A network's certificate authority: one key in its folder, which signs routers and sites.
+
+While the authority is replaced `authority.pem` holds two certificates: the first one issues, both are trusted. Their names differ, since OpenSSL
+finds an issuer by its name. Python 3.13 refuses certificates without the key identifiers of RFC 5280, section 4.2.1.
+"""
 
 import hashlib
+import secrets
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -49,12 +54,14 @@ class Authority:
     def make(cls, folder: Path, network: str) -> "Authority":
         """Create an authority in a folder that has none. Raises OSError."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Pilotlight network {network}"[:64])])
+        common = f"{f'Pilotlight network {network}'[:55]} {secrets.token_hex(4)}"
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
         now = datetime.now(UTC)
         certificate = (
             _builder(name, name, key.public_key(), now, AUTHORITY_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
         atomic_files.write(folder / "authority.key", _pem_of(key))
@@ -81,6 +88,7 @@ class Authority:
             .add_extension(x509.SubjectAlternativeName([_name_of(host)]), critical=False)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)

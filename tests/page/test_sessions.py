@@ -98,3 +98,13 @@ def test_routers_of_one_network_know_each_others_cookies_and_no_other_networks()
 
 def test_without_required_keys_all_local_callers_operate() -> None:
     assert Sessions(Access([], is_required=False), "").actor(request()).is_admin
+
+
+def test_a_session_survives_the_steps_of_a_rotation_that_know_its_secret() -> None:
+    cookie = cookie_of(Sessions(ACCESS, "old"), "boss").partition(";")[0]
+    for secret in ("old,new", "new,old"):
+        assert Sessions(ACCESS, secret).visitor(request(cookie=cookie)).is_admin
+    with pytest.raises(ApiError):
+        Sessions(ACCESS, "new").visitor(request(cookie=cookie))
+    cookie = cookie_of(Sessions(ACCESS, "new,old"), "boss").partition(";")[0]
+    assert Sessions(ACCESS, "new").visitor(request(cookie=cookie)).is_admin

@@ -18,3 +18,15 @@ def test_a_secret_opens_for_its_function_and_name_alone() -> None:
     ):
         with pytest.raises(UnsealedError):
             unseal(key, function, name, given)
+
+
+def test_a_secret_stays_readable_at_every_step_of_a_rotation() -> None:
+    old, new = "o" * 32, "n" * 32
+    for key, readers in (
+        (old, (old, f"{old},{new}")),
+        (f"{old},{new}", (old, f"{new},{old}")),
+        (f"{new},{old}", (f"{old},{new}", new)),
+    ):
+        sealed = seal(key, "f", "TOKEN", "value")
+        for reader in (key, *readers):
+            assert unseal(reader, "f", "TOKEN", sealed) == "value"

@@ -1,14 +1,18 @@
 """Secrets of deployed functions in transit, and at rest at a router, encrypted with AES-256-GCM.
 
-The key is derived from the network's secret. Each secret is bound to its function and its name.
+The key is derived from the network's secret. While a network changes its secret, the one that signs also encrypts, and both decrypt. Each secret is
+bound to its function and its name.
 """
 
 import secrets
+from contextlib import suppress
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from pilotlight.wire.hop.headers import signing
 
 NONCE_BYTES = 12
 MAX_SECRET_BYTES = 5 << 10  # Cloudflare's limit for a variable
@@ -21,15 +25,15 @@ class UnsealedError(Exception):
 def seal(key: str, function: str, name: str, value: str) -> bytes:
     """Encrypt a value; return nonce, ciphertext and tag. `key` is the network's secret."""
     nonce = secrets.token_bytes(NONCE_BYTES)
-    return nonce + _cipher(key).encrypt(nonce, value.encode(), _bound_to(function, name))
+    return nonce + _cipher(signing(key)).encrypt(nonce, value.encode(), _bound_to(function, name))
 
 
 def unseal(key: str, function: str, name: str, sealed: bytes) -> str:
     """Decrypt a value. Raises UnsealedError."""
-    try:
-        return _cipher(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(function, name)).decode()
-    except (InvalidTag, ValueError):
-        raise UnsealedError(f"the secret {name} of {function} does not open with this network's secret") from None
+    for each in key.split(","):
+        with suppress(InvalidTag, ValueError):
+            return _cipher(each).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(function, name)).decode()
+    raise UnsealedError(f"the secret {name} of {function} does not open with this network's secret")
 
 
 def _cipher(key: str) -> AESGCM:

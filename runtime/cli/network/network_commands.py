@@ -76,8 +76,20 @@ def rotate_secret(folder: FolderArgument) -> None:
 
 
 @network.command("renew")
-def renew_certificate(folder: FolderArgument) -> None:
-    """Make a new certificate for the router, which loads it by itself."""
+def renew_certificate(
+    folder: FolderArgument,
+    site: Annotated[str | None, typer.Option(help="For this site instead of the router.")] = None,
+) -> None:
+    """Make a new certificate for the router, which loads it by itself, or for a site."""
     from pilotlight.runtime.cli.network.network_folder import renew
 
-    renew(folder)
+    renew(folder, site)
+
+
+@network.command("rotate-authority")
+def rotate_authority(folder: FolderArgument) -> None:
+    """Take the next of three steps that replace the network's certificate authority.
+    At each step all processes trust each other."""
+    from pilotlight.runtime.cli.network.network_folder import rotate_authority as run
+
+    run(folder)

@@ -4,12 +4,16 @@
 
 import json
 import secrets
+import shutil
 import sys
 import time
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificates
 from rich.console import Console
 from rich.table import Table
 
@@ -61,7 +65,8 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         authority = Authority.make(folder, host)
-        _issue(folder, authority, host)
+        atomic_files.write(folder / "host", host.encode())
+        _issue(folder, authority, host, "router")
         atomic_files.write(folder / "secret", secrets.token_hex(SECRET_BYTES).encode())
         city, latitude, longitude = place
         text = NETWORK.format(
@@ -133,19 +138,62 @@ def rotate(folder: Path) -> None:
     print(sentence, file=sys.stderr)
 
 
-def renew(folder: Path) -> None:
+def renew(folder: Path, site: str | None = None) -> None:
+    """Make a certificate and its key for the router, or for a site of the router's file. Raises CliError."""
     folder = folder.expanduser().absolute()
+    authority = _authority(folder)
+    if site is None:
+        host = (folder / "host").read_text()
+    else:
+        urls = {each.name: each.url for each in load_network(folder / "network.toml").sites}
+        if site not in urls:
+            raise CliError(f"{folder}/network.toml has no site {site!r}; it has {', '.join(urls) or 'none'}.")
+        host = urlsplit(urls[site]).hostname or ""
     try:
-        _issue(folder, _authority(folder), (folder / "host").read_text())
+        _issue(folder, authority, host, site or "router")
     except OSError as error:
         raise CliError(f"{folder} cannot be written: {error.strerror}.") from None
+    if site is not None:
+        sentence = f"Move {folder}/{site}.key and .pem to the site, in place of the old files: it loads them by itself."
+        print(sentence, file=sys.stderr)
 
 
-def _issue(folder: Path, authority: Authority, host: str) -> None:
+def rotate_authority(folder: Path) -> None:
+    """Take the next of three steps that replace the network's authority. Raises CliError.
+
+    First the new authority is trusted, then it issues certificates, then the old one is removed. At each step every process trusts all certificates
+    in use. `next` in the folder holds the new authority until it issues."""
+    folder = folder.expanduser().absolute()
+    authority, following = _authority(folder), folder / "next"
+    known = [each.public_bytes(Encoding.PEM) for each in load_pem_x509_certificates(authority.pem)]
+    try:
+        host = (folder / "host").read_text()
+        if len(known) == 1:
+            following.mkdir(mode=0o700, exist_ok=True)
+            atomic_files.write(authority.file, authority.pem + Authority.make(following, host).pem)
+            said = "has a second authority, which is trusted"
+        elif following.exists():
+            atomic_files.write(authority.file, known[1] + known[0])
+            (following / "authority.key").replace(folder / "authority.key")
+            shutil.rmtree(following)
+            _issue(folder, _authority(folder), host, "router")
+            said = "issues with the new authority, and the router's certificate is renewed. Renew the certificate of each site with --site NAME"
+        else:
+            atomic_files.write(authority.file, known[0])
+            said = "has only the new authority"
+    except OSError as error:
+        raise CliError(f"{folder} cannot be written: {error.strerror}.") from None
+    again = "" if said.endswith("only the new authority") else ", then run this again"
+    print(
+        f"{folder} {said}. Copy {authority.file.name} to every site and restart all processes, one after the other{again}.",
+        file=sys.stderr,
+    )
+
+
+def _issue(folder: Path, authority: Authority, host: str, name: str) -> None:
     pair = new_pair(host)
-    atomic_files.write(folder / "host", host.encode())
-    atomic_files.write(folder / "router.key", pair.key)
-    atomic_files.write(folder / "router.pem", authority.issue(pair.request, host))
+    atomic_files.write(folder / f"{name}.key", pair.key)
+    atomic_files.write(folder / f"{name}.pem", authority.issue(pair.request, host))
 
 
 def _authority(folder: Path) -> Authority:

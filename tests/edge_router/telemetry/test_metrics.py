@@ -43,6 +43,7 @@ def test_everything_that_happens_to_requests_is_counted_under_its_own_name() -> 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"pilotlight_router_{name}", labels)
 
+    assert value("streams_lost_total", site="ams1") == 0.0, "Prometheus finds no increase in a series that begins at 1"
     for _ in range(2):
         metrics.ended("ams1", "ok")
     metrics.ended("iad1", "ok")

@@ -84,10 +84,11 @@ class Routed:
 
 
 @asynccontextmanager
-async def routed(folder: Path, site: FakeSite, extra: str = "") -> AsyncIterator[Routed]:
+async def routed(folder: Path, site: FakeSite, extra: str = "", secret: str = SECRET) -> AsyncIterator[Routed]:
+    """Start a router; `secret` is its environment's, empty if its file names one."""
     site.secret = SECRET
     file = network_file(folder, site.url, extra=extra)
-    state = {"PILOTLIGHT_HOP_SECRET": SECRET, "XDG_STATE_HOME": str(folder / "state")}
+    state = {"XDG_STATE_HOME": str(folder / "state"), **({"PILOTLIGHT_HOP_SECRET": secret} if secret else {})}
     log = folder / "router.log"
     with log.open("wb") as written:
         process = await asyncio.create_subprocess_exec(
@@ -174,6 +175,18 @@ async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retir
         assert await open_stream.read() == event(99) + DONE
 
 
+async def test_workers_that_are_replaced_sign_with_the_secret_that_the_file_has_then(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    in_file = f'hop = {{secret_file = "{tmp_path}/secret"}}'
+    async with sites("ams1") as [site], routed(tmp_path, site, in_file, secret="") as router:
+        before = await router.workers()
+        site.secret = "another secret of sixteen bytes"
+        (tmp_path / "secret").write_text(site.secret)
+        router.process.send_signal(signal.SIGUSR2)
+        for session in (await router.workers(without=frozenset(before))).values():
+            await answered(session, router.url + "/readyz", 200)
+
+
 async def test_a_stop_drains_every_worker(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         streams = [await router.started(session) for session in (await router.workers()).values()]
@@ -236,7 +249,13 @@ async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_re
         site.go_on.set()
         for stream in streams:
             assert await stream.read() == event(99) + DONE
+        async with asyncio.timeout(60):
+            while any(psutil.pid_exists(pid) for pid in before):
+                for session in after.values():
+                    async with session.get(f"{router.url}/v1/responses/{made}") as found:
+                        assert found.status == 200, await found.text()
         for killed in list(after):
             os.kill(killed, signal.SIGKILL)
             session, _ = await router.client(lambda pid: pid not in after)
-            await answered(session, f"{router.url}/v1/responses/{made}", 200)
+            async with session.get(f"{router.url}/v1/responses/{made}") as found:
+                assert found.status == 200, "the request waits for the successor"

@@ -2,12 +2,29 @@
 
 import itertools
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509 import (
+    IPAddress,
+    SubjectAlternativeName,
+    load_pem_x509_certificate,
+    load_pem_x509_certificates,
+)
 
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.network.network_folder import init, remove, renew, revoke, rotate, show, token
+from pilotlight.runtime.cli.network.network_folder import (
+    init,
+    remove,
+    renew,
+    revoke,
+    rotate,
+    rotate_authority,
+    show,
+    token,
+)
 from pilotlight.sites.joining.network_file import add_site
 from pilotlight.sites.joining.tokens import Tokens
 from pilotlight.sites.network import load_network
@@ -79,7 +96,50 @@ def test_the_routers_certificate_is_renewed_in_place(folder: Path) -> None:
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / "router.pem", folder / "router.key")
 
 
+def test_a_sites_certificate_is_made_for_the_host_in_the_routers_file(folder: Path) -> None:
+    add_site(folder / "network.toml", "osl2", "https://10.0.0.2:8790", PLACE)
+    with pytest.raises(CliError, match="has no site 'osl3'; it has osl2"):
+        renew(folder, "osl3")
+    renew(folder, "osl2")
+    certificate = load_pem_x509_certificate((folder / "osl2.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+    assert [str(each) for each in names.get_values_for_type(IPAddress)] == ["10.0.0.2"]
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / "osl2.pem", folder / "osl2.key")
+
+
+def test_an_authority_is_replaced_in_three_steps_at_which_all_certificates_are_trusted(folder: Path) -> None:
+    add_site(folder / "network.toml", "osl2", "https://10.0.0.2:8790", PLACE)
+    renew(folder, "osl2")
+    seen = [(Path(folder / "authority.pem").read_bytes(), (folder / "osl2.pem").read_bytes())]
+    for step in range(3):
+        rotate_authority(folder)
+        if step == 1:
+            renew(folder, "osl2")
+        seen.append(((folder / "authority.pem").read_bytes(), (folder / "osl2.pem").read_bytes()))
+    for before, after in itertools.pairwise(seen):  # some processes have restarted with the new files, others not
+        for authorities, certificate in ((before[0], after[1]), (after[0], before[1]), after):
+            assert is_issued_by_one_of(authorities, certificate)
+    assert not is_issued_by_one_of(seen[0][0], seen[3][1])
+    assert not is_issued_by_one_of(seen[3][0], seen[0][1])
+    assert is_issued_by_one_of(seen[3][0], (folder / "router.pem").read_bytes())
+    assert not (folder / "next").exists()
+
+
+def is_issued_by_one_of(authorities: bytes, certificate: bytes) -> bool:
+    leaf = load_pem_x509_certificate(certificate)
+    for authority in load_pem_x509_certificates(authorities):
+        with suppress(InvalidSignature, ValueError):  # ValueError: the issuer has another name
+            leaf.verify_directly_issued_by(authority)
+            return True
+    return False
+
+
 def test_a_folder_without_a_network_is_said_to_be_none(tmp_path: Path) -> None:
-    for command in (lambda: token(tmp_path, 5), lambda: rotate(tmp_path), lambda: renew(tmp_path)):
+    for command in (
+        lambda: token(tmp_path, 5),
+        lambda: rotate(tmp_path),
+        lambda: renew(tmp_path),
+        lambda: rotate_authority(tmp_path),
+    ):
         with pytest.raises(CliError):
             command()

@@ -1,182 +1,29 @@
 """Backups of a running system: the copy is consistent and has every write that was acknowledged before the backup started."""
 
-import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import datetime
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from load_tests.local_network import free_ports
-from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
-from pilotlight.functions.bindings.secrets.secret_store import SecretStore
+from load_tests.scenarios.backup import is_right, measure
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
 from pilotlight.runtime.cli.operations.state_roots import StateRoot, roots_of_files
-from pilotlight.wire.hop.usage import ResourceUse
-from pilotlight.wire.hop.usage_records import MeteredRequest, UsageRecord
 
-ROOT = Path(__file__).parents[4]
 PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
-MANIFEST = """
-name = "keeper"
-main = "entry.py"
-compatibility_date = "2026-01-01"
-compatibility_flags = ["python_workers"]
-kv_namespaces = [{binding = "KV", id = "kv"}]
-d1_databases = [{binding = "DB", database_name = "db", database_id = "db"}]
-r2_buckets = [{binding = "BUCKET", bucket_name = "bucket"}]
-durable_objects = {bindings = [{name = "LOG", class_name = "Log"}]}
-migrations = [{tag = "v1", new_sqlite_classes = ["Log"]}]
-
-[[queues.producers]]
-binding = "QUEUE"
-queue = "numbers"
-"""
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
-def site_file(folder: Path, state: Path) -> tuple[Path, str]:
-    function = folder / "keeper"
-    if not function.exists():
-        function.mkdir(parents=True)
-        (function / "wrangler.toml").write_text(MANIFEST)
-        shutil.copy(Path(__file__).with_name("keeper.py"), function / "entry.py")
-    port = free_ports(1)[0]
-    path = folder / "ams1.toml"
-    path.write_text(
-        f'name = "ams1"\nplace = {PLACE}\nlisten = {{port = {port}}}\n[functions]\nstate_dir = "{state}"\n'
-        f'serve = [{{name = "keeper", path = "{function}"}}]\n'
-    )
-    return path, f"http://127.0.0.1:{port}/fn/keeper"
-
-
-@contextmanager
-def serving(file: Path, url: str) -> Iterator[None]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(file.parent / "home")}
-    process = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], cwd=ROOT, env=environment)
-    try:
-        while True:
-            try:
-                ask(f"{url}/make")
-                break
-            except OSError:
-                assert process.poll() is None
-                time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def ask(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=60) as response:
-        found: bytes = response.read()
-        return found
-
-
-class Writers:
-    """Threads that write numbers until they are stopped, and record the time of each acknowledgement."""
-
-    def __init__(self, url: str) -> None:
-        self.acknowledged: dict[int, float] = {}
-        self._url, self._next, self._lock, self._stop = url, 0, threading.Lock(), threading.Event()
-        self._threads = [threading.Thread(target=self._write) for _ in range(4)]
-
-    def __enter__(self) -> "Writers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def wait_for(self, count: int) -> None:
-        while len(self.acknowledged) < count:
-            assert any(thread.is_alive() for thread in self._threads)
-            time.sleep(0.01)
-
-    def _write(self) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                number, self._next = self._next, self._next + 1
-            ask(f"{self._url}/write/{number}")
-            self.acknowledged[number] = time.time()
-            ask(f"{self._url}/replace/{number % 10}")  # the file of this object changes constantly
-
-
-def test_what_was_acknowledged_before_the_mark_is_there_elsewhere_and_nothing_is_torn(tmp_path: Path) -> None:
-    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
-    file, url = site_file(there, there / "state")
-    SecretStore(there / "state").put("keeper", "TOKEN", "a secret")
-    with serving(file, url), Writers(url) as writers:
-        writers.wait_for(20)
-        first = backup(tmp_path / "backups", roots_of_files(None, [file]), None)
-        writers.wait_for(len(writers.acknowledged) + 20)
-        backup(tmp_path / "backups", roots_of_files(None, [file]), None)
-        writers.wait_for(len(writers.acknowledged) + 5)
-    assert "ams1/state" in first
-    mark = datetime.fromisoformat(BackupFolder(tmp_path / "backups").read(None).created).timestamp()
-    before = {number for number, at in writers.acknowledged.items() if at <= mark}
-    assert len(before) >= 40
-    file, url = site_file(elsewhere, elsewhere / "state")
-    restore(tmp_path / "backups", roots_of_files(None, [file]), None)
-    with serving(file, url):
-        found = json.loads(ask(f"{url}/read"))
-    for kind in ("d1", "kv", "r2", "object"):
-        assert before <= set(found[kind]), kind
-    assert found["often"] == 1, "an object is of one version"
-    assert found["secret"] == "a secret"
-    (queue,) = (elsewhere / "state" / "bindings" / "queue").rglob("*.sqlite")
-    with closing(sqlite3.connect(queue)) as connection:
-        assert connection.execute("SELECT count(*) FROM messages").fetchone()[0] >= len(before)
-    for path in (elsewhere / "state").rglob("*.sqlite"):
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-
-def usage(number: int) -> UsageRecord:
-    request = MeteredRequest(f"id{number}", f"r{number}", "acme", "key", "ember", 1.0)
-    return UsageRecord(request, "ams1", 2.0, "complete", ResourceUse(1, 0, 1))
-
-
-def test_a_ledger_that_is_written_meanwhile_is_whole(tmp_path: Path) -> None:
-    (source := tmp_path / "ledger").mkdir()
-    store, written, stop = SqliteStore(source / "usage.sqlite"), [0], threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            store.add([usage(written[0])])
-            written[0] += 1
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        while written[0] < 50:
-            time.sleep(0.01)
-        acknowledged = written[0]
-        backup(tmp_path / "backups", [StateRoot("router/ledger", source)], None)
-    finally:
-        stop.set()
-        thread.join()
-        store.close()
-    restore(tmp_path / "backups", [StateRoot("router/ledger", tmp_path / "restored")], None)
-    with closing(sqlite3.connect(tmp_path / "restored" / "usage.sqlite")) as connection:
-        ids = {row[0] for row in connection.execute("SELECT id FROM usage")}
-    assert {f"id{number}" for number in range(acknowledged)} <= ids
-    assert ids == {f"id{number}" for number in range(len(ids))}
+@pytest.mark.network
+def test_what_was_acknowledged_before_the_mark_is_there_elsewhere_and_nothing_is_torn() -> None:
+    results = measure(num_writes=150)
+    assert is_right(results), results
+    assert min(results["acknowledged_before_the_mark"].values()) > 0
 
 
 class Bucket:
