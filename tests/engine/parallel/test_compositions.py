@@ -12,27 +12,34 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -120,12 +127,36 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         MiniMaxM2Config,
         {"head_dim": 12, "intermediate_size": 28, "num_local_experts": 8, "num_experts_per_tok": 3, "rope_parameters": HALF},
     ),
+    "olmo2": (Olmo2Config, {"hidden_size": 48, "head_dim": None}),
+    "olmoe": (OlmoeConfig, {"hidden_size": 48, "head_dim": None, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 28}),
+    "seed-oss": (SeedOssConfig, {"attention_out_bias": True, "attention_dropout": 0.0, "residual_dropout": 0.0}),
+    "ernie": (Ernie4_5Config, {"use_bias": True}),
+    "glm-4.7-flash": (
+        Glm4MoeLiteConfig,
+        LATENT | {"num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28},
+    ),
+    "mimo-v2": (
+        MiMoV2FlashConfig,
+        {
+            "head_dim": 12, "v_head_dim": 8, "sliding_window": 13, "moe_intermediate_size": 28, "n_routed_experts": 8,
+            "num_experts_per_tok": 3, "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), HALF),
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma4": (
+        Gemma4TextConfig,
+        {
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "sliding_window": 11, "global_head_dim": 16,
+            "num_global_key_value_heads": 2, "attention_k_eq_v": True, "rope_parameters": None,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
 }  # fmt: skip
 FAMILIES = (*MODELS, EACH, *FURTHER)
 QUICK = (*MODELS, EACH, "minimax-m2")
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
-          "deepseek-v2", "minimax-m2")  # fmt: skip
+          "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2")  # fmt: skip
 
 
 EXPERTS = {"expert_parallel": True}
