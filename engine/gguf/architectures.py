@@ -47,6 +47,7 @@ _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _ROPE_KEYS = (
     "dimension_count",
     "freq_base",
+    "freq_base_swa",
     "scaling.type",
     "scaling.factor",
     "scaling.original_context_length",
@@ -139,6 +140,11 @@ def _rope(metadata: Metadata, file: GgufFile, head_dim: int, theta: float) -> di
     for key in metadata.keys("{arch}.rope."):
         if key.split(".rope.", 1)[1] not in _ROPE_KEYS:
             raise CheckpointError(f"{metadata.origin} has the rotary key {key}, which is not known here")
+    local = metadata.number("{arch}.rope.freq_base_swa", theta)
+    if local != theta and metadata.architecture != "gemma3":
+        raise CheckpointError(
+            f"{metadata.origin} rotates layers with windows by the base {local}; supported for {metadata.architecture} is that of all, {theta}"
+        )
     kind = metadata.text("{arch}.rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
         rule: dict[str, Any] = {"rope_type": kind, "factor": metadata.number("{arch}.rope.scaling.factor")}
@@ -231,6 +237,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
         "query_pre_attn_scalar": metadata.integer("{arch}.embedding_length") // heads if is_largest else head_dim,
         "sliding_window": metadata.integer("{arch}.attention.sliding_window"),
         "sliding_window_pattern": 6,
+        "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", 10_000.0),
         "norm_offset_included": True,
     }
 

@@ -112,6 +112,8 @@ def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
         writer.add_key_length(described["head_dim"])
         writer.add_value_length(described["head_dim"])
     rope = described["rope_parameters"]
+    if described["model_type"] == "olmo3" or rope.get("sliding_attention", {}).get("rope_theta", 10_000.0) != 10_000.0:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])  # newer files
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):

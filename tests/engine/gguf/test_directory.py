@@ -59,6 +59,10 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen3, yarn": (Qwen3Config, {"rope_parameters": YARN}),
     "qwen3moe": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "gemma3": (Gemma3TextConfig, GEMMA),
+    "gemma3, another local base": (
+        Gemma3TextConfig,
+        GEMMA | {"rope_parameters": GEMMA["rope_parameters"] | {"sliding_attention": {"rope_type": "default", "rope_theta": 900.0}}},
+    ),
     "gemma2": (
         Gemma2Config,
         {
@@ -178,6 +182,7 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
             "rotary scaling 'longrope'; supported are linear, yarn and none",
         ),
         ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
+        ({"llama.rope.freq_base_swa": 900.0}, "rotates layers with windows by the base 900.0; supported for llama is"),
         ({"llama.rope.scaling.alpha": 2.0}, "the rotary key llama.rope.scaling.alpha, which is not known"),
         ({"tokenizer.ggml.bos_token_id": 9999}, "has token 9999 as its bos, and 404 tokens"),
     ],
