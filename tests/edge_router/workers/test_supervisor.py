@@ -133,10 +133,10 @@ async def test_a_durable_stream_of_a_killed_worker_continues_at_another(tmp_path
         (killed, other) = (await router.workers()).items()
         site.behave = continued_stream(40)
         durable = {**CHAT, "stream_options": {"durable": True}}
-        response = await killed[1].post(router.url + "/v1/chat/completions", json=durable)
-        name = response.headers["x-pilotlight-stream"]
-        assert await response.content.readany()
-        os.kill(killed[0], signal.SIGKILL)
+        async with killed[1].post(router.url + "/v1/chat/completions", json=durable) as response:
+            name = response.headers["x-pilotlight-stream"]
+            assert await response.content.readany()
+            os.kill(killed[0], signal.SIGKILL)
         async with other[1].get(f"{router.url}/streams/{name}") as again:
             body = await again.read()
         events = [line for line in body.split(b"\n\n") if b'"i"' in line or b"[DONE]" in line]
