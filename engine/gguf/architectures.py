@@ -107,9 +107,10 @@ def _shared(metadata: Metadata, file: GgufFile, family: _Family) -> dict[str, An
     hidden, heads = metadata.integer("{arch}.embedding_length"), metadata.integer("{arch}.attention.head_count")
     if not heads:
         raise CheckpointError(f"{metadata.origin} has no attention heads")
-    head_dim = metadata.integer(
-        "{arch}.attention.key_length", metadata.integer("{arch}.rope.dimension_count", hidden // heads)
-    )
+    plain = hidden // heads
+    if not family.may_turn_a_part:
+        plain = metadata.integer("{arch}.rope.dimension_count", plain)
+    head_dim = metadata.integer("{arch}.attention.key_length", plain)
     turned = metadata.integer("{arch}.rope.dimension_count", head_dim)
     for key in ("{arch}.attention.value_length", *(() if family.may_turn_a_part else ("{arch}.rope.dimension_count",))):
         if metadata.integer(key, head_dim) != head_dim:
@@ -182,7 +183,10 @@ def _dense(metadata: Metadata) -> dict[str, Any]:
 
 
 def _experts(metadata: Metadata) -> dict[str, Any]:
-    """Return the config of families whose files say no more about experts; weights are not normalised, as in llama.cpp."""
+    """Return the config of families whose experts have no further keys.
+
+    The weights of chosen experts are not normalised, as in llama.cpp.
+    """
     count = metadata.integer("{arch}.expert_count")
     return {
         "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
@@ -202,7 +206,10 @@ def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
 
 
 def _windows(metadata: Metadata) -> dict[str, Any]:
-    """Return the config of a dense family in which three of four layers may have windows, unless the file lists others."""
+    """Return the config of a dense family in which some layers may have windows.
+
+    They are three of four layers, unless the file has a list.
+    """
     window, key = metadata.integer("{arch}.attention.sliding_window", 0), "{arch}.attention.sliding_window_pattern"
     kinds = ("full_attention", "sliding_attention")
     listed = {"layer_types": [kinds[has_window] for has_window in metadata.flags(key)]} if key in metadata else {}
