@@ -250,7 +250,14 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "hidden_size": 2 * heads * rng.randint(16 // heads, 28 // heads),  # 32 to 56; a head has an even size
     }
-    sizes["num_key_value_heads"] = heads if family.startswith("deepseek") else rng.choice([1, 2, heads])
+    sizes["num_key_value_heads"] = (
+        heads if "kv_lora_rank" in (MODELS | FURTHER).get(family, ({}, {}))[1] else rng.choice([1, 2, heads])
+    )
+    if family in ("mimo-v2", "gemma4"):
+        kinds = ["full_attention", "sliding_attention"]
+        sizes["layer_types"] = [*rng.choices(kinds, k=layers - 1), "full_attention"]
+    if family == "mimo-v2":  # layers with a window have twice as many
+        sizes["num_key_value_heads"] = rng.choice([1, 2])
     if family.startswith("llama 4"):
         sizes["no_rope_layers"] = [rng.randint(0, 1) for _ in range(layers)]
         sizes["moe_layers"] = sorted(rng.sample(range(layers), rng.randint(1, layers)))
