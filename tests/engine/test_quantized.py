@@ -195,8 +195,7 @@ def sizes_for_groups(name: str) -> dict[str, Any]:
     sizes |= {
         key: -(-sizes[key] // 32) * 32 for key in sizes if key.endswith(("hidden_size", "intermediate_size", "_mlp"))
     }
-    if sizes.get("head_dim"):
-        sizes["head_dim"] = 16
+    sizes |= {key: size for key, size in (("head_dim", 16), ("v_head_dim", 8)) if sizes.get(key)}
     return sizes | ({key: DEEPSEEK[key] for key in sizes if key in DEEPSEEK} if "kv_lora_rank" in sizes else {})
 
 

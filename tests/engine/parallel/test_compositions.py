@@ -138,7 +138,7 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mimo-v2": (
         MiMoV2FlashConfig,
         {
-            "head_dim": 12, "v_head_dim": 8, "sliding_window": 13, "moe_intermediate_size": 28, "n_routed_experts": 8,
+            "head_dim": 12, "v_head_dim": 6, "sliding_window": 13, "moe_intermediate_size": 28, "n_routed_experts": 8,
             "num_experts_per_tok": 3, "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), HALF),
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
         },
@@ -225,6 +225,7 @@ def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
         assert_same(drain(model.engine, asked), expected)
 
 
+# A draw in which the order of sums decides between two experts fails: with other sizes such a tie was 9e-8, as the experts' scores in fp64 showed.
 NUM_DRAWS = 200
 
 
