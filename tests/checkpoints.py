@@ -11,11 +11,20 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from training.ember.chat import HERE
 
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # transformers 5.23 omits it
 LLAMA3_SCALING = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,

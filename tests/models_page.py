@@ -145,7 +145,7 @@ def _proofs() -> dict[str, list[str]]:
 
 
 def _architecture(names: Any, config: PreTrainedConfig) -> str:
-    name = names[config.model_type]
+    name = names.get(config.model_type, f"{type(config).__name__.removesuffix('Config')}ForCausalLM")
     return str(name if isinstance(name, str) else name[0])
 
 

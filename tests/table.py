@@ -1,6 +1,7 @@
-"""The table of tests/README.md: the paths on which each model family is compared with `transformers`, from pytest's collection.
+"""The tables of tests/README.md, from pytest's collection: the paths on which each checkpoint is compared with `transformers`, and each family's
+ranks, stages and packed weights.
 
-`python -m tests.table` writes it; tests/test_readme.py fails while it is stale. This module is independent of what tests contain.
+`python -m tests.table` writes them; tests/test_readme.py fails while they are stale. This module is independent of what tests contain.
 """
 
 from contextlib import redirect_stdout
@@ -16,16 +17,26 @@ BEGIN, END = "<!-- written by python -m tests.table -->\n", "<!-- end of the tab
 
 
 class Column(NamedTuple):
-    """A path through the engine, and the tests that cover it. One of them is enough: families, images and embedders have separate tests."""
+    """A path through the engine, and the tests that cover it. One of them is enough: families, images and embedders have separate tests.
+
+    `case`: a parameter that a test must have besides the row's name.
+    """
 
     title: str
     tests: tuple[str, ...]
+    case: str | None = None
 
 
 FAMILIES, TIERS, EMBEDDINGS = (
     f"tests/engine/{name}.py" for name in ("test_families", "test_tier_families", "test_embeddings")
 )
 IMAGES, IMAGE_PATHS = "tests/engine/test_images.py", "tests/engine/vision/test_image_paths.py"
+HAND_OVER = "tests/engine/test_hand_over.py"
+RANKS = (
+    "tests/engine/parallel/test_compositions.py::test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does",
+)
+PACKED = ("tests/engine/test_quantized.py::test_every_family_in_every_form_is_the_model_that_its_numbers_stand_for",)
+GGUF = ("tests/engine/gguf/test_directory.py::test_plain_numbers_give_the_same_tokens_and_logprobs",)
 WHOLE, CHUNKED, PREEMPTED = (
     "test_a_whole_prompt_and_its_continuation_agree", "test_a_chunked_prompt_agrees", "test_preempted_sequences_agree"
 )  # fmt: skip
@@ -49,12 +60,25 @@ COLUMNS = (
         f"{TIERS}::test_a_round_trip_through_host_disk_and_store_agrees",
         f"{IMAGE_PATHS}::test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again",
     )),
+    Column("hand-over", (
+        f"{HAND_OVER}::test_tokens_are_those_of_one_host",
+        f"{IMAGE_PATHS}::test_the_host_that_answers_encodes_nothing_that_it_fetches",
+    )),
 )  # fmt: skip
+BY_FAMILY = (
+    Column("two ranks", RANKS, "tp 2"),
+    Column("two stages", RANKS, "pp 2"),
+    Column("INT4", PACKED, "int4"),
+    Column("INT8", PACKED, "int8"),
+    Column("FP8", PACKED, "fp8"),
+    Column("GGUF", GGUF),
+)
+Parameters = frozenset[str]
 
 
-def collected() -> dict[str, set[str]]:
-    """Return the parameter ids of each collected test in the files of the columns."""
-    files = sorted({test.partition("::")[0] for column in COLUMNS for test in column.tests})
+def collected() -> dict[str, set[Parameters]]:
+    """Return the parameters of each collected test in the files of the columns."""
+    files = sorted({test.partition("::")[0] for column in COLUMNS + BY_FAMILY for test in column.tests})
     found = _Collected()
     # In this process: it has to import the same models anyway.
     arguments = ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
@@ -70,44 +94,56 @@ class _Collected:
     """A plugin that records collected tests."""
 
     def __init__(self) -> None:
-        self.parameters: dict[str, set[str]] = {}
+        self.parameters: dict[str, set[Parameters]] = {}
 
-    def pytest_itemcollected(self, item: pytest.Item) -> None:
-        test, _, parameters = item.nodeid.partition("[")
-        self.parameters.setdefault(test, set()).add(parameters.removesuffix("]"))
+    def pytest_itemcollected(self, item: pytest.Function) -> None:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        self.parameters.setdefault(item.nodeid.partition("[")[0], set()).add(frozenset(map(str, parameters)))
 
 
 def render() -> str:
     from tests.embedders import EMBEDDERS
     from tests.engine.families import FURTHER, MODELS
+    from tests.engine.gguf.test_directory import FAMILIES as IN_GGUF
+    from tests.engine.parallel import test_compositions
     from tests.engine.pictures import FAMILIES as WITH_IMAGES
+    from tests.engine.test_quantized import FAMILIES as IN_PARTS
 
     found = collected()
     lines = [
-        f"| checkpoint | {' | '.join(column.title for column in COLUMNS)} |",
-        f"|---|{':-:|' * len(COLUMNS)}",
-        *(_row(name, name, found, {FAMILIES, TIERS}) for name in (*MODELS, *FURTHER)),
-        *(_row(f"images: {name}", name, found, {IMAGES, IMAGE_PATHS}) for name in WITH_IMAGES),
-        *(_row(f"embeddings: {name}", name, found, {EMBEDDINGS}) for name in EMBEDDERS),
+        *_head("checkpoint", COLUMNS),
+        *(_row(name, COLUMNS, found, {name}, {FAMILIES, TIERS, HAND_OVER}) for name in (*MODELS, *FURTHER)),
+        *(_row(f"images: {name}", COLUMNS, found, {name}, {IMAGES, IMAGE_PATHS}) for name in WITH_IMAGES),
+        *(_row(f"embeddings: {name}", COLUMNS, found, {name}, {EMBEDDINGS}) for name in EMBEDDERS),
+        "",
+        *_head("family", BY_FAMILY),
     ]
+    families = test_compositions.MODELS | test_compositions.FURTHER | IN_PARTS
+    for name, (kind, _) in families.items():
+        files = {test.partition("::")[0] for column in BY_FAMILY for test in column.tests}
+        names = {name, *(file for file, (of_file, _) in IN_GGUF.items() if of_file is kind)}
+        lines.append(_row(name, BY_FAMILY, found, names, files))
     return BEGIN + "\n".join(lines) + "\n" + END
 
 
-def _row(label: str, name: str, found: dict[str, set[str]], files: set[str]) -> str:
+def _head(rows: str, columns: tuple[Column, ...]) -> tuple[str, str]:
+    return f"| {rows} | {' | '.join(column.title for column in columns)} |", f"|---|{':-:|' * len(columns)}"
+
+
+def _row(
+    label: str, columns: tuple[Column, ...], found: dict[str, set[Parameters]], names: set[str], files: set[str]
+) -> str:
+    """Return a row, in which a column is "yes" if one of its tests in `files` has one of `names` and the column's case as parameters."""
     cells = [
         any(
-            _is_among(name, found.get(test, set()))
+            names & parameters and (column.case is None or column.case in parameters)
             for test in column.tests
             if test.partition("::")[0] in files
+            for parameters in found.get(test, ())
         )
-        for column in COLUMNS
-    ]  # fmt: skip
+        for column in columns
+    ]
     return f"| {label} | {' | '.join('yes' if is_shown else '-' for is_shown in cells)} |"
-
-
-def _is_among(name: str, parameters: set[str]) -> bool:
-    """Tell whether a name is one of these parameter ids, or a part of one between hyphens."""
-    return any(f"-{name}-" in f"-{parameter}-" for parameter in parameters)
 
 
 def replaced(text: str, table: str) -> str:

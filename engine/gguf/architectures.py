@@ -27,6 +27,17 @@ _GEMMA_LAYERS = _LAYERS | {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+_MIXTRAL_LAYERS = _LAYERS | {
+    "ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3", "ffn_down_exps": "block_sparse_moe.experts.w2",
+}  # fmt: skip
+_QWEN2_MOE_LAYERS = _LAYERS | {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}  # fmt: skip
+_GLM_LAYERS = _LAYERS | {
+    "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
+}  # fmt: skip
 _PHI_LAYERS = _LAYERS | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _OLMO_LAYERS = _LAYERS | {
     "post_attention_norm": "post_attention_layernorm",
@@ -36,6 +47,7 @@ _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _ROPE_KEYS = (
     "dimension_count",
     "freq_base",
+    "freq_base_swa",
     "scaling.type",
     "scaling.factor",
     "scaling.original_context_length",
@@ -64,12 +76,14 @@ class _Family(NamedTuple):
     configure: Callable[[Metadata], dict[str, Any]]
     layers: Mapping[str, str] = _LAYERS
     is_turned: bool = False
+    may_turn_a_part: bool = False  # of each head
+    may_have_biases: bool = False
 
 
 def describe(file: GgufFile) -> Described:
     """Return the file's config and named tensors. Raises CheckpointError."""
     metadata = Metadata(file.metadata, file.path.name)
-    family = READ.get(metadata.architecture)
+    family = READ.get(_variant(metadata))
     if family is None:
         raise CheckpointError(
             f"{file.path.name} is of the architecture {metadata.architecture!r}; for GGUF files, supported are {', '.join(READ)}"
@@ -78,18 +92,27 @@ def describe(file: GgufFile) -> Described:
         raise CheckpointError(f"{file.path.name} is a part of several; join them first: llama-gguf-split --merge")
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path.name} lacks the tensor token_embd.weight")
-    config = {"architectures": [family.architecture], **_shared(metadata, file), **family.configure(metadata)}
+    config = {"architectures": [family.architecture], **_shared(metadata, file, family), **family.configure(metadata)}
     return Described(config, list(_named(file, family)))
 
 
-def _shared(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+def _variant(metadata: Metadata) -> str:
+    """Return the name in READ of a file's architecture, which may have one name for two families."""
+    name = metadata.architecture
+    key, suffix = _VARIANTS.get(name, ("", ""))
+    return f"{name} {suffix}" if key and metadata.integer(f"{name}.{key}", 0) else name
+
+
+def _shared(metadata: Metadata, file: GgufFile, family: _Family) -> dict[str, Any]:
     hidden, heads = metadata.integer("{arch}.embedding_length"), metadata.integer("{arch}.attention.head_count")
     if not heads:
         raise CheckpointError(f"{metadata.origin} has no attention heads")
-    head_dim = metadata.integer(
-        "{arch}.attention.key_length", metadata.integer("{arch}.rope.dimension_count", hidden // heads)
-    )
-    for key in ("{arch}.attention.value_length", "{arch}.rope.dimension_count"):
+    plain = hidden // heads
+    if not family.may_turn_a_part:
+        plain = metadata.integer("{arch}.rope.dimension_count", plain)
+    head_dim = metadata.integer("{arch}.attention.key_length", plain)
+    turned = metadata.integer("{arch}.rope.dimension_count", head_dim)
+    for key in ("{arch}.attention.value_length", *(() if family.may_turn_a_part else ("{arch}.rope.dimension_count",))):
         if metadata.integer(key, head_dim) != head_dim:
             raise CheckpointError(
                 f"{metadata.origin} has {metadata.integer(key)} as {key.replace('{arch}', metadata.architecture)} and heads of {head_dim}; "
@@ -109,6 +132,8 @@ def _shared(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
         "rope_theta": theta,
         **({"rope_scaling": rope} if rope else {}),
         "tie_word_embeddings": "output.weight" not in file.tensors,
+        **({"partial_rotary_factor": turned / head_dim} if family.may_turn_a_part else {}),
+        **({"attention_bias": "blk.0.attn_q.bias" in file.tensors} if family.may_have_biases else {}),
     }
 
 
@@ -116,6 +141,11 @@ def _rope(metadata: Metadata, file: GgufFile, head_dim: int, theta: float) -> di
     for key in metadata.keys("{arch}.rope."):
         if key.split(".rope.", 1)[1] not in _ROPE_KEYS:
             raise CheckpointError(f"{metadata.origin} has the rotary key {key}, which is not known here")
+    local = metadata.number("{arch}.rope.freq_base_swa", theta)
+    if local != theta and metadata.architecture != "gemma3":
+        raise CheckpointError(
+            f"{metadata.origin} rotates layers with windows by the base {local}; supported for {metadata.architecture} is that of all, {theta}"
+        )
     kind = metadata.text("{arch}.rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
         rule: dict[str, Any] = {"rope_type": kind, "factor": metadata.number("{arch}.rope.scaling.factor")}
@@ -149,11 +179,41 @@ def _llama3_rule(factors: Sequence[float], origin: str, head_dim: int, theta: fl
 
 
 def _dense(metadata: Metadata) -> dict[str, Any]:
-    if metadata.integer("{arch}.expert_count", 0):
-        raise CheckpointError(
-            f"{metadata.origin} is a mixture of experts called {metadata.architecture}, which is not supported"
-        )
     return {"intermediate_size": metadata.integer("{arch}.feed_forward_length")}
+
+
+def _experts(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of families whose experts have no further keys.
+
+    The weights of chosen experts are not normalised, as in llama.cpp.
+    """
+    count = metadata.integer("{arch}.expert_count")
+    return {
+        "intermediate_size": metadata.integer("{arch}.feed_forward_length"),
+        "num_experts": count,
+        "num_local_experts": count,  # Mixtral's key
+        "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
+    return {
+        **_experts(metadata),
+        "moe_intermediate_size": metadata.integer("{arch}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.integer("{arch}.expert_shared_feed_forward_length"),
+    }
+
+
+def _windows(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of a dense family in which some layers may have windows.
+
+    They are three of four layers, unless the file has a list.
+    """
+    window, key = metadata.integer("{arch}.attention.sliding_window", 0), "{arch}.attention.sliding_window_pattern"
+    kinds = ("full_attention", "sliding_attention")
+    listed = {"layer_types": [kinds[has_window] for has_window in metadata.flags(key)]} if key in metadata else {}
+    return {**_dense(metadata), "sliding_window": window or None, **(listed if window else {})}
 
 
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
@@ -184,6 +244,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
         "query_pre_attn_scalar": metadata.integer("{arch}.embedding_length") // heads if is_largest else head_dim,
         "sliding_window": metadata.integer("{arch}.attention.sliding_window"),
         "sliding_window_pattern": 6,
+        "rope_local_base_freq": metadata.number("{arch}.rope.freq_base_swa", 10_000.0),
         "norm_offset_included": True,
     }
 
@@ -235,7 +296,17 @@ READ = {
     "phi3": _Family("Phi3ForCausalLM", _phi3, _PHI_LAYERS),
     "smollm3": _Family("SmolLM3ForCausalLM", _smollm3, is_turned=True),
     "gemma3": _Family("Gemma3ForCausalLM", _gemma3, _GEMMA_LAYERS),
+    "llama with experts": _Family("MixtralForCausalLM", _experts, _MIXTRAL_LAYERS, is_turned=True),
+    "olmo2 with windows": _Family("Olmo3ForCausalLM", _windows, _OLMO_LAYERS),
+    "olmoe": _Family("OlmoeForCausalLM", _experts),
+    "qwen2moe": _Family("Qwen2MoeForCausalLM", _qwen2_moe, _QWEN2_MOE_LAYERS),
+    "exaone4": _Family("Exaone4ForCausalLM", _windows, _OLMO_LAYERS),
+    "ernie4_5": _Family("Ernie4_5ForCausalLM", _dense),
+    "seed_oss": _Family("SeedOssForCausalLM", _dense, _OLMO_LAYERS, may_have_biases=True),
+    "glm4": _Family("Glm4ForCausalLM", _dense, _GLM_LAYERS, may_turn_a_part=True, may_have_biases=True),
 }
+# Architectures that mean another family if a key of the metadata is not zero.
+_VARIANTS = {"llama": ("expert_count", "with experts"), "olmo2": ("attention.sliding_window", "with windows")}
 
 
 def _named(file: GgufFile, family: _Family) -> Iterator[NamedTensor]:
@@ -251,6 +322,8 @@ def _named(file: GgufFile, family: _Family) -> Iterator[NamedTensor]:
         if found is None or name is None or (family.is_turned and part == "bias"):
             raise CheckpointError(f"{file.path.name} has the tensor {stored.name}, which no {family.architecture} has")
         whole = f"model.layers.{found[1]}.{name}.{part}"
+        if name == "mlp.shared_expert_gate":  # files have this row as a vector
+            stored = stored._replace(shape=(1, stored.shape[-1]))
         if ".experts." not in name:
             yield NamedTensor(whole, stored, family.is_turned and name in _TURNED)
             continue

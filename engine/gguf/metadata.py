@@ -45,6 +45,9 @@ class Metadata:
     def texts(self, key: str) -> list[str]:
         return self._list(key, str, "a list of texts")
 
+    def flags(self, key: str) -> list[bool]:
+        return self._list(key, bool, "a list of true and false")
+
     def integers(self, key: str) -> list[int]:
         return self._list(key, int, "a list of whole numbers")
 

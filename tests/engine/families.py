@@ -32,6 +32,7 @@ from transformers import (
     MiMoV2FlashConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    Mistral4Config,
     MistralConfig,
     MixtralConfig,
     NemotronHConfig,
@@ -256,9 +257,55 @@ MODELS: dict[str, PreTrainedConfig] = {
         attn_temperature_tuning=False,
     ),
 }
-# Further families, most in two shapes. Quick tests take each along one path, slow sweeps along every path.
+# Further families and shapes. Quick tests take each along one path, slow sweeps along every path.
 _LITE = LATENT | {"num_attention_heads": 5, "num_key_value_heads": 5, "v_head_dim": 16, "q_lora_rank": None}
 FURTHER: dict[str, PreTrainedConfig] = {
+    "qwen2, three heads over one, window from layer 2, tied": config(
+        Qwen2Config,
+        hidden_size=48,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=None,
+        use_sliding_window=True,
+        sliding_window=17,
+        max_window_layers=2,
+        tie_word_embeddings=True,
+    ),
+    "glm-4.5, one kv head, two in five turn, no groups, tied": config(
+        Glm4MoeConfig,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.4},
+        moe_intermediate_size=21,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+    ),
+    "mistral4, three experts in two of four groups, queries grow every 9 tokens": config(
+        Mistral4Config,
+        **LATENT,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.3,
+        first_k_dense_replace=1,
+        rope_parameters=YARN
+        | {"original_max_position_embeddings": 9, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "mistral4, queries at once, no groups, tied": config(
+        Mistral4Config,
+        **_LITE,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=False,
+        rope_parameters=YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 0.7},
+        tie_word_embeddings=True,
+    ),
     "phi3, fused, six heads over two": config(Phi3Config, hidden_size=60, head_dim=None, sliding_window=None),
     "phi3, one kv head, window, tied, half of each head turns by short factors": config(
         Phi3Config,
@@ -599,7 +646,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
         num_attention_heads=7,
         num_key_value_heads=1,
     ),
-    "lfm2, biased, a wide convolution, untied": config(
+    "lfm2, biased, a wide convolution, tied": config(
         Lfm2Config,
         layer_types=["full_attention", "conv", "conv", "full_attention"],
         num_hidden_layers=4,
@@ -645,6 +692,26 @@ FURTHER: dict[str, PreTrainedConfig] = {
         num_experts_per_tok=2,
         moe_intermediate_size=21,
         shared_expert_intermediate_size=11,
+    ),
+    "qwen3.5, one kv head, attention in layer 0, tied": config(
+        Qwen3_5TextConfig,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        **DELTA | {"linear_num_key_heads": 3},
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    ),
+    "qwen3.5-moe, one kv head, attention in layer 2, tied": config(
+        Qwen3_5MoeTextConfig,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        **DELTA | {"linear_num_key_heads": 3},
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_experts=5,
+        num_experts_per_tok=1,
+        moe_intermediate_size=9,
+        shared_expert_intermediate_size=8,
+        tie_word_embeddings=True,
     ),
     "granite-4, attention in layer 1": config(
         GraniteMoeHybridConfig,
@@ -767,6 +834,21 @@ FURTHER: dict[str, PreTrainedConfig] = {
         num_experts=5,
         num_experts_per_tok=2,
         moe_intermediate_size=27,
+    ),
+    "lfm2-moe, biased, a wide convolution, all layers of experts, tied": config(
+        Lfm2MoeConfig,
+        layer_types=["full_attention", "conv", "conv", "full_attention"],
+        num_hidden_layers=4,
+        head_dim=None,
+        hidden_size=48,
+        conv_bias=True,
+        conv_L_cache=5,
+        num_dense_layers=0,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=21,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
     ),
     "glm-4.7-flash, three of eight experts": config(
         Glm4MoeLiteConfig, **LATENT, n_routed_experts=8, num_experts_per_tok=3, routed_scaling_factor=1.4

@@ -82,7 +82,7 @@ def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
     fused = next(parameters[key] for key in (f"{p}.experts.{'down_proj' if part in ('down_proj', 'w2') else 'gate_up_proj'}"
                  for p in (stem, stem.replace("block_sparse_moe", "mlp"))) if key in parameters)  # fmt: skip
     rows = fused.data[int(expert)]
-    rows = rows.T if ".feed_forward." in name else rows
+    rows = rows.T if ".feed_forward." in name and part.endswith("_proj") else rows  # Llama 4
     if part in ("down_proj", "w2"):
         rows.copy_(values)
     else:

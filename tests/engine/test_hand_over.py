@@ -21,7 +21,7 @@ from pilotlight.runtime.dispatch.hand_over import can_hand_over, decode_sequence
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
-from tests.engine.families import FURTHER, MODELS, SWEPT, write_family
+from tests.engine.families import MODELS, SWEPT, write_family
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("always_worth_it")
@@ -32,14 +32,19 @@ FAMILIES = (
     "qwen3-moe, one dense layer, biased, window",
     "deepseek-v3, three experts in two of four groups, yarn",
     "scout, chunks of 16, one of five experts",
-    *SWEPT,
 )
 BLOCK_SIZE = 16
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *FAMILIES,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in FAMILIES),
+        *SWEPT,
+    ],
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert request.param in MODELS or request.param in FURTHER
     path = tmp_path_factory.mktemp("family")
     write_family(path, request.param)
     write_tokenizer(path)

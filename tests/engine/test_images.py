@@ -1,5 +1,6 @@
 """Prompts with images, compared with `transformers` along every path of a token, and how often images are encoded."""
 
+import itertools
 import time
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def test_a_whole_prompt_and_its_continuation_agree(written: VisionCheckpoint) ->
     assert len(heard.logprobs) == 9
     assert_agrees(written.with_images(WIDE, SMALL), prompt[0], heard)
     assert encodes(engine) == (2, 0)
+
+
+@pytest.mark.long
+def test_text_and_images_agree_in_every_order(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory, max_num_batched_tokens=40)
+    files, prompts = {}, {}
+    for order in (order for length in (1, 2, 3, 4) for order in itertools.product("ti", repeat=length)):
+        name = "".join(order)
+        if name.count("i") in (1, 2):
+            files[name] = (SMALL, TALL)[: name.count("i")]
+            parts = [[-1] if part == "i" else text(5, seed) for seed, part in enumerate(order)]
+            prompts[name] = written.prompt(list(itertools.chain(*parts)), *files[name])
+    heard = drain(engine, [with_images(name, prompt, max_tokens=3) for name, prompt in prompts.items()])
+    assert len(heard) == 20
+    for name, prompt in prompts.items():
+        assert_agrees(written.with_images(*files[name]), prompt[0], heard[name])
 
 
 @pytest.mark.parametrize("budget", [1, 7, 16])
@@ -105,7 +122,8 @@ def test_preempted_sequences_agree(written: VisionCheckpoint) -> None:
         assert_agrees(written.with_images(files[name]), prompt[0], heard[name])
 
 
-@pytest.mark.parametrize("name", ["qwen 2.5 vl", "qwen 3 vl"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen 2.5 vl", "qwen 3 vl", "qwen 3.5", "glm 4.1 v"])
 def test_an_image_behind_thousands_of_tokens_agrees(tmp_path: Path, name: str) -> None:
     long = write_vision(tmp_path, name)
     described = (tmp_path / "config.json").read_text()

@@ -12,15 +12,22 @@ import pytest
 import torch
 from transformers import (
     DeepseekV3Config,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MixtralConfig,
     Phi3Config,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -46,7 +53,8 @@ from tests.checkpoints import change_tensors
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
-from tests.engine.families import PACKED, write_family
+from tests.engine.families import DELTA, PACKED, write_family
+from tests.engine.parallel.test_compositions import FURTHER, MODELS
 from tests.engine.quantizers import pack_quantized, write_quantized
 from tests.engine.test_mapped_weights import answer
 
@@ -151,6 +159,45 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
     ),
 }  # fmt: skip
 
+# Layers of hybrid families, which `test_compositions` lacks.
+_STATES: dict[str, Any] = DELTA | {
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_CONVOLUTIONS: dict[str, Any] = {"head_dim": None, "layer_types": ["conv", "full_attention"] * 2}
+HYBRIDS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "lfm2": (Lfm2Config, _CONVOLUTIONS | {"block_auto_adjust_ff_dim": False}),
+    "lfm2-moe": (Lfm2MoeConfig, _CONVOLUTIONS | _EXPERTS | {"num_dense_layers": 1}),
+    "qwen3-next": (Qwen3NextConfig, _STATES | _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    "qwen3.5": (Qwen3_5TextConfig, _STATES),
+    "qwen3.5-moe": (Qwen3_5MoeTextConfig, _STATES | _EXPERTS | {"shared_expert_intermediate_size": 32}),
+    "granite-4": (
+        GraniteMoeHybridConfig,
+        {
+            "head_dim": None, "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 4, "mamba_d_state": 5,
+            "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 32,
+        },
+    ),
+}  # fmt: skip
+FAMILIES = {name: row for name, row in (MODELS | FURTHER | HYBRIDS).items() if name != "gpt-oss"}  # published in MXFP4
+FORMS: dict[str, tuple[quantizers.Quantizer, dict[str, Any]]] = {
+    "int4": (quantizers.compressed_tensors, pack_quantized()),
+    "int8": (quantizers.int8, pack_quantized(num_bits=8, strategy="channel", group_size=None)),
+    "fp8": (partial(quantizers.fp8, by_row=True), pack_quantized(num_bits=8, type="float", strategy="channel", group_size=None)),
+}  # fmt: skip
+
+
+def sizes_for_groups(name: str) -> dict[str, Any]:
+    """Return a family's settings with matrices whose columns are groups of 32."""
+    sizes = {"num_hidden_layers": 4} | FAMILIES[name][1]
+    sizes |= {
+        key: -(-sizes[key] // 32) * 32 for key in sizes if key.endswith(("hidden_size", "intermediate_size", "_mlp"))
+    }
+    sizes |= {key: size for key, size in (("head_dim", 16), ("v_head_dim", 8)) if sizes.get(key)}
+    return sizes | ({key: DEEPSEEK[key] for key in sizes if key in DEEPSEEK} if "kv_lora_rank" in sizes else {})
+
 
 def keep_packed(monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
     for format in (Int4Format, Int8Format, Fp8Format, Mxfp4Format):
@@ -171,6 +218,21 @@ def test_a_quantized_checkpoint_unpacked_is_the_model_that_its_numbers_stand_for
     prompt = random_prompt(37, seed=3)
     heard = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=4, num_prompt_logprobs=431))
     assert_agrees(model, prompt, heard)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_in_every_form_is_the_model_that_its_numbers_stand_for(
+    tmp_path: Path, name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantizer, described = FORMS[form]
+    model = write_quantized(tmp_path, FAMILIES[name][0], quantizer, described, **sizes_for_groups(name))
+    prompt = random_prompt(37, seed=3)
+    for is_kept in (False,) if form == "fp8" else (False, True):
+        keep_packed(monkeypatch, is_kept)
+        engine = load_engine(tmp_path, dtype="float32")
+        assert bool(packed_weights(engine)) == is_kept
+        assert_agrees(model, prompt, one(engine, full("a", prompt, max_tokens=4, num_prompt_logprobs=431)))
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -373,7 +435,7 @@ def projections(attention: Any) -> list[Linear]:
     if isinstance(attention, LatentAttention):
         queries = attention.queries
         return [queries.down_proj, queries.proj, attention.latent_proj, attention.o_proj]
-    return [attention.qkv_proj, attention.o_proj]
+    return [part for part in vars(attention).values() if isinstance(part, Linear)]
 
 
 STEM = "model.layers.1.self_attn.q_proj"

@@ -67,6 +67,7 @@ def test_every_sequence_ends_rightly_and_nothing_is_left(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @given(tight, crowds, st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.none() | st.integers(1, 30))
 @settings(max_examples=5000, deadline=None)
 def test_thousands_of_schedules(

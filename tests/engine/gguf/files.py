@@ -21,8 +21,12 @@ SHAPE: dict[str, Any] = {
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "gemma2": gguf.MODEL_ARCH.GEMMA2, "granite": gguf.MODEL_ARCH.GRANITE,
-    "olmo2": gguf.MODEL_ARCH.OLMO2, "phi3": gguf.MODEL_ARCH.PHI3, "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2, "phi3": gguf.MODEL_ARCH.PHI3, "smollm3": gguf.MODEL_ARCH.SMOLLM3, "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA, "olmo3": gguf.MODEL_ARCH.OLMO2, "olmoe": gguf.MODEL_ARCH.OLMOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5, "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "glm4": gguf.MODEL_ARCH.GLM4,
 }  # fmt: skip
+TURNED = ("llama", "mistral", "mixtral", "granite", "smollm3")
 Kind = gguf.GGMLQuantizationType
 
 
@@ -78,12 +82,12 @@ def write_file(
 
 
 def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:
-    if described["model_type"] in ("llama", "granite", "smollm3") and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if described["model_type"] in TURNED and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = described["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
     if described["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
-    return tensor
+    return tensor.squeeze()
 
 
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -91,6 +95,7 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, Any] = {}
     for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else 0 for part in name.split(".")]):
         whole = re.sub(r"experts\.\d+\.", "experts.", name)
+        whole = re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", whole)
         found.setdefault(whole, []).append(tensors[name])
     return {name: of[0] if len(of) == 1 else torch.stack(of) for name, of in found.items()}
 
@@ -107,6 +112,8 @@ def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
         writer.add_key_length(described["head_dim"])
         writer.add_value_length(described["head_dim"])
     rope = described["rope_parameters"]
+    if described["model_type"] == "olmo3" or rope.get("sliding_attention", {}).get("rope_theta", 10_000.0) != 10_000.0:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])  # newer files
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
@@ -124,10 +131,17 @@ def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
     if described["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(described["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(described["final_logit_softcapping"])
-    if described["model_type"] == "qwen3_moe":
+    if described["model_type"] in ("olmo3", "exaone4") and described.get("sliding_window"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in described["layer_types"]])
+    if rope.get("partial_rotary_factor", 1.0) < 1.0:
+        writer.add_rope_dimension_count(int(described["head_dim"] * rope["partial_rotary_factor"]))
+    if "num_experts_per_tok" in described:
         writer.add_expert_count(described.get("num_experts") or described["num_local_experts"])
         writer.add_expert_used_count(described["num_experts_per_tok"])
+    if "moe_intermediate_size" in described:
         writer.add_expert_feed_forward_length(described["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in described:
+        writer.add_expert_shared_feed_forward_length(described["shared_expert_intermediate_size"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:

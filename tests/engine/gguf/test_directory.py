@@ -8,15 +8,24 @@ from typing import Any
 import gguf
 import pytest
 from transformers import (
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GraniteConfig,
     LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -50,6 +59,10 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen3, yarn": (Qwen3Config, {"rope_parameters": YARN}),
     "qwen3moe": (Qwen3MoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}),
     "gemma3": (Gemma3TextConfig, GEMMA),
+    "gemma3, another local base": (
+        Gemma3TextConfig,
+        GEMMA | {"rope_parameters": GEMMA["rope_parameters"] | {"sliding_attention": {"rope_type": "default", "rope_theta": 900.0}}},
+    ),
     "gemma2": (
         Gemma2Config,
         {
@@ -66,6 +79,33 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "olmo2": (Olmo2Config, {"head_dim": None}),
     "phi3": (Phi3Config, {"head_dim": None, "sliding_window": 19}),
     "smollm3": (SmolLM3Config, {"head_dim": None, "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmo3": (
+        Olmo3Config,
+        {
+            "head_dim": None, "num_hidden_layers": 4, "sliding_window": 11,
+            "rope_parameters": {
+                "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "olmoe": (OlmoeConfig, {"head_dim": None, "num_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2moe": (
+        Qwen2MoeConfig,
+        {
+            "head_dim": None, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64, "norm_topk_prob": False,
+        },
+    ),
+    "exaone4": (Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 13, "sliding_window_pattern": 3}),
+    "exaone4, no windows": (Exaone4Config, {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True}),
+    "ernie": (Ernie4_5Config, {}),
+    "seed-oss": (SeedOssConfig, {"attention_dropout": 0.0, "residual_dropout": 0.0}),
+    "glm4": (Glm4Config, {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
+    "glm4, biased": (Glm4Config, {
+        "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+    }),
 }  # fmt: skip
 REQUEST = full("a", random_prompt(40, seed=8), max_tokens=6)
 
@@ -136,13 +176,14 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"llama.expert_count": 8}, "a mixture of experts called llama"),
+        ({"llama.expert_count": 8}, "lacks the metadata llama.expert_used_count"),
         ({"split.count": 2}, "is a part of several; join them first"),
         (
             {"llama.rope.scaling.type": "longrope"},
             "rotary scaling 'longrope'; supported are linear, yarn and none",
         ),
         ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
+        ({"llama.rope.freq_base_swa": 900.0}, "rotates layers with windows by the base 900.0; supported for llama is"),
         ({"llama.rope.scaling.alpha": 2.0}, "the rotary key llama.rope.scaling.alpha, which is not known"),
         ({"tokenizer.ggml.bos_token_id": 9999}, "has token 9999 as its bos, and 404 tokens"),
     ],

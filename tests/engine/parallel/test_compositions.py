@@ -12,12 +12,15 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
     FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -26,12 +29,15 @@ from transformers import (
     Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
     NemotronHConfig,
+    Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -40,6 +46,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -127,6 +134,30 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         MiniMaxM2Config,
         {"head_dim": 12, "intermediate_size": 28, "num_local_experts": 8, "num_experts_per_tok": 3, "rope_parameters": HALF},
     ),
+    "olmo2": (Olmo2Config, {"hidden_size": 48, "head_dim": None}),
+    "olmoe": (OlmoeConfig, {"hidden_size": 48, "head_dim": None, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 28}),
+    "seed-oss": (SeedOssConfig, {"attention_out_bias": True, "attention_dropout": 0.0, "residual_dropout": 0.0}),
+    "ernie": (Ernie4_5Config, {"use_bias": True}),
+    "glm-4.7-flash": (
+        Glm4MoeLiteConfig,
+        LATENT | {"num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28},
+    ),
+    "mimo-v2": (
+        MiMoV2FlashConfig,
+        {
+            "head_dim": 12, "v_head_dim": 6, "sliding_window": 13, "moe_intermediate_size": 28, "n_routed_experts": 8,
+            "num_experts_per_tok": 3, "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), HALF),
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma4": (
+        Gemma4TextConfig,
+        {
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "sliding_window": 11, "global_head_dim": 16,
+            "num_global_key_value_heads": 2, "attention_k_eq_v": True, "rope_parameters": None,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
 }  # fmt: skip
 # Families whose layers keep a state.
 _HYBRID: dict[str, Any] = {
@@ -175,7 +206,7 @@ QUICK = (*MODELS, EACH, "minimax-m2")
 STATES = ("lfm2", "qwen3-next", "qwen3.5", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear")
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
-          "deepseek-v2", "minimax-m2", "qwen3-next", "nemotron-h", "kimi-linear")  # fmt: skip
+          "deepseek-v2", "minimax-m2", "qwen3-next", "nemotron-h", "kimi-linear", "olmoe", "glm-4.7-flash", "mimo-v2")  # fmt: skip
 
 
 EXPERTS = {"expert_parallel": True}
@@ -246,6 +277,7 @@ def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
         assert_same(drain(model.engine, asked), expected)
 
 
+# A draw in which the order of sums decides between two experts fails: with other sizes such a tie was 9e-8, as the experts' scores in fp64 showed.
 NUM_DRAWS = 200
 
 
@@ -271,7 +303,14 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "hidden_size": 2 * heads * rng.randint(16 // heads, 28 // heads),  # 32 to 56; a head has an even size
     }
-    sizes["num_key_value_heads"] = heads if family.startswith("deepseek") else rng.choice([1, 2, heads])
+    sizes["num_key_value_heads"] = (
+        heads if "kv_lora_rank" in (MODELS | FURTHER).get(family, ({}, {}))[1] else rng.choice([1, 2, heads])
+    )
+    if family in ("mimo-v2", "gemma4"):
+        kinds = ["full_attention", "sliding_attention"]
+        sizes["layer_types"] = [*rng.choices(kinds, k=layers - 1), "full_attention"]
+    if family == "mimo-v2":  # layers with a window have twice as many
+        sizes["num_key_value_heads"] = rng.choice([1, 2])
     if family.startswith("llama 4"):
         sizes["no_rope_layers"] = [rng.randint(0, 1) for _ in range(layers)]
         sizes["moe_layers"] = sorted(rng.sample(range(layers), rng.randint(1, layers)))
