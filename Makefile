@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-lending bench-lending-faults bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
+.PHONY: help install kernels links up quick test test-all test-servers test-clients check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-lending bench-lending-faults bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-cascade  three engine hosts killed 60 s apart, and 2 s apart, under 24 clients with long prompts (half an hour)"
 	@echo "make bench-abort-storm  what is left of 2,000 requests whose clients leave within a second, phase by phase"
 	@echo "make bench-fault-pairs  two of those faults at once, 200 pairs (some five hours; goes on where it was stopped, in .fault-pairs/)"
+	@echo "make bench-damage  requests through damaged tiers of the KV cache: is each answer right and each damage counted? (REQUESTS=...; some minutes)"
 	@echo "make simulate   a router and three sites in virtual time under faults drawn by a seed (SCHEDULES=..., SEED=...)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
@@ -176,7 +177,7 @@ bench-faults: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.faults
 
 bench-cascade: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.cascade
+	@$(BIN)/python -m load_tests.scenarios.cascade --plot docs/cascade.svg
 
 bench-abort-storm: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.abort_storm
@@ -185,6 +186,11 @@ bench-fault-pairs: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.fault_pairs
 
 SCHEDULES ?= 1000
+
+REQUESTS ?= 10000
+
+bench-damage: $(DEV)
+	@$(BIN)/python -m tests.engine.damaged_requests --requests $(REQUESTS)
 
 simulate: $(DEV)
 	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) --seed $(SEED)

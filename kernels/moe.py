@@ -13,6 +13,7 @@ import torch
 from pilotlight.kernels import checks
 from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
 from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.elementwise.activation import relu2
 from pilotlight.kernels.matrices.blocks import BlockWeight
 from pilotlight.kernels.matrices.coded import CodedWeight
 from pilotlight.kernels.matrices.plain import PlainWeight
@@ -118,18 +119,19 @@ def _check(
     expert_ids: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    _: GatedActivation,
+    activation: GatedActivation,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> None:
     ups, downs = gate_up.shape, down.shape
+    parts = 1 if activation is relu2 else 2
     if not (
         x.dim() == 2
         and x.dtype in FLOATS
         and len(ups) == 3
         and ups[2] == x.shape[1]
-        and not ups[1] & 1
-        and downs == (ups[0], x.shape[1], ups[1] >> 1)
+        and ups[1] % parts == 0
+        and downs == (ups[0], x.shape[1], ups[1] // parts)
         and gate_up.is_sound(x.dtype)
         and down.is_sound(x.dtype)
         and weights.dim() == 2
@@ -143,15 +145,17 @@ def _check(
     ):
         check = ArgumentCheck(operation)
         check.tensor("x", x, "tokens hidden")
-        gate_up.require(check, "gate_up", "experts 2*intermediate hidden", x.dtype)
-        rows = check.size("2*intermediate")
-        check.require("gate_up", rows % 2 == 0, f"has {rows} rows; wanted an even number: half gates, half ups")
-        check.derive("intermediate", rows // 2, "gate_up")
+        of_both = "2*intermediate" if parts == 2 else "intermediate"
+        gate_up.require(check, "gate_up", f"experts {of_both} hidden", x.dtype)
+        if parts == 2:
+            rows = check.size(of_both)
+            check.require("gate_up", rows % 2 == 0, f"has {rows} rows; wanted an even number: half gates, half ups")
+            check.derive("intermediate", rows // 2, "gate_up")
         down.require(check, "down", "experts hidden intermediate", x.dtype)
         check.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
         check.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
         if gate_up_bias is not None:
-            check.tensor("gate_up_bias", gate_up_bias, "experts 2*intermediate", (x.dtype,))
+            check.tensor("gate_up_bias", gate_up_bias, f"experts {of_both}", (x.dtype,))
         if down_bias is not None:
             check.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
     if checks.DEBUG:
@@ -172,7 +176,8 @@ def moe_experts(
     """Return each token's weighted sum over its experts, [tokens, hidden].
 
     x [tokens, hidden]; weights, expert_ids [tokens, top_k]; gate_up [experts, 2 * intermediate, hidden], down [experts, hidden, intermediate], plain
-    or packed; biases [experts, rows]; activation as in a gated feed-forward. Sums are fp32, in the order of expert_ids, so that no other token
+    or packed; biases [experts, rows]; activation as in a gated feed-forward, or relu2, for which gate_up has no gates: [experts, intermediate,
+    hidden]. Sums are fp32, in the order of expert_ids, so that no other token
     affects them.
     """
     tokens, top_k = expert_ids.shape

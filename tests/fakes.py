@@ -275,6 +275,7 @@ class FakeHost:
         self.is_stopped = False
         self.has_crashed = False
         self.ended_by_itself = False
+        self.was_killed = False
         self.is_suspended = False
         self.journal = NOTHING_HELD
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -287,6 +288,11 @@ class FakeHost:
 
     async def exited(self) -> str:
         return await asyncio.shield(self._exit)
+
+    def kill(self, how: str = "the engine host (pid 4242) was ended by SIGKILL") -> None:
+        """End the process by a signal from outside."""
+        self.was_killed = True
+        self.die(how)
 
     def crash(self, how: str = "the engine host (pid 4242) was ended by SIGSEGV") -> None:
         """End the process by a crash, in a step that contained all its open sequences."""

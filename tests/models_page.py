@@ -46,6 +46,7 @@ REMARKS = {
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
     "Mistral3ForConditionalGeneration": "text and pictures; of Mistral Small 4 text alone",
+    "NemotronHForCausalLM": "without layers that predict further tokens; steps of Mamba-2 have no lower limit, as in the published code",
     "Phi3ForCausalLM": "of its two lists of rotary factors, the long one is used at every length",
 }
 

@@ -9,12 +9,12 @@ from typing import Literal
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.recurrent_shapes import RecurrentShape
 from pilotlight.engine.description.shapes import NO_IMAGES, NORMS_BEFORE, AttentionShape, ImageBytes, NormNames
-from pilotlight.engine.description.tensor_sizes import WeightShape, gated, norm
+from pilotlight.engine.description.tensor_sizes import GATED_PARTS, UNGATED_PARTS, WeightShape, gated, norm
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, VisionShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.fused import FusedRows
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]  # without a gate if relu2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,11 @@ class DenseConfig(DecoderConfig):
     is_fused: bool = False  # the checkpoint has one tensor for q, k and v, and one for gate and up
     divided: tuple[FusedRows, ...] = ()  # other tensors of the checkpoint that must be divided or renamed
     recurrent: tuple[RecurrentShape | None, ...] = ()  # by layer, the recurrent mixer that replaces attention, or None
+    # Factors of the input and output of attention, then of the recurrent mixer, if each layer adds the outputs of both.
+    joined: tuple[float, float, float, float] | None = None
+    feed_forward_scales: tuple[float, float] = (1.0, 1.0)  # factors of a dense feed-forward's gates and of its output
+    # By layer, the only part that it has; empty if every layer has a token mixer and a feed-forward.
+    alone: tuple[Literal["mixer", "feed_forward"], ...] = ()
     is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
     vision: VisionShape | None = None
 
@@ -54,9 +59,15 @@ class DenseConfig(DecoderConfig):
         # super() without arguments does not work in a dataclass with slots, because the class is created twice.
         layers = super(DenseConfig, self).cached_layers
         mixers = self.recurrent or (None,) * len(layers)
+        if self.joined is not None:  # the states' caches follow those of attention
+            return (*layers, *(CachedLayer.of_state(*mixer.segments) for mixer in mixers if mixer is not None))
         return tuple(
-            layer if mixer is None else CachedLayer.of_state(*mixer.segments)
-            for layer, mixer in zip(layers, mixers, strict=True)
+            CachedLayer(())
+            if not self.has(i, "mixer")
+            else layer
+            if mixer is None
+            else CachedLayer.of_state(*mixer.segments)
+            for i, (layer, mixer) in enumerate(zip(layers, mixers, strict=True))
         )
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
@@ -70,9 +81,18 @@ class DenseConfig(DecoderConfig):
         """Return the recurrent mixer of a layer, or None if the layer has attention."""
         return self.recurrent[layer] if self.recurrent else None
 
+    def has(self, layer: int, part: Literal["mixer", "feed_forward"]) -> bool:
+        """Return True if a layer has the part."""
+        return layer >= len(self.alone) or self.alone[layer] == part
+
+    @property
+    def feed_forward_parts(self) -> tuple[str, ...]:
+        """The names of the projections of a dense feed-forward or a shared expert."""
+        return UNGATED_PARTS if self.activation == "relu2" else GATED_PARTS
+
     @property
     def num_norms(self) -> int:
-        return sum(name is not None for name in self.norms)
+        return 1 if self.alone else sum(name is not None for name in self.norms)
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
@@ -99,9 +119,10 @@ class DenseConfig(DecoderConfig):
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         mixer, wide = self.mixer(layer), bool(self.norm.offset)
-        if mixer is not None:
+        feed_forward = self.feed_forward_weights(layer, name) if self.has(layer, "feed_forward") else []
+        if (mixer is not None and self.joined is None) or not self.has(layer, "mixer"):
             norms = [norm(f"{name}.norm_{i}", self.hidden_size, is_wide=wide) for i in range(self.num_norms)]
-            return [*mixer.weights(name, self.hidden_size), *norms, *self.feed_forward_weights(layer, name)]
+            return [*([] if mixer is None else mixer.weights(name, self.hidden_size)), *norms, *feed_forward]
         attention = self.attention_weights(
             name,
             qkv_bias=self.qkv_bias,
@@ -110,10 +131,13 @@ class DenseConfig(DecoderConfig):
             num_norms=self.num_norms,
             shape=self.attention(layer),
         )
+        if mixer is not None:
+            attention += mixer.weights(name, self.hidden_size)
         if self.scales_layers:
             attention.append(WeightShape("norms", f"{name}.layer_scalar", 1))
-        return [*attention, *self.feed_forward_weights(layer, name)]
+        return [*attention, *feed_forward]
 
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer's feed-forward."""
-        return gated(f"{name}.mlp", self.hidden_size, self.intermediate_size, bias=self.mlp_bias)
+        sizes = self.hidden_size, self.intermediate_size
+        return gated(f"{name}.mlp", *sizes, bias=self.mlp_bias, names=self.feed_forward_parts)

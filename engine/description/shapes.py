@@ -55,6 +55,7 @@ class LatentShape(NamedTuple):
     value: int
     scale: float
     layer: int  # index of the layer's cache among the caches of the model
+    turns: bool = True  # False if nothing is rotated
 
     @property
     def query(self) -> int:
@@ -82,11 +83,13 @@ class ExpertNames(NamedTuple):
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
     experts: str = "experts"
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down projection of one expert
+    parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # gate, if any, up and down projection of one expert
     shared: str = "shared_experts"
     shared_gate: str | None = (
         None  # a projection to one number, whose sigmoid is the shared expert's weight; None for a weight of 1
     )
+    # Projections of tokens to a smaller size, on which the experts work, and back; used if the experts' hidden_size is not the model's.
+    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
 
 
 PLAIN_NAMES = ExpertNames()

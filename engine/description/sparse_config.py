@@ -26,11 +26,11 @@ class SparseConfig(DenseConfig):
     def fused(self) -> tuple[FusedRows, ...]:
         """The stacked tensors of experts that a checkpoint may have instead of one tensor per expert."""
         (num_experts, hidden, inner), names = self.sparse.experts, self.sparse.names
-        stack, (gate, up, down) = f"{names.mlp}.{names.experts}", names.parts
-        each = f"{stack}.{{expert}}"
+        stack, (*ups, down) = f"{names.mlp}.{names.experts}", names.parts
+        each, both = f"{stack}.{{expert}}", "gate_up_proj" if len(ups) > 1 else "up_proj"
         return (
             *DenseConfig.fused.fget(self),  # type: ignore[attr-defined]
-            FusedRows(f"{stack}.gate_up_proj", {f"{each}.{gate}": inner, f"{each}.{up}": inner}, num_experts),
+            FusedRows(f"{stack}.{both}", {f"{each}.{up}": inner for up in ups}, num_experts),
             FusedRows(f"{stack}.down_proj", {f"{each}.{down}": hidden}, num_experts),
         )
 
@@ -43,8 +43,16 @@ class SparseConfig(DenseConfig):
         if routing.is_biased:
             found.append(WeightShape("router", f"{mlp}.{names.bias}", num_experts, is_wide=True))
         found += experts(f"{mlp}.{names.experts}", shape, routing.top_k, names.parts)
+        if shape.hidden_size != hidden:
+            narrow, wide = (f"{mlp}.{name}" for name in names.latent)
+            found += [
+                WeightShape("shared_experts", narrow, shape.hidden_size, hidden),
+                WeightShape("shared_experts", wide, hidden, shape.hidden_size),
+            ]
         if shared_size:
-            found += gated(f"{mlp}.{names.shared}", hidden, shared_size, part="shared_experts")
+            found += gated(
+                f"{mlp}.{names.shared}", hidden, shared_size, part="shared_experts", names=self.feed_forward_parts
+            )
         if names.shared_gate is not None:
             found.append(WeightShape("shared_experts", f"{mlp}.{names.shared_gate}", 1, hidden))
         return found

@@ -12,6 +12,7 @@ from pilotlight.engine.weights.shard import Split
 Part = Literal["embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"]
 VOCABULARY_UNIT = 64  # the number of a vocabulary's rows on a rank is a multiple of this
 GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # names of the gate, up and down projection in most checkpoints
+UNGATED_PARTS = ("up_proj", "down_proj")
 
 
 class WeightShape(NamedTuple):
@@ -82,16 +83,19 @@ def gated(
     part: Part = "dense",
     names: Sequence[str] = GATED_PARTS,
 ) -> list[WeightShape]:
-    """Return the tensors of a gated feed-forward."""
-    gate, up, down = (f"{name}.{one}" for one in names)
+    """Return the tensors of a feed-forward.
+
+    `names`: of its gate, if it has one, and of its up and down projection.
+    """
+    *ups, down = (f"{name}.{one}" for one in names)
     return [
-        *projections(part, [gate, up], [intermediate_size] * 2, hidden_size, bias=bias),
+        *projections(part, ups, [intermediate_size] * len(ups), hidden_size, bias=bias),
         *summed(part, down, hidden_size, intermediate_size, bias=bias),
     ]
 
 
 def experts(name: str, shape: ExpertsShape, top_k: int, names: Sequence[str] = GATED_PARTS) -> list[WeightShape]:
-    """Return the tensors of routed experts, each of which is a gated feed-forward."""
+    """Return the tensors of routed experts, each of which is a feed-forward."""
     num_experts, hidden, intermediate = shape
     one = gated(f"{name}.0", hidden, intermediate, part="experts", names=names)
     return [weight._replace(experts=num_experts, active=top_k) for weight in one]

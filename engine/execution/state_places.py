@@ -1,8 +1,9 @@
 """The blocks with recurrent states that a step reads and writes for its sequences.
 
 The state after a token is in the token's own block (engine/kv/pool/layout.py). So for each sequence a step reads the block of the token before its
-first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. This module is independent of what a
-state contains.
+first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. If a sequence checks drafts, each token
+is a run, and the state after each draft goes to one of the blocks that follow in the table: after the check, that of the last accepted draft takes
+the token's place (engine/kv/manager.py). This module is independent of what a state contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,6 @@ def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StateB
 
 
 def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
-    assert group.verify is None, "a model with states checks no drafts"
     before: list[torch.Tensor] = []
     after: list[torch.Tensor] = []
     host_ends: list[tuple[int, ...]] = []
@@ -33,8 +33,12 @@ def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
         before.append(tables.gather(1, (last - 1) // block_size).squeeze(1))
         after.append(tables.gather(1, last // block_size).squeeze(1))
         host_ends += [(i + 1,) for i in range(len(tables))]
+    if group.verify is not None:
+        host_ends += _ends_of_drafts(group.verify)
+        before += _before(group.verify, block_size)
+        after += _after_drafts(group.verify, block_size)
     if group.prefill is not None:
-        host_ends += _ends(group.prefill, block_size, len(host_ends))
+        host_ends += _ends(group.prefill, block_size, host_ends[-1][-1] if host_ends else 0)
         before += _before(group.prefill, block_size)
         after += _after(group.prefill, block_size)
     first_runs = list(accumulate(map(len, host_ends), initial=0))
@@ -54,6 +58,20 @@ def _ends(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[tuple[in
         stops = (*range((start // block_size + 1) * block_size, end, block_size), end)
         yield tuple([first + stop - start for stop in stops])
         first += length
+
+
+def _ends_of_drafts(varlen: VarlenBatch) -> Iterator[tuple[int, ...]]:
+    """Yield the ends of runs of one token each."""
+    end = 0
+    for length in varlen.host_q_lens:
+        yield tuple(range(end + 1, end + length + 1))
+        end += length
+
+
+def _after_drafts(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:
+    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
+        place = (end - length) // block_size
+        yield varlen.block_tables[row, place : place + length]
 
 
 def _before(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:

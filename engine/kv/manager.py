@@ -12,15 +12,18 @@ from pilotlight.engine.kv.pool.block_pool import BlockPool
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix
 from pilotlight.engine.kv.pool.groups import CacheGroups
+from pilotlight.engine.kv.pool.layout import STATE_WINDOW
 from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tiers
 
 
 class BlockManager:
-    def __init__(self, pool: BlockPool, tiers: Tiers, groups: CacheGroups) -> None:
+    def __init__(self, pool: BlockPool, tiers: Tiers, groups: CacheGroups, has_states: bool = False) -> None:
         self._pool = pool
         self._tiers = tiers
         self._groups = groups
+        # The groups of layers that keep a state, which needs a block for each draft.
+        self._states = [i for i, window in enumerate(groups.windows) if has_states and window == STATE_WINDOW]
         self._has_windows = any(window is not None for window in groups.windows)
 
     def num_missing(self, sequence: Sequence) -> int:
@@ -90,6 +93,41 @@ class BlockManager:
                     return False
                 table.append(block, self._pool.generations[block])
         return True
+
+    def reserve_drafts(self, sequence: Sequence, num_drafts: int) -> int:
+        """Give a decoding sequence a block for the state after each draft; return how many drafts it may have.
+
+        Blocks follow that of the newest token in the tables of layers with states. Drafts stay within the newest token's block, and do not fill it,
+        so that no other sequence finds a state before it is in its place.
+        """
+        if not self._states:
+            return num_drafts
+        place, offset = divmod(len(sequence.token_ids) - 1, self._groups.block_size)
+        tables = [sequence.tables[group] for group in self._states]
+        num_drafts = min(num_drafts, self._groups.block_size - 2 - offset)
+        if num_drafts < 1 or any(len(table) != place + 1 for table in tables):
+            return 0
+        if self._pool.num_available_in(sequence.share) < num_drafts * len(tables):
+            return 0
+        for table in tables:
+            for _ in range(num_drafts):
+                block = self._pool.allocate(sequence.share)
+                assert block is not None, "blocks counted as available were not"
+                table.append(block, self._pool.generations[block])
+        return num_drafts
+
+    def settle_drafts(self, sequence: Sequence, start: int, num_accepted: int) -> None:
+        """Keep the state after the last accepted draft, and release the blocks of the others.
+
+        `start`: position of the token before the drafts.
+        """
+        place = start // self._groups.block_size
+        for group in self._states:
+            table = sequence.tables[group]
+            table.swap(place, place + num_accepted)
+            left = table.cut(place + 1)
+            # A block with another generation belongs to another sequence, due to a bug.
+            self._pool.release([block for block, generation in left if self._pool.generations[block] == generation])
 
     def complete(self, sequence: Sequence, num_tokens: int) -> None:
         """Publish and store the blocks that the first `num_tokens` tokens fill.

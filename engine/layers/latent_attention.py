@@ -62,7 +62,7 @@ class LatentAttention:
         kept = context.caches[self.shape.layer]
         (segment,), batch = kept.segments, context.batch.groups[kept.group]
         cache, decoded = segment.squeeze(2), context.batch.num_decoded
-        norm, (cos, sin) = self.latent_norm, context.turns[0]
+        norm, (cos, sin) = self.latent_norm, context.turns[0] if self.shape.turns else self._still(x)
         mla_write(self.latent_proj(x, context), norm.weight, norm.eps, cos, sin, cache, batch.slot_mapping)
         q = self.queries(x, context)
         if context.temperatures is not None:
@@ -77,6 +77,11 @@ class LatentAttention:
             outputs.append(self._prompts(q_key[decoded:], q_rotary[decoded:], cache, prompts))
         values = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return context.summed(self.o_proj(values.flatten(1), context))
+
+    def _still(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cos and sin [tokens, pairs] of no rotation."""
+        ones = x.new_ones(x.shape[0], self.shape.rotary // 2, dtype=torch.float32)
+        return ones, torch.zeros_like(ones)
 
     def _prompts(
         self, q_key: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch

@@ -34,12 +34,12 @@ class Linear:
         columns: int,
         bias: bool,
         split: Split | None = None,
-        unit: int = 1,
+        unit: int | Sequence[int] = 1,
         repeats: bool = False,
     ) -> "Linear":
-        """Load the projections `names` as one stacked matrix. Adapters may change them.
+        """Load the projections `names` as one stacked matrix.
 
-        `split`, `unit`, `repeats`: how ranks share them, as in the loader's `matrix`.
+        Adapters may change them, but not runs of one tensor. `split`, `unit`, `repeats`: how ranks share them, as in the loader's `matrix`.
         """
         weight = loader.matrix(names, rows, columns, split=split, unit=unit, repeats=repeats)
         biases = [f"{name}.bias" for name in names]
@@ -51,6 +51,16 @@ class Linear:
         first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit, repeats=repeats)
         added = loader.rows(biases, rows, split=split, unit=unit, repeats=repeats) if has_bias else None
         return cls(weight, added, first, ends)
+
+    @classmethod
+    def load_runs(
+        cls, loader: WeightLoader, name: str, runs: Sequence[tuple[int, int]], columns: int, bias: bool
+    ) -> "Linear":
+        """Load a projection whose rows are several runs, each (rows, unit), which ranks divide one by one."""
+        if loader.shard.size == 1:
+            return cls.load(loader, [name], [sum(rows for rows, _ in runs)], columns, bias)
+        rows, units = [count for count, _ in runs], [unit for _, unit in runs]
+        return cls.load(loader, [name] * len(runs), rows, columns, bias, "rows", units, repeats=True)
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         y = self.plain(x)

@@ -7,6 +7,7 @@ weights.
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 
 from pilotlight.engine.description.recurrent_shapes import MambaShape
 from pilotlight.engine.execution.context import Context
@@ -23,7 +24,7 @@ class Mamba:
         in_proj: Linear,
         conv: CausalConv,
         of_heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         out_proj: Linear,
         shape: MambaShape,
     ) -> None:
@@ -38,19 +39,23 @@ class Mamba:
     @classmethod
     def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: MambaShape) -> Self:
         name, wide, bias = f"{layer_name}.{shape.name}", loader.with_dtype(torch.float32), shape.is_biased
+        own, inner, group = shape.part_of(loader.shard.size), (shape.inner, shape.head_dim), shape.groups * shape.state
+        channels = [inner, (group, shape.state), (group, shape.state)]
+
+        def of_heads(part: str) -> torch.Tensor:
+            return wide.rows([f"{name}.{part}"], [shape.heads], split="rows")
+
         return cls(
-            Linear.load(loader, [f"{name}.in_proj"], [shape.projected], hidden_size, bias),
+            Linear.load_runs(loader, f"{name}.in_proj", [inner, *channels, (shape.heads, 1)], hidden_size, bias),
             CausalConv.load(
-                loader, f"{name}.conv1d", shape.channels, shape.width, bias=shape.has_conv_bias, activates=True
+                loader, [f"{name}.conv1d"], channels, shape.width, bias=shape.has_conv_bias, activates=True
             ),
-            (
-                wide.tensor(f"{name}.A_log", shape.heads),
-                wide.tensor(f"{name}.dt_bias", shape.heads),
-                wide.tensor(f"{name}.D", shape.heads),
-            ),
-            loader.tensor(f"{name}.norm.weight", shape.inner),
-            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], shape.inner, bias),
-            shape,
+            (of_heads("A_log"), of_heads("dt_bias"), of_heads("D")),
+            loader.rows([f"{name}.norm.weight"], [shape.inner], split="rows", unit=shape.head_dim)
+            if shape.has_norm
+            else None,
+            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], shape.inner, bias, "columns", shape.head_dim),
+            own,
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -58,16 +63,33 @@ class Mamba:
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
         batch = context.states[cache.group]
-        gate, mixed, steps = torch.split(self.in_proj(x, context), [shape.inner, shape.channels, shape.heads], dim=1)
+        gate, mixed, steps = self._projected(x, context)
         mixed = self.conv(mixed, conv_state, batch)
         states = torch.unflatten(states[:, 0], 2, (shape.state, shape.head_dim))  # [blocks, heads, state, head_dim]
         outputs = ssd(mixed, steps, self.decays, self.step_bias, self.skip, shape.groups, states, batch)
-        of_groups = (shape.groups, shape.inner // shape.groups)
-        normed = gated_norm(
-            outputs.reshape(-1, *of_groups),
-            torch.unflatten(gate, 1, of_groups),
-            self.norm.view(of_groups),
-            shape.eps,
-            True,
-        )
-        return self.out_proj(normed.flatten(1), context)
+        return context.summed(self.out_proj(self._gated(outputs.flatten(1), gate, context), context))
+
+    def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project x [tokens, hidden].
+
+        Returns gates [tokens, inner], inputs with B and C [tokens, channels], and steps [tokens, heads].
+        """
+        shape, projected = self.shape, self.in_proj(x, context)
+        if shape.scales:
+            group = shape.groups * shape.state
+            parts = torch.split(projected, [shape.inner, shape.inner, group, group, shape.heads], dim=1)
+            projected = torch.cat([part * scale for part, scale in zip(parts, shape.scales, strict=True)], dim=1)
+        gate, mixed, steps = torch.split(projected, [shape.inner, shape.channels, shape.heads], dim=1)
+        return gate, mixed, steps
+
+    def _gated(self, outputs: torch.Tensor, gate: torch.Tensor, context: Context) -> torch.Tensor:
+        """Normalise the outputs, if the layer has a norm, and apply the gates; all [tokens, inner]."""
+        if self.norm is None:
+            return (outputs.float() * F.silu(gate.float())).to(outputs.dtype)
+        shape = self.shape
+        if context.ranks is not None and shape.is_norm_shared:
+            opened, size = outputs.float() * F.silu(gate.float()), shape.inner * context.ranks.shard.size
+            squares = context.summed(opened.square().sum(1, keepdim=True))
+            return (opened * (squares / size + shape.eps).rsqrt() * self.norm.float()).to(outputs.dtype)
+        x, gate, weight = (torch.unflatten(one, -1, (shape.groups, -1)) for one in (outputs, gate, self.norm))
+        return gated_norm(x, gate, weight, shape.eps, shape.gates_first).flatten(1)

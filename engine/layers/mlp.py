@@ -1,12 +1,21 @@
-"""The gated feed-forward: gate and up in one matmul, then down."""
+"""The feed-forward: gate, if there is one, and up in one matmul, then down."""
 
 import torch
 
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.kernels.elementwise.activation import silu_and_mul
+from pilotlight.kernels.elementwise.activation import relu2, silu_and_mul
 from pilotlight.kernels.matrices.weight import GatedActivation
+
+
+def scaled_silu_and_mul(x: torch.Tensor, gate_scale: float, scale: float) -> torch.Tensor:
+    """Return scale * silu(gate_scale * gate) * up, [tokens, intermediate].
+
+    x [tokens, 2 * intermediate]: gates, then ups.
+    """
+    gate, up = x.chunk(2, dim=1)
+    return silu_and_mul(torch.cat((gate * gate_scale, up * scale), dim=1))
 
 
 class GatedMLP:
@@ -25,9 +34,9 @@ class GatedMLP:
         bias: bool = False,
         activation: GatedActivation = silu_and_mul,
     ) -> "GatedMLP":
-        gate_up = Linear.load(
-            loader, [f"{name}.gate_proj", f"{name}.up_proj"], [intermediate_size] * 2, hidden_size, bias, "rows"
-        )
+        parts = ["up_proj"] if activation is relu2 else ["gate_proj", "up_proj"]
+        names = [f"{name}.{part}" for part in parts]
+        gate_up = Linear.load(loader, names, [intermediate_size] * len(parts), hidden_size, bias, "rows")
         down = Linear.load(loader, [f"{name}.down_proj"], [hidden_size], intermediate_size, bias, "columns")
         return cls(gate_up, down, activation)
 

@@ -54,7 +54,8 @@ class ExpertRoutes(NamedTuple):
 class Experts:
     """The weights of experts.
 
-    gate_up [experts, 2 * intermediate, hidden], gate rows, then up rows; down [experts, hidden, intermediate].
+    gate_up [experts, 2 * intermediate, hidden], gate rows, then up rows, or [experts, intermediate, hidden] if `activation` has no gate; down
+    [experts, hidden, intermediate].
     """
 
     def __init__(
@@ -79,16 +80,33 @@ class Experts:
         self.down_bias = down_bias
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
+    def load(
+        cls,
+        loader: WeightLoader,
+        name: str,
+        shape: ExpertsShape,
+        parts: Sequence[str],
+        activation: GatedActivation = silu_and_mul,
+    ) -> Self:
         """Load experts in the checkpoint's form: in stacks, transposed, or one by one."""
         if any(f"{name}.{stack}" in loader for stack in ("gate_up_proj", "down_proj")):
             return cls.load_stacks(loader, name, shape)
-        return cls.load_each(loader, name, shape, parts)
+        return cls.load_each(loader, name, shape, parts, activation)
 
     @classmethod
-    def load_each(cls, loader: WeightLoader, name: str, shape: ExpertsShape, parts: Sequence[str]) -> Self:
-        """Load one tensor per expert and part; `parts` are the checkpoint's names of gate, up and down."""
-        gate, up, down = parts
+    def load_each(
+        cls,
+        loader: WeightLoader,
+        name: str,
+        shape: ExpertsShape,
+        parts: Sequence[str],
+        activation: GatedActivation = silu_and_mul,
+    ) -> Self:
+        """Load one tensor per expert and part.
+
+        `parts`: the checkpoint's names of gate, if any, up and down.
+        """
+        *ups, down = parts
         num_experts, hidden, intermediate = shape
         experts, placement, of = tuple(range(num_experts)), None, loader.shard.experts
         if of is not None:
@@ -97,7 +115,7 @@ class Experts:
             for i in set(range(num_experts)) - set(experts):
                 loader.skip(rf"{re.escape(name)}\.{i}\..*")
             loader = loader.unshared()
-        gate_ups = [f"{name}.{i}.{part}" for i in experts for part in (gate, up)]
+        gate_ups = [f"{name}.{i}.{part}" for i in experts for part in ups]
         downs = [f"{name}.{i}.{down}" for i in experts]
         matrices = (
             loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows"),
@@ -105,7 +123,7 @@ class Experts:
         )
         if len(experts) == 1:  # for one expert the loader returns plain matrices
             matrices = (matrices[0].by_expert(1), matrices[1].by_expert(1))
-        return cls(*matrices, placement=placement, rank=0 if of is None else of.rank)
+        return cls(*matrices, activation, placement=placement, rank=0 if of is None else of.rank)
 
     @classmethod
     def load_stacks(cls, loader: WeightLoader, name: str, shape: ExpertsShape) -> Self:
@@ -211,38 +229,63 @@ class InputScaledExperts(Experts):
 
 class SparseMLP:
     def __init__(
-        self, router: Router, experts: Experts, shared: GatedMLP | None = None, shared_gate: Linear | None = None
+        self,
+        router: Router,
+        experts: Experts,
+        shared: GatedMLP | None = None,
+        shared_gate: Linear | None = None,
+        latent: tuple[Linear, Linear] | None = None,
     ) -> None:
         """`shared`: an expert of all tokens, whose result is added.
 
-        It is weighted by the sigmoid of `shared_gate`, if there is one.
+        It is weighted by the sigmoid of `shared_gate`, if there is one. `latent`: projections to the size on which the experts work, and back.
         """
         self.router = router
         self.experts = experts
         self.shared = shared
         self.shared_gate = shared_gate
+        self.latent = latent
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, hidden_size: int, sparse: SparseShape) -> "SparseMLP":
+    def load(
+        cls,
+        loader: WeightLoader,
+        name: str,
+        hidden_size: int,
+        sparse: SparseShape,
+        activation: GatedActivation = silu_and_mul,
+    ) -> "SparseMLP":
         """Load a feed-forward whose tensor names start with `name`."""
         shape, routing, shared_size, names = sparse
+        narrow, wide = (f"{name}.{part}" for part in names.latent)
         router, bias = f"{name}.{names.router}", f"{name}.{names.bias}"
         return cls(
             load_router(loader, router, bias, shape.num_experts, hidden_size, routing),
-            Experts.load(loader, f"{name}.{names.experts}", shape, names.parts),
-            GatedMLP.load(loader, f"{name}.{names.shared}", hidden_size, shared_size) if shared_size else None,
+            Experts.load(loader, f"{name}.{names.experts}", shape, names.parts, activation),
+            GatedMLP.load(loader, f"{name}.{names.shared}", hidden_size, shared_size, activation=activation)
+            if shared_size
+            else None,
             Linear.load(loader, [f"{name}.{names.shared_gate}"], [1], hidden_size, bias=False)
             if names.shared_gate is not None
+            else None,
+            (
+                Linear.load(loader, [narrow], [shape.hidden_size], hidden_size, bias=False),
+                Linear.load(loader, [wide], [hidden_size], shape.hidden_size, bias=False),
+            )
+            if shape.hidden_size != hidden_size
             else None,
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         weights, expert_ids = self.router(x, context)
         positions, ranks = context.batch.positions, context.ranks
+        routed = x if self.latent is None else self.latent[0](x, context)
         if ranks is not None and ranks.copies > 1:
-            mixed = dispatch(self.experts, RoutedTokens(x, weights, expert_ids), positions, ranks)
+            mixed = dispatch(self.experts, RoutedTokens(routed, weights, expert_ids), positions, ranks)
         else:
-            mixed = self.experts(x, weights, expert_ids, positions)
+            mixed = self.experts(routed, weights, expert_ids, positions)
+        if self.latent is not None:
+            mixed = self.latent[1](mixed, context)
         if self.shared is not None:
             mixed = mixed + self._shared_part(self.shared, x, context)
         return context.summed(mixed)
@@ -256,5 +299,6 @@ class SparseMLP:
 
         `none`: an empty tensor [0, hidden], in the type and on the device of hidden states.
         """
+        none = none if self.latent is None else self.latent[0].plain(none)
         weights = none.new_empty(0, self.router.top_k, dtype=torch.float32)
         dispatch(self.experts, RoutedTokens(none, weights, weights.long()), weights.new_empty(0).long(), ranks)

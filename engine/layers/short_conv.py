@@ -3,6 +3,7 @@
 LFM2's layer is such a convolution between two gates (arXiv 2511.23404, section 2).
 """
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -30,22 +31,36 @@ class CausalConv:
     def load(
         cls,
         loader: WeightLoader,
-        name: str,
-        channels: int,
+        names: Sequence[str],
+        runs: Sequence[tuple[int, int]],
         width: int,
         *,
         bias: bool = False,
         activates: bool = False,
     ) -> Self:
-        weight = loader.tensor(f"{name}.weight", channels, 1, width).view(channels, width)
-        return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activates)
+        """Load a convolution of several runs of channels.
+
+        `runs`: (channels, unit) of each, which ranks divide one by one. `names`: one name for each run, or one for all if they are stored together.
+        """
+        channels, units = [count for count, _ in runs], [unit for _, unit in runs]
+        if len(names) < len(runs) and loader.shard.size == 1:
+            channels, units = [sum(channels)], [1]
+        elif len(names) < len(runs):
+            names = [names[0]] * len(runs)
+
+        def rows(kind: str, *row_shape: int) -> torch.Tensor:
+            stored = [f"{name}.{kind}" for name in names]
+            return loader.rows(stored, channels, *row_shape, split="rows", unit=units, repeats=True)
+
+        return cls(rows("weight", 1, width).squeeze(1), rows("bias") if bias else None, activates)
 
     def __call__(self, x: torch.Tensor, kept: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """Convolve the tokens of the step, and keep each sequence's last inputs in `kept`.
 
-        x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels] -> [tokens, channels]
+        x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels of all ranks] -> [tokens, channels]
         """
-        states = torch.unflatten(kept[:, 0, 0], 1, (self.weight.shape[1] - 1, x.shape[1]))
+        before = self.weight.shape[1] - 1
+        states = torch.unflatten(kept[:, 0, 0, : before * x.shape[1]], 1, (before, x.shape[1]))
         return short_conv(x, self.weight, self.bias, self.activates, states, batch)
 
 
@@ -60,9 +75,9 @@ class ShortConv:
     def load(cls, loader: WeightLoader, layer_name: str, hidden_size: int, shape: ShortConvShape) -> Self:
         name, channels, bias = f"{layer_name}.{shape.name}", shape.channels, shape.is_biased
         return cls(
-            Linear.load(loader, [f"{name}.in_proj"], [3 * channels], hidden_size, bias),
-            CausalConv.load(loader, f"{name}.conv", channels, shape.width, bias=bias),
-            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], channels, bias),
+            Linear.load_runs(loader, f"{name}.in_proj", [(channels, 1)] * 3, hidden_size, bias),
+            CausalConv.load(loader, [f"{name}.conv"], [(channels, 1)], shape.width, bias=bias),
+            Linear.load(loader, [f"{name}.out_proj"], [hidden_size], channels, bias, "columns"),
             shape,
         )
 
@@ -71,4 +86,4 @@ class ShortConv:
         before, behind, inner = self.in_proj(x, context).chunk(3, dim=1)
         cache = context.caches[self.shape.layer]
         mixed = self.conv(before * inner, cache.segments[0], context.states[cache.group])
-        return self.out_proj(behind * mixed, context)
+        return context.summed(self.out_proj(behind * mixed, context))

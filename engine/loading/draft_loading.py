@@ -93,16 +93,14 @@ class PlannedDrafts(Protocol):
 def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
     """Return the drafters that the setting `speculate` names, for a model with the caches `layers`.
 
-    A recurrent state cannot go back to the last accepted token. So for a model with states, "auto" means no drafter, and a name raises
-    CheckpointError.
+    Raises CheckpointError for a drafter with weights if there are states: its guesses would change them.
     """
-    if not any(layer.is_state for layer in layers):
-        return DraftWords.read(words)
-    if words in ("auto", "off"):
-        return DraftWords()
-    raise CheckpointError(
-        f"speculate: {words} drafts only for models without recurrent states, and this one has states; set it to off"
-    )
+    read = DraftWords.read(words)
+    if read.model is not None and any(layer.is_state for layer in layers):
+        raise CheckpointError(
+            f"speculate: {read.model} drafts only for models without recurrent states, and this one has states; set it to suffix,grammar"
+        )
+    return read
 
 
 def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:

@@ -147,7 +147,7 @@ class ModelLoading(NamedTuple):
         degrees = Parallelism.of_host(self.host)
         num_experts = plan_model(self.raw_config).num_experts
         degrees.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, num_experts)
-        degrees.require_one_rank_of_states(config.cached_layers)
+        degrees.require_no_copies_of_states(config.cached_layers)
         return self._layouts(links.shard)[links.stage]
 
     def block_parts(self) -> BlockParts:
@@ -167,7 +167,10 @@ class ModelLoading(NamedTuple):
         layers = [layer.part_of(shard) for layer in cached + drafted]
         sizes = (self.host.block_size, self.dtype(), self.longest_context())
         num_stages = 1 if self.links is None else self.links.num_stages
-        stages = self.stages if num_stages > 1 else ()
+        caches = range(len(cached))  # those of several kinds of layers follow each other
+        stages = [
+            [i for i in caches if i % self.config.num_layers in stage] for stage in self.stages * (num_stages > 1)
+        ]
         return [CacheLayout(layers, *sizes, stages, stage) for stage in range(num_stages)]
 
     def arrangement(self, layout: CacheLayout) -> str:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
 
-# Prefixes of the names of a decoder's tensors: saved without its head, with its head, and, in two forms, with a vision tower.
-_ROOTS = ("", "model.", "language_model.model.", "model.language_model.")
+# Prefixes of the names of a decoder's tensors: saved without its head, with its head, in Nemotron-H, and, in two forms, with a vision tower.
+_ROOTS = ("", "model.", "backbone.", "language_model.model.", "model.language_model.")
 
 
 class Part(Protocol):
@@ -87,14 +87,14 @@ class DraftHead(Protocol):
 class DecoderLayer:
     """A layer with norms before attention and feed-forward, after them, or both.
 
-    `residual_scale`: factor of the outputs of both.
+    It may lack one of the two parts. `residual_scale`: factor of the outputs of both.
     """
 
     attention_norm: RMSNorm | None
-    attention: Part
+    attention: Part | None
     attention_output_norm: RMSNorm | None = None
     feed_forward_norm: RMSNorm | None
-    feed_forward: Part
+    feed_forward: Part | None
     feed_forward_output_norm: RMSNorm | None = None
     residual_scale: float = 1.0
     scale: torch.Tensor | None = None  # [1], factor of the hidden states after the layer
@@ -102,10 +102,13 @@ class DecoderLayer:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = _entered(self.attention_norm, x, residual)
-        x = self._left(self.attention(x, context), self.attention_output_norm)
-        x, residual = _entered(self.feed_forward_norm, x, residual)
-        x = self._left(self.feed_forward(x, context), self.feed_forward_output_norm)
+        if self.attention is not None:
+            x, residual = _entered(self.attention_norm, x, residual)
+            x = self._left(self.attention(x, context), self.attention_output_norm)
+        if self.feed_forward is not None:
+            x, residual = _entered(self.feed_forward_norm, x, residual)
+            x = self._left(self.feed_forward(x, context), self.feed_forward_output_norm)
+        assert residual is not None, "a layer has a part"
         return (x, residual) if self.scale is None else (x * self.scale, residual * self.scale)
 
     def _left(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:

@@ -5,24 +5,26 @@ Nothing here is specific to a family: the fields of DenseConfig and SparseConfig
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.encoder_attention import EncoderAttention
-from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.mlp import GatedMLP, scaled_silu_and_mul
 from pilotlight.engine.layers.moe import SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
-from pilotlight.engine.layers.recurrent import load_recurrent
+from pilotlight.engine.layers.recurrent import JoinedMixers, load_recurrent
 from pilotlight.engine.layers.temperature import Temperature
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, LogitRule, Part, load_decoder, root_of
 from pilotlight.engine.models.mtp import MtpHead
 from pilotlight.engine.vision.encoders import load_tower
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
+from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, relu2, silu_and_mul
+from pilotlight.kernels.matrices.weight import GatedActivation
 
-_ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
+_ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu2": relu2}
 # Tensors of vision towers. Later stages do not load them, and those of Gemma 3 and 4 are never loaded, because their images are not supported.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
@@ -33,13 +35,13 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
     kind = config.norm
     attention_kind = EncoderAttention if config.is_bidirectional else Attention
 
-    def attention(i: int, name: str) -> Part:
+    def mixer_of(i: int, name: str) -> Part:
         mixer = config.mixer(i) if i < config.num_layers else None
-        if mixer is not None:
+        if mixer is not None and config.joined is None:
             return load_recurrent(loader, name, config.hidden_size, mixer)
         # The drafting layer follows the model's last layer, and has the same shape.
         shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
-        return attention_kind.load(
+        attention = attention_kind.load(
             loader,
             f"{name}.self_attn",
             config.hidden_size,
@@ -50,8 +52,12 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
             joint_norm=kind if config.joint_qk_norm else None,
             sinks=config.sinks_name,
         )
+        if mixer is None or config.joined is None:
+            return attention
+        assert isinstance(attention, Attention), "an encoder has no recurrent mixers"
+        return JoinedMixers(attention, load_recurrent(loader, name, config.hidden_size, mixer), config.joined)
 
-    decoder = load_layers(config, loader, context_length, attention)
+    decoder = load_layers(config, loader, context_length, mixer_of)
     tower = load_tower(config.vision, loader.unshared(), config.hidden_size) if decoder.embedding is not None else None
     if tower is not None:
         if len(decoder.layers) < tower.num_deep:
@@ -79,13 +85,13 @@ def load_layers(
         return None if part is None else RMSNorm.load(loader, f"{name}.{part}", config.hidden_size, config.norm)
 
     def layer(i: int, name: str) -> DecoderLayer:
-        names = config.norms
+        names, mixes, feeds = config.norms, config.has(i, "mixer"), config.has(i, "feed_forward")
         return DecoderLayer(
-            attention_norm=norm(name, names.before_attention),
-            attention=load_attention(i, name),
+            attention_norm=norm(name, names.before_attention) if mixes else None,
+            attention=load_attention(i, name) if mixes else None,
             attention_output_norm=norm(name, names.after_attention),
-            feed_forward_norm=norm(name, names.before_feed_forward),
-            feed_forward=_load_feed_forward(config, loader, i, name),
+            feed_forward_norm=norm(name, names.before_feed_forward) if feeds else None,
+            feed_forward=_load_feed_forward(config, loader, i, name) if feeds else None,
             feed_forward_output_norm=norm(name, names.after_feed_forward),
             residual_scale=config.residual_scale,
             scale=loader.tensor(f"{name}.layer_scalar", 1) if config.scales_layers else None,
@@ -106,13 +112,18 @@ def load_layers(
 
 def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> Part:
     is_behind = layer >= config.num_layers  # the drafting layer
+    activation: GatedActivation = _ACTIVATIONS[config.activation]
+    if config.feed_forward_scales != (1.0, 1.0):
+        gate_scale, scale = config.feed_forward_scales
+        activation = partial(scaled_silu_and_mul, gate_scale=gate_scale, scale=scale)
     if isinstance(config, SparseConfig) and (is_behind or layer in config.sparse_layers):
-        return SparseMLP.load(loader, f"{name}.{config.sparse.names.mlp}", config.hidden_size, config.sparse)
+        mlp = f"{name}.{config.sparse.names.mlp}"
+        return SparseMLP.load(loader, mlp, config.hidden_size, config.sparse, activation)
     return GatedMLP.load(
         loader,
         f"{name}.mlp",
         config.hidden_size,
         config.intermediate_size,
         config.mlp_bias,
-        _ACTIVATIONS[config.activation],
+        activation,
     )

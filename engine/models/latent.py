@@ -1,4 +1,4 @@
-"""Decoders with latent attention: DeepSeek-V2 and V3, Kimi K2 to K2.5, GLM-4.7-Flash, Mistral Small 4.
+"""Decoders with latent attention, of the families of families/latent_decoders.py.
 
 Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; K2.5's have the prefix "language_model.", and there is a vision tower beside
 them (engine/vision/kimi_tower.py).
@@ -6,6 +6,7 @@ them (engine/vision/kimi_tower.py).
 
 from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.layers.latent_attention import LatentAttention
+from pilotlight.engine.layers.recurrent import load_recurrent
 from pilotlight.engine.models.decoder import Decoder, Part
 from pilotlight.engine.models.dense import load_layers
 from pilotlight.engine.vision.kimi_tower import PatchEncoder
@@ -16,6 +17,8 @@ def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Dec
     hidden = config.hidden_size
 
     def attention(i: int, name: str) -> Part:
+        if (mixer := config.mixer(i) if i < config.num_layers else None) is not None:
+            return load_recurrent(loader, name, hidden, mixer)
         return LatentAttention.load(loader, f"{name}.self_attn", hidden, config.latent_attention(i))
 
     decoder = load_layers(config, loader, context_length, attention)

@@ -176,7 +176,7 @@ def all_ranks(
     """Return the memory of every rank, stage after stage. Raises CheckpointError."""
     config = model.config
     parallelism.require_counts(config.num_layers, config.num_heads, config.num_kv_heads, model.num_experts)
-    parallelism.require_one_rank_of_states(config.cached_layers)
+    parallelism.require_no_copies_of_states(config.cached_layers)
     places = [
         RankPlace(parallelism, rank, stage) for stage in range(parallelism.pp) for rank in range(parallelism.per_stage)
     ]

@@ -76,7 +76,8 @@ class PlannedModel(NamedTuple):
         layers = self.config.cached_layers
         if not layers:
             return []
-        return [layers[i].part_of(place.shard) for i in self.stages(place.parallelism.pp)[place.stage]]
+        stage, num_layers = self.stages(place.parallelism.pp)[place.stage], len(self.layers)
+        return [layer.part_of(place.shard) for i, layer in enumerate(layers) if i % num_layers in stage]
 
     def weight_bytes(self, place: RankPlace, on_cpu: bool) -> dict[Part, int]:
         """Return the bytes of the rank's weights, by part. Raises CheckpointError if a split does not divide."""

@@ -107,11 +107,11 @@ class Parallelism(NamedTuple):
         if max(self.tp, self.ep) % min(self.tp, self.ep):
             raise CheckpointError(f"tp {self.tp} and ep {self.ep} do not divide one another; make one a multiple")
 
-    def require_one_rank_of_states(self, layers: Sequence[CachedLayer]) -> None:
-        """Raise CheckpointError if several ranks would share a model whose layers keep states."""
-        if self.size > 1 and any(layer.is_state for layer in layers):
+    def require_no_copies_of_states(self, layers: Sequence[CachedLayer]) -> None:
+        """Raise CheckpointError if ranks with separate sequences would have a model whose layers keep states."""
+        if self.copies > 1 and any(layer.is_state for layer in layers):
             raise CheckpointError(
-                f"{self} makes {self.size} ranks, but this model has recurrent states, which ranks cannot share: give it one device"
+                f"{self} makes {self.copies} copies of layers with recurrent states, which is not supported: set dp to 1"
             )
 
 

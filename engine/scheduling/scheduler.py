@@ -61,7 +61,7 @@ class Scheduler:
         self._shares = PromptShares(limits.block_size)
         self.counts = SchedulerCounts() if counts is None else counts
         tiers = tiers or Tiers()
-        self._blocks = BlockManager(pool, tiers, limits.groups)
+        self._blocks = BlockManager(pool, tiers, limits.groups, limits.has_states)
         self._prefixes = PrefixLookup(pool, tiers, limits.groups, shares_prefixes=not limits.whole_prompts)
         self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)
         self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
@@ -164,6 +164,8 @@ class Scheduler:
         """
         sequence = chunk.sequence
         sequence.num_completed_tokens = chunk.end + num_accepted
+        if chunk.drafts:
+            self._blocks.settle_drafts(sequence, chunk.start, num_accepted)
         if num_accepted:
             sequence.num_computed_tokens = sequence.num_completed_tokens
         if sequence.token_ids[-1] != PENDING:  # otherwise a later chunk of the sequence is in flight
@@ -251,7 +253,7 @@ class Scheduler:
             return
         for sequence, drafts in self._speculation.drafts(plan).items():
             if self._reserve(sequence, len(sequence.token_ids) + len(drafts)):
-                plan.add_drafts(sequence, drafts)
+                plan.add_drafts(sequence, drafts[: self._blocks.reserve_drafts(sequence, len(drafts))])
 
     def _reserve(self, sequence: Sequence, end: int) -> bool:
         """Give a sequence blocks for `end` tokens if no other sequence must give up blocks for that."""

@@ -6,6 +6,7 @@ request describes how to divide the tensor (`split`), and each rank gets its row
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import accumulate
@@ -109,14 +110,14 @@ class WeightLoader:
         rows: Sequence[int],
         *row_shape: int,
         split: Split | None = None,
-        unit: int = 1,
+        unit: int | Sequence[int] = 1,
         repeats: bool = False,
     ) -> torch.Tensor:
-        """Request several stored tensors, stacked along their first dimension."""
-        may_repeat = repeats or len(names) > 1
-        spans = [
-            self.shard.span(n, unit, name, split == "rows", may_repeat) for name, n in zip(names, rows, strict=True)
-        ]
+        """Request several stored tensors, stacked along their first dimension.
+
+        Equal names are runs of one tensor.
+        """
+        spans = self._spans(names, rows, unit, split == "rows", repeats)
         into = self.empty(stacked_name(names), sum(span.size for span in spans), *row_shape)
         for name, span, part in zip(names, spans, torch.split(into, [span.size for span in spans]), strict=True):
             self.fill(part, [ExpectedTensor.of(name, (span, *row_shape), FLOATS)], None)
@@ -130,13 +131,14 @@ class WeightLoader:
         *,
         experts: int = 1,
         split: Split | None = None,
-        unit: int = 1,
+        unit: int | Sequence[int] = 1,
         repeats: bool = False,
     ) -> Weight:
         """Request the projections `names` stacked, [sum(rows), columns], packed if stored so and supported.
 
-        `experts`: number of experts to which they belong, for [experts, rows, columns]. `split`: ranks share the rows or the columns of each
-        projection, in multiples of `unit`. Several ranks hold the same rows of a projection with fewer units than ranks, if it is fused or `repeats`.
+        Equal names are runs of one tensor's rows, which ranks share one by one. `experts`: number of experts to which they belong, for [experts,
+        rows, columns]. `split`: ranks share the rows or the columns of each projection, in multiples of `unit`, one for all or one for each.
+        Several ranks hold the same rows of a projection with fewer units than ranks, if it is fused or `repeats`.
         """
         parts = self._parts(names, rows, columns, split, unit, repeats)
         of_parts = [self._format_of(name) for name in names]
@@ -162,14 +164,14 @@ class WeightLoader:
         columns: int,
         *,
         split: Split | None,
-        unit: int,
+        unit: int | Sequence[int],
         repeats: bool = False,
     ) -> tuple[int, tuple[int, ...]]:
         """Number the projections of a matrix, for adapters that change them.
 
         Returns the number of the first projection, and the index at which the rows of each end on this rank; no indices if adapters change none.
         """
-        if self.projections is None:
+        if self.projections is None or len(set(names)) < len(names):  # adapters of a tensor in runs are refused
             return 0, ()
         first, parts = len(self.projections), self._parts(names, rows, columns, split, unit, repeats)
         self.projections += parts
@@ -274,14 +276,29 @@ class WeightLoader:
         return weight
 
     def _parts(
-        self, names: Sequence[str], rows: Sequence[int], columns: int, split: Split | None, unit: int, repeats: bool
+        self,
+        names: Sequence[str],
+        rows: Sequence[int],
+        columns: int,
+        split: Split | None,
+        unit: int | Sequence[int],
+        repeats: bool,
     ) -> list[MatrixPart]:
-        of_columns = self.shard.span(columns, unit, names[0], split == "columns")
-        may_repeat = repeats or len(names) > 1
-        return [
-            MatrixPart(name, self.shard.span(n, unit, name, split == "rows", may_repeat), of_columns)
-            for name, n in zip(names, rows, strict=True)
-        ]
+        of_columns = self.shard.span(columns, unit if isinstance(unit, int) else 1, names[0], split == "columns")
+        spans = self._spans(names, rows, unit, split == "rows", repeats)
+        return [MatrixPart(name, span, of_columns) for name, span in zip(names, spans, strict=True)]
+
+    def _spans(
+        self, names: Sequence[str], rows: Sequence[int], unit: int | Sequence[int], is_split: bool, repeats: bool
+    ) -> list[AxisRange]:
+        """Return this rank's run of each tensor's rows; equal names are runs of one tensor, in order."""
+        totals: Counter[str] = Counter()
+        spans, units = [], [unit] * len(names) if isinstance(unit, int) else unit
+        for name, n, size in zip(names, rows, units, strict=True):
+            span = self.shard.span(n, size, name, is_split, repeats or len(names) > 1)
+            spans.append(AxisRange(n, totals[name] + span.start, totals[name] + span.end))
+            totals[name] += n
+        return [span._replace(total=totals[name]) for name, span in zip(names, spans, strict=True)]
 
     def _format_of(self, name: str) -> WeightFormat:
         return self._format if self._format is not None and self._format.holds(self._storage, name) else PLAIN

@@ -7,13 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents
+from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents, moment_of
 from pilotlight.runtime.cli.cli_error import CliError
 
 if TYPE_CHECKING:
@@ -30,7 +29,10 @@ time_travel = typer.Typer(help="Restore a database to a moment of the last days.
 d1.add_typer(time_travel, name="time-travel")
 
 TimestampOption = Annotated[
-    str | None, typer.Option("--timestamp", help="Seconds since 1970, or RFC 3339: 2026-11-28T18:00:00Z.")
+    str | None,
+    typer.Option(
+        "--timestamp", help="An age (10m, 2h, 7d), seconds since 1970, or a time such as 2026-11-28T18:00:00Z."
+    ),
 ]
 
 
@@ -141,7 +143,7 @@ def time_travel_info(
 
     async def work(d1: "Binding") -> tuple[str, float | None]:
         history, first = _d1(d1).history, _d1(d1).history.first()
-        at_s = None if timestamp is None else seconds_of(timestamp)
+        at_s = None if timestamp is None else moment_of(timestamp)
         found = history.now() if at_s is None else history.at(at_s).bookmark
         return str(found), None if first is None else first.at_s
 
@@ -174,7 +176,7 @@ def time_travel_restore(
     check_place(site, local, remote)
 
     async def work(d1: "Binding") -> tuple[str, str]:
-        found = Bookmark.parse(bookmark) if bookmark else _d1(d1).history.at(seconds_of(timestamp or "")).bookmark
+        found = Bookmark.parse(bookmark) if bookmark else _d1(d1).history.at(moment_of(timestamp or "")).bookmark
         return str(found), str(await _d1(d1).restore(found))
 
     restored, before = _with_history(State(site, directory), database, work)
@@ -191,20 +193,6 @@ def _with_history(state: State, database: str, work: "Callable[[Binding], Awaita
         return state.bound("d1", database, work)
     except HistoryError as error:
         raise CliError(f"{database}: {error}.") from None
-
-
-def seconds_of(text: str) -> float:
-    """Return a time as Unix time in seconds. Raises CliError."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise CliError(
-            f"{text!r} is not a time: give seconds since 1970, or a time such as 2026-11-28T18:00:00Z."
-        ) from None
 
 
 class _Migrations:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, ScheduledEvent
 from pilotlight.functions.manifest import Manifest, ManifestError, load_manifest
-from pilotlight.functions.routes.invocations import FunctionRoute, at_paths
+from pilotlight.functions.routes.invocations import FunctionRoute, at_path
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.runtime.app import SiteApp, build_app
 from pilotlight.runtime.cli.cli_error import CliError
@@ -153,7 +153,7 @@ def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> Sit
     app.router.routes[0:0] = [
         app.routes_beside("/_pilotlight"),
         Route("/cdn-cgi/handler/scheduled", clock.fire, methods=["GET", "POST"]),
-        *at_paths(route, "/{path:rest}"),
+        *at_path(route, "/{path:rest}"),
     ]
     return app
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pilotlight.functions.cli.d1_commands import LocalOption, RemoteOption, check_place, d1, d1_execute
-from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents, kv
+from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents, kv, pages
 from pilotlight.runtime.cli.cli_error import CliError
 
 if TYPE_CHECKING:
@@ -110,23 +110,18 @@ def kv_export(namespace: str, output: OutputOption, site: SiteOption = None, dir
     """Write all keys with values, metadata and expirations, in the format of `wrangler kv bulk put`."""
 
     async def work(kv: "Binding") -> int:
-        count, cursor = 0, None
+        count = 0
         with output.open("w", encoding="utf-8") as file:
             file.write("[")
-            while True:
-                page = await kv.call("list", [], {"cursor": cursor})
+            async for page in pages(kv):
                 for name, expires_s, metadata in page["keys"]:
                     found = await kv.call("get", [name], {})
                     if found["found"]:  # the key may have been deleted meanwhile
-                        file.write(
-                            ("," if count else "")
-                            + "\n"
-                            + json.dumps(_entry(name, found["value"], expires_s, metadata))
-                        )
+                        entry = json.dumps(_entry(name, found["value"], expires_s, metadata))
+                        file.write(f",\n{entry}" if count else f"\n{entry}")
                         count += 1
-                if (cursor := page.get("cursor")) is None:
-                    file.write("\n]\n")
-                    return count
+            file.write("\n]\n")
+        return count
 
     print(f"{output}: {State(site, directory).bound('kv', namespace, work)} keys")
 
@@ -187,10 +182,9 @@ def r2_export(
 
     async def work(bucket: "Binding") -> int:
         output.mkdir(parents=True, exist_ok=True)
-        count, cursor = 0, None
+        count = 0
         with (output / INDEX).open("w", encoding="utf-8") as index:
-            while True:
-                page = await bucket.call("list", [], {"prefix": prefix, "cursor": cursor})
+            async for page in pages(bucket, prefix=prefix):
                 for listed in page["objects"]:
                     got = await bucket.call("get", [], {"key": listed["key"]})
                     if got is None:  # the object was deleted meanwhile
@@ -207,8 +201,7 @@ def r2_export(
                         for name in ("key", "etag", "size", "http_metadata", "custom_metadata", "storage_class")
                     }
                     index.write(json.dumps({**kept, "file": path.relative_to(output).as_posix()}) + "\n")
-                if (cursor := page.get("cursor")) is None:
-                    return count
+        return count
 
     print(f"{output}: {State(site, directory).bound('r2', bucket, work)} objects")
 

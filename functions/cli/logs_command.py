@@ -1,7 +1,6 @@
 """`pilotlight logs`: print a function's stored invocations from all sites, once or continuously."""
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -10,12 +9,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from pilotlight.functions.cli.deploy import author_token
+from pilotlight.functions.cli.state import moment_of
 from pilotlight.runtime.cli.api import Api
-from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.wire.hop.deployments import PATH
 
 FOLLOW_S = 1.0
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def logs(
@@ -33,7 +31,7 @@ def logs(
     """Print invocations, oldest first; with `follow`, keep printing new ones until Ctrl-C."""
     asked: dict[str, Any] = {"limit": limit, "grep": grep}
     if since is not None:
-        asked["since_s"] = moment_of(since, time.time())
+        asked["since_s"] = moment_of(since)
     if status is not None:
         asked["status"] = status
     after: dict[str, int] = {}
@@ -55,19 +53,6 @@ def logs(
             sleep(FOLLOW_S)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def moment_of(text: str, now_s: float) -> float:
-    """Return the Unix time of an age (90s, 10m, 2h, 7d) or of an ISO 8601 date or time.
-    Raises CliError."""
-    if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
-        return now_s - int(found[1]) * UNITS[found[2]]
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise CliError(
-            f"--since {text} is neither an age such as 10m, 2h or 7d nor a time such as 2026-11-28T09:00."
-        ) from None
 
 
 def shown(invocation: dict[str, Any]) -> str:

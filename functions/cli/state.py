@@ -6,8 +6,11 @@ code, so they refuse what a binding refuses, and a running site sees the changes
 
 import asyncio
 import json
+import re
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +35,7 @@ NAMES = (
     "dataset",
 )  # options that name a store
 HERE = Path(".")
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SiteOption = Annotated[
     Path | None, typer.Option("--site", help="A site's file; the command must run on that site's machine.")
 ]
@@ -161,6 +165,29 @@ def contents(path: Path) -> bytes:
         raise CliError(f"{path} cannot be read: {error.strerror}.") from None
 
 
+def moment_of(text: str) -> float:
+    """Return the Unix time in seconds that `text` names.
+
+    `text` is an age (10m, 2h, 7d), a Unix time, or an ISO 8601 date or time. Raises CliError.
+    """
+    if age := re.fullmatch(r"(\d{1,9})([smhd])", text):
+        return time.time() - int(age[1]) * UNITS[age[2]]
+    try:
+        return float(text) if re.fullmatch(r"[\d.]+", text) else datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        sentence = "give an age such as 10m, 2h or 7d, seconds since 1970, or a time such as 2026-11-28T18:00:00Z"
+        raise CliError(f"{text!r} is not a time: {sentence}.") from None
+
+
+async def pages(binding: "Binding", **asked: Any) -> AsyncIterator[dict[str, Any]]:
+    """Yield all pages of a binding's list."""
+    cursor: str | None = ""
+    while cursor is not None:
+        page = await binding.call("list", [], {**asked, "cursor": cursor or None})
+        yield page
+        cursor = page.get("cursor")
+
+
 @secret.command("put")
 def secret_put(
     function: FunctionArgument,
@@ -275,13 +302,7 @@ def kv_list(namespace: str, prefix: str = "", site: SiteOption = None, directory
     """List the names of all keys, one per line."""
 
     async def all_of(kv: "Binding") -> list[str]:
-        names: list[str] = []
-        cursor: str | None = None
-        while True:
-            page = await kv.call("list", [], {"prefix": prefix, "cursor": cursor})
-            names += [key[0] for key in page["keys"]]
-            if (cursor := page.get("cursor")) is None:
-                return names
+        return [key[0] async for page in pages(kv, prefix=prefix) for key in page["keys"]]
 
     for name in State(site, directory).bound("kv", namespace, all_of):
         print(name)

@@ -316,19 +316,24 @@ class _Rest(Convertor[str]):
         return value
 
 
+class _FunctionName(_Rest):
+    regex = "[^/@][^/]*"  # /fn/@org/model is a model of Workers AI
+
+
 register_url_convertor("rest", _Rest())
+register_url_convertor("function", _FunctionName())
 
 
 def function_routes(served: ServedFunctions, admission: AdmissionGate) -> list[BaseRoute]:
     route = FunctionRoute(
         served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
     )
-    return at_paths(route, "/fn/{name}", "/fn/{name}/{path:rest}")
+    return at_path(route, "/fn/{name:function}{path:rest}")
 
 
-def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
+def at_path(route: FunctionRoute, path: str) -> list[BaseRoute]:
     """Return routes for requests of all methods and for WebSockets."""
-    return [kind(path, route) for kind in (Route, WebSocketRoute) for path in paths]
+    return [kind(path, route) for kind in (Route, WebSocketRoute)]
 
 
 async def _send(response: Response, method: str, send: Send) -> None:

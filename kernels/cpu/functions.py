@@ -32,7 +32,7 @@ _OF_BOTH_TYPES = {
     "add_lora": "pppppllllllllllli:i",
     "is_finite": "pl:i",
     "short_conv": "ppppppppplllllii",
-    "gated_delta_rule": "pppppppppppllllllllli",
+    "gated_delta_rule": "ppppppppppplllllllllli",
     "ssd": "ppppppppppplllllllli",
     "gated_norm": "pppplllllfii",
 }

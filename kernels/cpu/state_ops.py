@@ -48,7 +48,7 @@ def gated_delta_rule(
     out = qkv.new_empty((qkv.shape[0], heads, values))
     function(
         *(x.data_ptr() for x in given), out.data_ptr(), *_addresses(batch), qkv.stride(0), steps.stride(0), decays.stride(0), key_heads, heads,
-        keys, values, states.stride(0), get_num_threads(),
+        keys, values, states.stride(0), decays.shape[1] != heads, get_num_threads(),
     )  # fmt: skip
     return out
 

@@ -1,4 +1,4 @@
-"""Gated activations of feed-forwards.
+"""Activations of feed-forwards, most of them gated.
 
 Gate and up are side by side in one input, as the fused matmul writes them.
 """
@@ -44,6 +44,17 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def _check_plain(operation: str, x: torch.Tensor) -> None:
+    if not (x.ndim == 2 and x.dtype in FLOATS and x.shape[1] and x.stride(1) == 1 and placed(x)):
+        ArgumentCheck(operation).tensor("x", x, "tokens columns", dense=1)
+
+
+@operation(_check_plain, triton="elementwise.activation")
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """Return the square of relu(x), [tokens, columns], an activation without a gate."""
+    return F.relu(x).square()
 
 
 # The numbers in C of the activations that the C library fuses with the preceding product.

@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang et al., arXiv 2412.06464).
+"""The gated delta rule (Yang et al., arXiv 2412.06464), and Kimi Linear's (arXiv 2510.26692).
 
 Each head keeps a matrix that decays, and that each token corrects along its key. With the state S [key, value], and a token's query q [key] and key
 k [key] of length 1, q divided by the root of `key` as well, value v [value], log of the decay g <= 0 and step size b:
@@ -6,10 +6,14 @@ k [key] of length 1, q divided by the root of `key` as well, value v [value], lo
     S <- exp(g) S;    S <- S + k (b (v - S^T k))^T;    o = S^T q
     g = -exp(decay_log) softplus(decay + decay_bias);    b = sigmoid(step)
 
+In Kimi Linear's rule each row of S has its own decay: decay, decay_bias and g have one number for each number of the key.
+
 In torch a prompt is computed in chunks. With G the cumulative sums of g within a chunk, and S the state before it, the corrections u of its tokens
 solve a triangular system (section 3.3 of the paper):
 
     u[i] + b[i] sum over j < i of exp(G[i] - G[j]) (k[i] . k[j]) u[j] = b[i] (v[i] - exp(G[i]) S^T k[i])
+
+With a decay for each row of S, exp(G[i] - G[j]) is a factor within the sum of k[i] . k[j].
 
 Only the recurrence from chunk to chunk is sequential; the rest is matrix products and one triangular solve. C computes token by token: since the
 state stays in a core's cache, this takes fewer products, and a token's result has the same bits in any chunk. All numbers are fp32.
@@ -30,6 +34,7 @@ from pilotlight.kernels.state.state_batch import StateBatch
 EPS = 1e-6  # added to the squared lengths of queries and keys
 # Tokens per chunk. Larger chunks need fewer sequential steps, but the work within a chunk grows with the square of its tokens.
 _CHUNK = 64
+_CHUNK_OF_ROWS = 16  # with a decay for each row of a state, a chunk needs memory for each row and pair of tokens
 
 
 class _Inputs(NamedTuple):
@@ -38,7 +43,7 @@ class _Inputs(NamedTuple):
     q: torch.Tensor  # [tokens, value_heads, key]
     k: torch.Tensor
     v: torch.Tensor  # [tokens, value_heads, value]
-    g: torch.Tensor  # [tokens, value_heads]: logs of decays
+    g: torch.Tensor  # [tokens, value_heads, 1 or key]: logs of decays
     b: torch.Tensor  # [tokens, value_heads]: step sizes
 
     def of(self, tokens: slice) -> "_Inputs":
@@ -61,13 +66,17 @@ def _check(
         and states.ndim == 4
         and qkv.dtype in FLOATS
         and steps.dtype == decays.dtype == qkv.dtype
+        and states.shape[1] > 0
+        and states.shape[2] > 0
+        and decays.shape[1] in (states.shape[1], states.shape[1] * states.shape[2])
         and decay_logs.dtype == decay_bias.dtype == states.dtype == torch.float32
         and qkv.stride(1) == 1
         and steps.stride(1) == decays.stride(1) == 1
-        and steps.shape == decays.shape == (qkv.shape[0], states.shape[1])
-        and decay_logs.shape == decay_bias.shape == states.shape[1:2]
+        and steps.shape == (qkv.shape[0], states.shape[1])
+        and decays.shape[0] == qkv.shape[0]
+        and decay_logs.shape == states.shape[1:2]
+        and decay_bias.shape == decays.shape[1:]
         and key_heads > 0
-        and states.shape[1] > 0
         and states.shape[1] % key_heads == 0
         and qkv.shape[1] == 2 * key_heads * states.shape[2] + states.shape[1] * states.shape[3]
         and states.stride()[1:] == (states.shape[2] * states.shape[3], states.shape[3], 1)
@@ -87,9 +96,13 @@ def _check(
         check.derive("2*key_heads*key+value_heads*value", 2 * key_heads * key + heads * value, "states")
         check.tensor("qkv", qkv, "tokens 2*key_heads*key+value_heads*value", dense=1)
         check.tensor("steps", steps, "tokens value_heads", (qkv.dtype,), dense=1)
-        check.tensor("decays", decays, "tokens value_heads", (qkv.dtype,), dense=1)
+        by_row = decays.ndim == 2 and decays.shape[1] != heads
+        if by_row:
+            check.derive("value_heads*key", heads * key, "states")
+        width = "value_heads*key" if by_row else "value_heads"
+        check.tensor("decays", decays, f"tokens {width}", (qkv.dtype,), dense=1)
         check.tensor("decay_logs", decay_logs, "value_heads", wide, dense=1)
-        check.tensor("decay_bias", decay_bias, "value_heads", wide, dense=1)
+        check.tensor("decay_bias", decay_bias, width, wide, dense=1)
         batch.require(check, qkv.shape[0])
     if checks.DEBUG:
         batch.check_blocks(operation, states.shape[0])
@@ -114,7 +127,8 @@ def gated_delta_rule(
     """Apply the rule to a batch, and update states in place; return [tokens, value_heads, value].
 
     qkv [tokens, 2 * key_heads * key + value_heads * value]: queries and keys of key_heads heads, which value_heads / key_heads heads of values share,
-    then values; steps, decays [tokens, value_heads]; decay_logs, decay_bias [value_heads] fp32; states [blocks, value_heads, key, value] fp32.
+    then values; steps, decays [tokens, value_heads]; decay_logs, decay_bias [value_heads] fp32; states [blocks, value_heads, key, value] fp32. With a
+    decay for each row of a state, decays are [tokens, value_heads * key] and decay_bias [value_heads * key].
     """
     _, heads, key, value = states.shape
     size = key_heads * key
@@ -124,7 +138,8 @@ def gated_delta_rule(
         (q * key**-0.5).repeat_interleave(heads // key_heads, 1),
         k.repeat_interleave(heads // key_heads, 1),
         torch.unflatten(v, 1, (heads, value)),
-        -decay_logs.exp() * F.softplus(decays.to(states.dtype) + decay_bias),
+        -decay_logs.exp().unsqueeze(1)
+        * torch.unflatten(F.softplus(decays.to(states.dtype) + decay_bias), 1, (heads, -1)),
         steps.to(states.dtype).sigmoid(),
     )
     output = batch.compute(
@@ -144,7 +159,7 @@ def _one_token(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply the rule to one token of each sequence; `state` [sequences, heads, key, value]."""
-    state = state * g.exp()[..., None, None]
+    state = state * g.exp().unsqueeze(3)
     seen = (k.unsqueeze(2) @ state).squeeze(2)
     state = state + k.unsqueeze(3) * ((v - seen) * b.unsqueeze(2)).unsqueeze(2)
     return (q.unsqueeze(2) @ state).squeeze(2), state
@@ -155,30 +170,38 @@ def _in_chunks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply the rule to tokens of one sequence; `state` [heads, key, value]."""
     tokens = q.shape[0]
-    size = min(_CHUNK, tokens)
+    size = min(_CHUNK if g.shape[2] == 1 else _CHUNK_OF_ROWS, tokens)
     padding = -tokens % size
     # [heads, chunks, tokens of a chunk, ...]; a padding token has g = 0 and b = 0, so it does not change the state
-    q, k, v = (_chunked(x, size, padding) for x in (q, k, v))
-    g, b = (_chunked(x.unsqueeze(2), size, padding).squeeze(3) for x in (g, b))
+    q, k, v, g, steps = (_chunked(x, size, padding) for x in (q, k, v, g, b.unsqueeze(2)))
     sums = g.cumsum(2)
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-    decays = (sums.unsqueeze(3) - sums.unsqueeze(2)).masked_fill(~lower, -torch.inf).exp()
-    steps = b.unsqueeze(3)
-    system = (k @ k.transpose(2, 3)) * decays * steps  # the solver assumes that the diagonal is 1
-    faded = sums.exp().unsqueeze(3)
+    decays = (sums.unsqueeze(3) - sums.unsqueeze(2)).masked_fill(~lower.unsqueeze(2), -torch.inf).exp()
+    system = _products(k, k, decays) * steps  # the solver assumes that the diagonal is 1
+    faded = sums.exp()
     both = torch.linalg.solve_triangular(
         system, torch.cat((v, k * faded), dim=3) * steps, upper=False, unitriangular=True
     )
     corrections, of_state = torch.split(both, [v.shape[3], k.shape[3]], dim=3)
-    within = (q @ k.transpose(2, 3)) * decays
-    reading, writing = q * faded, (k * (sums[:, :, -1:] - sums).exp().unsqueeze(3)).transpose(2, 3)
-    kept = sums[:, :, -1].exp()[..., None, None]
+    within = _products(q, k, decays)
+    reading, writing = q * faded, (k * (sums[:, :, -1:] - sums).exp()).transpose(2, 3)
+    kept = sums[:, :, -1].exp().unsqueeze(3)
     outputs = torch.empty_like(v)
     for i in range(q.shape[1]):
         u = corrections[:, i] - of_state[:, i] @ state
         outputs[:, i] = reading[:, i] @ state + within[:, i] @ u
         state = state * kept[:, i] + writing[:, i] @ u
     return outputs.flatten(1, 2)[:, :tokens].transpose(0, 1), state
+
+
+def _products(x: torch.Tensor, y: torch.Tensor, decays: torch.Tensor) -> torch.Tensor:
+    """Multiply each two tokens of a chunk, [heads, chunks, size, size].
+
+    x, y [heads, chunks, size, key]; decays [heads, chunks, size, size, 1 or key], factors of the products or of their summands.
+    """
+    if decays.shape[4] == 1:
+        return (x @ y.transpose(2, 3)) * decays.squeeze(4)
+    return torch.einsum("hcik,hcjk,hcijk->hcij", x, y, decays)
 
 
 def _chunked(x: torch.Tensor, size: int, padding: int) -> torch.Tensor:

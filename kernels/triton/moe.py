@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from pilotlight.kernels.checks import ArgumentError
-from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, relu2, silu_and_mul
 from pilotlight.kernels.matrices.weight import PLAIN, GatedActivation, Operands, Weight, plain_operands
-from pilotlight.kernels.triton.elementwise.activation import CLAMPED_SWIGLU, GELU_TANH, SILU, activated
+from pilotlight.kernels.triton.elementwise.activation import CLAMPED_SWIGLU, GELU_TANH, RELU2, SILU, activated
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch, dense_rows
 from pilotlight.kernels.triton.matrices import packed
@@ -110,10 +110,13 @@ def _gate_up(
     x, weight, scales, zeros, bias, order, table, hidden,
     x_token, hidden_row, bias_expert, top_k, tiles, intermediate, columns, weight_expert, weight_row, scales_expert, scales_row, row_group,
     column_group, group_tiles, first_expert, experts, alpha, limit,
-    KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr, FORMAT: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute gates and ups of `experts` experts from `first_expert` on; `weight` has only these."""
+    """Compute gates, if there are any, and ups of `experts` experts from `first_expert` on.
+
+    `weight` has only these.
+    """
     entry, row_tile = _place(table, tiles, tl.cdiv(intermediate, ROWS), group_tiles)
     expert = tl.load(entry).to(tl.int64)
     i = expert - first_expert
@@ -126,12 +129,15 @@ def _gate_up(
         gate, up = multiply(
             x + token * x_token, is_token, weight + i * weight_expert, scales + i * scales_expert, zeros + i * scales_expert,
             row, is_row, intermediate, 0, columns, columns, weight_row, scales_row, row_group, column_group,
-            FORMAT, HAS_ZEROS, True, TOKENS, ROWS, HALF,
+            FORMAT, HAS_ZEROS, IS_GATED, TOKENS, ROWS, HALF,
         )  # fmt: skip
         if HAS_BIAS:
             biases = bias + expert * bias_expert + row
             gate += tl.load(biases, mask=is_row, other=0.0).to(tl.float32)[None, :]
-            up += tl.load(biases + intermediate, mask=is_row, other=0.0).to(tl.float32)[None, :]
+            if IS_GATED:
+                up += tl.load(biases + intermediate, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        if not IS_GATED:
+            up = gate
         value = activated(gate, up, alpha, limit, KIND)
         target = hidden + place.to(tl.int64)[:, None] * hidden_row + row[None, :]
         tl.store(target, value.to(hidden.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
@@ -268,7 +274,8 @@ def moe_experts(
     check_launch("moe_experts", "gate_up", first.weight.shape[0], "experts", MOST_EXPERTS)
     x, weights = dense_rows(x), weights.contiguous()
     tokens, hidden_size = x.shape
-    intermediate, num_experts, top_k = first.rows // 2, first.weight.shape[0], expert_ids.shape[1]
+    is_gated = kind != RELU2
+    intermediate, num_experts, top_k = first.rows // (1 + is_gated), first.weight.shape[0], expert_ids.shape[1]
     gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias))
     out = torch.empty((tokens, second.rows), dtype=x.dtype, device=x.device)
     if not out.numel():
@@ -278,7 +285,7 @@ def moe_experts(
     by_pair = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
     biases = (x if gate_up_bias is None else gate_up_bias), (x if down_bias is None else down_bias)
     bias_experts = tuple(0 if bias is None else bias.stride(0) for bias in (gate_up_bias, down_bias))
-    if pairs <= _MOST_PACKED * num_experts and packed.takes(x, first) and packed.takes(hidden, second):
+    if is_gated and pairs <= _MOST_PACKED * num_experts and packed.takes(x, first) and packed.takes(hidden, second):
         tile_tokens = 8 if pairs <= 4 * num_experts else 16
         order, table = by_expert(expert_ids, num_experts, tile_tokens)
         tiles, words = table.shape[0], packed.in_words(x)
@@ -310,7 +317,7 @@ def moe_experts(
                 part.weight_expert, part.weight_row, part.scales_expert, part.scales_row, part.row_group, part.column_group,
                 _GROUP_TILES, begin, experts, alpha, limit,
                 KIND=kind, FORMAT=part.format, HAS_ZEROS=part.has_zeros, HAS_BIAS=gate_up_bias is not None,
-                TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
+                IS_GATED=is_gated, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
         rows = tile.rows * 2  # twice the rows of _gate_up, since _down computes one product for each row, not two
         for begin, experts, part in _parts(second, x.dtype, is_decoded):
@@ -391,8 +398,10 @@ def _kind(activation: GatedActivation) -> tuple[int, float, float]:
         return CLAMPED_SWIGLU, activation.keywords["alpha"], activation.keywords["limit"]
     if activation is gelu_tanh_and_mul:
         return GELU_TANH, 0.0, 0.0
+    if activation is relu2:
+        return RELU2, 0.0, 0.0
     raise ArgumentError(
         "moe_experts",
         "activation",
-        f"is {activation!r}; it must be silu_and_mul, gelu_tanh_and_mul or a partial of clamped_swiglu",
+        f"is {activation!r}; it must be silu_and_mul, gelu_tanh_and_mul, relu2 or a partial of clamped_swiglu",
     )

@@ -1,4 +1,4 @@
-"""The catalogue's entries of gated activations."""
+"""The catalogue's entries of activations."""
 
 import math
 from collections.abc import Callable
@@ -66,10 +66,21 @@ def _operation(name: str, formula: Callable[..., Tensor], roundings: float, **mo
     )
 
 
+# Tolerance: one rounding of relu, which is exact, and one of the square.
+_RELU2 = Operation(
+    name="relu2",
+    function=activation.relu2,
+    reference=lambda x: x.clamp(min=0) ** 2,
+    roundings=2,
+    cases=_cases(),
+    bench=_bench(),
+    cost=lambda arguments: Cost(2 * size(arguments["x"])),
+)
 # Tolerance: torch's plain form rounds after the activation and after the product; in fp32, the error of the exponential counts. The clamped form adds
 # 1 to an `up` that may be near -1, so that earlier roundings become a larger part of the result.
 OPERATIONS = (
     _operation("silu_and_mul", _silu, 2),
     _operation("gelu_tanh_and_mul", _gelu_tanh, 2),
     _operation("clamped_swiglu", _clamped, 3, alpha=1.702, limit=0.9),
+    _RELU2,
 )

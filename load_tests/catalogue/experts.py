@@ -10,7 +10,7 @@ from torch import Tensor
 from load_tests.catalogue.matrices import plain_weight, random_fp8, random_int4, random_mxfp4
 from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels import moe
-from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, relu2, silu_and_mul
 from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight
 
@@ -84,17 +84,25 @@ def _experts(
             "x": torch.randn(tokens, hidden).to(dtype),
             "weights": torch.rand(tokens, top_k),
             "expert_ids": torch.rand(tokens, experts - unwanted).argsort(-1)[:, :top_k].contiguous(),
-            "gate_up": _weight(storage, (experts, 2 * intermediate, hidden), dtype),
+            "gate_up": _weight(storage, (experts, (1 if activation is relu2 else 2) * intermediate, hidden), dtype),
             "down": _weight(storage, (experts, hidden, intermediate), dtype),
             "activation": activation,
         }
         if biased:
-            made["gate_up_bias"] = torch.randn(experts, 2 * intermediate).to(dtype)
+            made["gate_up_bias"] = torch.randn(experts, made["gate_up"].shape[1]).to(dtype)
             made["down_bias"] = torch.randn(experts, hidden).to(dtype)
         return made
 
     name = f"{tokens} x {hidden}, {top_k} of {experts} x {intermediate} {storage}"
-    kind = "" if activation is silu_and_mul else " gelu" if activation is gelu_tanh_and_mul else " clamped"
+    kind = (
+        ""
+        if activation is silu_and_mul
+        else " gelu"
+        if activation is gelu_tanh_and_mul
+        else " relu2"
+        if activation is relu2
+        else " clamped"
+    )
     return Case(name + kind + (" biased" if biased else ""), make, target)
 
 
@@ -113,6 +121,8 @@ def _mixture(
 
 
 def _activated(inner: Tensor, activation: GatedActivation) -> Tensor:
+    if activation is relu2:
+        return inner.clamp(min=0) ** 2
     gate, up = inner.chunk(2)
     if isinstance(activation, partial):
         alpha, limit = activation.keywords["alpha"], activation.keywords["limit"]
@@ -206,6 +216,8 @@ MOE_EXPERTS = Operation(
         _experts(37, 42, 70, 3, 2, activation=gelu_tanh_and_mul),
         _experts(7, 66, 20, 4, 4, biased=True, activation=_CLAMPED),
         _experts(200, 40, 12, 2, 1),
+        _experts(9, 33, 21, 4, 2, biased=True, activation=relu2),
+        _experts(40, 64, 32, 3, 2, storage="int4", activation=relu2),
         _experts(300, 10, 150, 2, 2),
         _experts(3, 64, 32, 4, 2, storage="int4"),
         _experts(18, 96, 64, 3, 2, storage="mxfp4", biased=True, activation=_CLAMPED),

@@ -80,10 +80,10 @@ def _corrected(
     q, k = (x.view(-1, key_heads, key).repeat_interleave(heads // key_heads, 1) for x in (q, k))
     q, k = (x / (x.square().sum(-1, keepdim=True) + delta_rule.EPS).sqrt() for x in (q, k))
     v, b = v.view(-1, heads, value), steps.sigmoid()
-    g = -decay_logs.exp() * F.softplus(decays + decay_bias)
+    g = -decay_logs.exp()[:, None] * F.softplus(decays + decay_bias).view(-1, heads, decays.shape[1] // heads)
     out = torch.zeros_like(v)
     for token, before, after in tokens_of(batch):
-        state = g[token].exp()[:, None, None] * _state(states, before)
+        state = g[token].exp()[:, :, None] * _state(states, before)
         seen = torch.einsum("hkv,hk->hv", state, k[token])
         state += torch.einsum("hk,hv->hkv", k[token], b[token][:, None] * (v[token] - seen))
         out[token] = torch.einsum("hkv,hk->hv", state, q[token]) / key**0.5
@@ -136,23 +136,27 @@ def _conv(name: str, sequences: Runs, channels: int, width: int, *, biased: bool
 
 
 def _delta(
-    name: str, sequences: Runs, key_heads: int, heads: int, key: int, value: int, gap: int = 0, **more: Any
-) -> Case:
+    name: str, sequences: Runs, key_heads: int, heads: int, key: int, value: int, gap: int = 0, by_row: bool = False, **more: Any
+) -> Case:  # fmt: skip
+    """Make a case. `by_row`: each row of a state has its own decay."""
+    num_decays = heads * key if by_row else heads
+
     def make(dtype: torch.dtype) -> Arguments:
         batch, blocks = state_batch(sequences)
         tokens = _tokens(batch)
         return {
             "qkv": _strided(tokens, 2 * key_heads * key + heads * value, gap, dtype),
             "steps": _strided(tokens, heads, gap, dtype),
-            "decays": _strided(tokens, heads, gap, dtype),
+            "decays": _strided(tokens, num_decays, gap, dtype),
             "decay_logs": torch.rand(heads) - 1,
-            "decay_bias": torch.randn(heads),
+            "decay_bias": torch.randn(num_decays),
             "key_heads": key_heads,
             "states": torch.randn(blocks, heads, key, value),
             "batch": batch,
         }
 
-    return Case(f"{name}, {key_heads} to {heads} heads of {key} x {value}", make, **more)
+    rows = ", a decay a row" if by_row else ""
+    return Case(f"{name}, {key_heads} to {heads} heads of {key} x {value}{rows}", make, **more)
 
 
 def _ssd(name: str, sequences: Runs, groups: int, heads: int, rows: int, value: int, gap: int = 0, **more: Any) -> Case:
@@ -262,11 +266,15 @@ GATED_DELTA_RULE = Operation(
         _delta("decodes and prompts", _MIXED, 1, 3, 17, 9, gap=3),
         _delta("a prompt", _PROMPT, 2, 2, 16, 128),
         _delta("decodes and prompts", _MIXED, 2, 4, 33, 64),
+        _delta("decodes", _DECODES, 2, 4, 6, 5, by_row=True),
+        _delta("decodes and prompts", _MIXED, 3, 3, 17, 9, gap=3, by_row=True),
+        _delta("a prompt", _PROMPT, 2, 2, 16, 128, by_row=True),
         _delta("nothing", _NONE, 1, 1, 4, 4),
     ),
     bench=(
         _delta("16 decodes", _SIXTEEN, 16, 32, 128, 128, target=_BANDWIDTH),
         _delta("2,048 tokens", _LONG, 16, 32, 128, 128, target=Target(0.5, "matmul")),
+        _delta("16 decodes", _SIXTEEN, 32, 32, 128, 128, by_row=True, target=_BANDWIDTH),
     ),
     cost=_delta_cost,
 )

@@ -3,7 +3,8 @@
 There are three real sites. Clients stream, request answers without streaming, resume durable streams, disconnect half-way, send invalid requests and
 attack. Sites are killed, frozen and drained at random, their links lose packets (as root), and clocks are wrong until the next restart. Each finished
 answer must have exactly the tokens of its undisturbed run. At the end, after the load, the router's memory, sockets, tasks and tables are compared
-with those after the first minute of load, and all gauges of open work must be zero.
+with those after the first minute of load, and all gauges of open work must be zero. Between the two, sizes are sampled, and their slopes are
+given with twice their standard errors: a leak has a slope above these.
 """
 
 import argparse
@@ -11,13 +12,16 @@ import asyncio
 import os
 import random
 import re
+import statistics
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
@@ -58,11 +62,35 @@ MAY_GROW = {
     "connections": 24.0,
     "site_connections": 24.0,
 }  # by how much the router may have grown at the end: keep-alive connections come and go
+SAMPLE_S = 10.0
 NONSENSE: tuple[bytes, ...] = (
     b"{", b"[]", b"\xff\xfe", b'{"model":"ember","messages":"hello"}', b'{"model":"nobody","messages":[]}',
     b'{"model":"ember","messages":[],"stream":3}',
     b'{"model":"ember","messages":[{"role":"user","content":"hi"}],"max_tokens":-1}', b'{"model":"ember"}' + b" " * (9 << 20),
 )  # fmt: skip
+
+
+class Slope(NamedTuple):
+    """A straight line through samples, by least squares."""
+
+    per_hour: float
+    noise: float  # twice the slope's standard error, per hour
+
+    @property
+    def is_growth(self) -> bool:
+        return self.per_hour > self.noise
+
+
+def slope(times_s: Sequence[float], values: Sequence[float]) -> Slope | None:
+    """Return the slope of values over times; None for fewer than four samples."""
+    if len(values) < 4:
+        return None
+    hours = [at_s / 3600 for at_s in times_s]
+    line = statistics.linear_regression(hours, values)
+    rest = sum((value - line.intercept - line.slope * at) ** 2 for at, value in zip(hours, values, strict=True))
+    middle = statistics.fmean(hours)
+    spread = sum((at - middle) ** 2 for at in hours)
+    return Slope(line.slope, 2 * (rest / (len(values) - 2) / spread) ** 0.5)
 
 
 class Soak:
@@ -79,7 +107,8 @@ class Soak:
         self.bodies = requests(16, 48)
         self.expected: list[Heard] = []
         self.until = 0.0
-        self.rss_mib: list[float] = []
+        self.samples: list[tuple[float, dict[str, float]]] = []  # time in seconds, and sizes
+        self.files_before = set(_files())
 
     async def run(self, minutes: float) -> dict[str, Any]:
         self.expected = await listen(self.network.url, self.bodies, lambda heard: None)
@@ -105,15 +134,26 @@ class Soak:
         return {
             "minutes": minutes, "clients": self.streams, "begun": dict(self.started), "ended": dict(self.ended), "faults": dict(self.faults),
             "slowest_s": round(self.slowest_s, 1), "before": before, "after": after, "wrong": self.wrong[:50], "num_wrong": len(self.wrong),
-            "rss_mib_by_minute": self.rss_mib,
+            "rss_mib": [sizes["rss_mib"] for _, sizes in self.samples], "slopes": self.slopes(),
         }  # fmt: skip
 
     async def _watch(self) -> None:
-        """Record the router's memory each minute: a leak grows during the whole run."""
+        """Record sizes again and again: a leak grows during the whole run."""
         while True:
             with suppress(OSError):
-                self.rss_mib.append((await asyncio.to_thread(self.size))["rss_mib"])
-            await asyncio.sleep(60.0)
+                self.samples.append((time.monotonic(), await asyncio.to_thread(self.size)))
+            await asyncio.sleep(SAMPLE_S)
+
+    def slopes(self) -> dict[str, dict[str, Any]]:
+        """Return each size's growth per hour, and whether it is more than noise."""
+        times_s = [at_s for at_s, _ in self.samples]
+        names = self.samples[0][1] if self.samples else ()
+        found = {name: slope(times_s, [sizes[name] for _, sizes in self.samples]) for name in names}
+        return {
+            name: {"per_hour": round(each.per_hour, 1), "noise": round(each.noise, 1), "is_growth": each.is_growth}
+            for name, each in found.items()
+            if each is not None
+        }
 
     # clients
 
@@ -319,12 +359,20 @@ class Soak:
     # leaks and violations at the end
 
     def size(self) -> dict[str, float]:
-        """Return the router's memory in MiB, open descriptors and gauges."""
+        """Return the router's memory in MiB, open descriptors and gauges.
+
+        Also the shared memory and temporary folders that came during the run."""
         with urllib.request.urlopen(f"{self.network.url}/status", timeout=10) as answer:
             process = psutil.Process(orjson.loads(answer.read())["process"]["pid"])
         with urllib.request.urlopen(f"{self.network.url}/metrics", timeout=10) as answer:
             found = {name: float(value) for name, value in GAUGE.findall(answer.read().decode())}
-        return {"rss_mib": round(process.memory_info().rss / 2**20, 1), "sockets": float(process.num_fds()), **found}
+        fresh = [path for path in _files() if path not in self.files_before]
+        shared = [path for path in fresh if path.parts[1] == "dev"]
+        return {
+            "rss_mib": round(process.memory_info().rss / 2**20, 1), "sockets": float(process.num_fds()),
+            "shared_mib": sum(_num_bytes(path) for path in shared) / 2**20, "shared_files": float(len(shared)),
+            "temporary_files": float(len(fresh) - len(shared)), **found,
+        }  # fmt: skip
 
     def _compare(self, before: dict[str, float], after: dict[str, float]) -> None:
         for name, may_grow in MAY_GROW.items():
@@ -336,18 +384,49 @@ class Soak:
             self.wrong.append(f"{sum(self.started.values())} requests began and {sum(self.ended.values())} ended")
 
 
+@contextmanager
+def _temporary(folder: str) -> Iterator[None]:
+    """Let this process and those that it starts put temporary files into `folder`, where no others are."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        tempfile.tempdir = None
+
+
+def _files() -> list[Path]:
+    """Return what the product has in shared memory and in the folder of temporary files."""
+    return [path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("pilotlight*")]
+
+
+def _num_bytes(folder: Path) -> int:
+    num_bytes = 0
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):  # it has been removed
+            num_bytes += path.stat().st_blocks * 512
+    return num_bytes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("MINUTES") or 30))
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     in_own_namespace("load_tests.scenarios.soak", sys.argv[1:])
     console = Console()
-    with ScatteredNetwork() as network, Links() as links:
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as folder,
+        Links() as links,
+        _temporary(folder),
+        ScatteredNetwork() as network,
+    ):
         results = asyncio.run(Soak(network, links, options.seed, options.clients, console).run(options.minutes))
     console.print_json(orjson.dumps(results).decode())
-    console.print(f"Record: {write_record('soak', results, ('aiohttp', 'httptools', 'uvloop'))}", soft_wrap=True)
+    if not options.no_record:
+        console.print(f"Record: {write_record('soak', results, ('aiohttp', 'httptools', 'uvloop'))}", soft_wrap=True)
     return 1 if results["num_wrong"] else 0
 
 

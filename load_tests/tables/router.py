@@ -4,6 +4,11 @@ from collections.abc import Iterable
 
 from load_tests.records import Record
 
+SLOPES = {
+    "rss_mib": "memory of the router, MiB", "sockets": "its file descriptors", "tasks": "its tasks",
+    "shared_mib": "shared memory of all sites, MiB", "temporary_files": "temporary folders",
+}  # fmt: skip
+
 
 def overhead(results: Record) -> Iterable[list[str]]:
     """Show lines for each task and a column per router: the added latency, and the rate."""
@@ -60,6 +65,9 @@ def soak(results: Record) -> Iterable[list[str]]:
             f"{words}, after the first minute and at the end",
             f"{results['before'][name]:g}, {results['after'][name]:g}",
         ]
+    for name, found in results.get("slopes", {}).items():
+        if name in SLOPES:
+            yield [f"{SLOPES[name]}, growth per hour", f"{found['per_hour']:g} ± {found['noise']:g}"]
 
 
 def site_death(results: Record) -> Iterable[list[str]]:

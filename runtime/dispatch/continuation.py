@@ -6,9 +6,9 @@ error. Independent of text and HTTP.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,6 +24,9 @@ from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.models.registry import Models
 from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
+T = TypeVar("T")
+RESTART_FACTOR = 3  # a start may take this many times as long as the latest one, because the machine may be busier
+LONGEST_RESTART_S = 60.0  # a longer start is not waited for
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
 PlacementObserver = Callable[[Placement], None]  # called with the hosts of a sequence, if there was a choice
@@ -42,8 +45,8 @@ class Continuations:
     ) -> None:
         """Continue sequences on the hosts of a site.
 
-        `within_s` limits, after each death of a host, the seconds until the sequence is open on the next one. From then on the deadline of a step
-        applies.
+        `within_s` limits, after each death of a host, the seconds until the sequence is open on the next one; the limit is longer where hosts start
+        more slowly. From then on the deadline of a step applies.
         """
         self.fleet = fleet
         self.models = models
@@ -93,14 +96,30 @@ class ContinuedSequence:
         """Open the sequence on a host; wait for the next host if none has its model."""
         self._site.charges.require_harmless(self._submit)
         self._is_suspect = self._site.charges.of(self._submit) > 0
-        within_s = self._site.within_s
         try:
-            async with asyncio.timeout(within_s):
-                self.route = await self._begin()
-        except TimeoutError:
+            self.route = await self._in_time(self._begin)
+        except _TooLateError as late:
             why = self._site.fleet.why_down or "its engine host died"
-            message = f"{why}, and no other was ready within {within_s:g} s; try again in a moment"
-            raise EngineError("overloaded", message) from None
+            raise EngineError("overloaded", f"{why}, and no other was ready {late}; try again in a moment") from None
+
+    async def _in_time(self, enter: Callable[[], Awaitable[T]]) -> T:
+        """Await `enter`, which opens the sequence on a host.
+
+        If a further host dies meanwhile, the wait begins again. Raises _TooLateError after a wait that is longer than the site's limit, and longer
+        than a host's start is expected to take.
+        """
+        site = self._site
+        while True:
+            num_restarts = site.fleet.restarts
+            restart_s = RESTART_FACTOR * site.models.expected_restart_s(self._submit.model)
+            within_s = max(site.within_s, min(restart_s, LONGEST_RESTART_S))
+            try:
+                async with asyncio.timeout(within_s):
+                    return await enter()
+            except TimeoutError:
+                if site.fleet.restarts == num_restarts:
+                    raise _TooLateError("engine_error", f"within {within_s:.3g} s") from None
+            await self.scope.aclose()
 
     async def _begin(self) -> str:
         while True:
@@ -160,7 +179,7 @@ class ContinuedSequence:
         """
         assert self._client is not None
         assert self._device_host is not None
-        if self._submit.sequence_id not in await self._device_host.charged(self._client):
+        if self._submit.sequence_id not in (await self._device_host.end_of(self._client)).charged:
             return
         self._site.charges.charge(self._submit)
         self._site.charges.require_harmless(self._submit, str(error))
@@ -171,15 +190,17 @@ class ContinuedSequence:
 
         Raises EngineError if none takes the sequence in time.
         """
-        within_s = self._site.within_s
+
+        async def enter() -> None:
+            await self.scope.aclose()
+            placement = await self._site.models.place(self._submit, self._data_sites)
+            rest = remaining(self._submit, self._delivered) if self._has_started else self._submit
+            await self._enter(placement, rest)
+
         try:
-            async with asyncio.timeout(within_s):
-                await self.scope.aclose()
-                placement = await self._site.models.place(self._submit, self._data_sites)
-                rest = remaining(self._submit, self._delivered) if self._has_started else self._submit
-                await self._enter(placement, rest)
-        except TimeoutError:
-            message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
+            await self._in_time(enter)
+        except _TooLateError as late:
+            message = f"{error}; the answer could not be continued on another host {late}"
             raise _TooLateError("engine_error", message) from None
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:

@@ -6,9 +6,9 @@ fleet.py has the other devices.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pilotlight.engine.api.client import EngineClient, EngineError, ProgressCallback
@@ -21,12 +21,19 @@ STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s
 FIRST_PAUSE_S = 0.2  # pause before the second restart in a row; doubled for each later failure, up to:
 LONGEST_PAUSE_S = 10.0
 AFRESH_AFTER = 2  # if so many hosts in a row crash before any answer, the next one deletes compiled files
-CHARGED_WITHIN_S = 3.0  # time limit, after a host's death, for the names of the sequences it was working on
+END_KNOWN_WITHIN_S = 3.0  # time limit, after a host's death, for its cause and the sequences it was working on
 DEADLINE_FACTOR = 10  # a step may take this multiple of its predicted time: contexts grow, and a machine has other work
 MOST_DOUBLINGS = 6  # a step's deadline is doubled this often at most: 30 s become half an hour
 HOPELESS_AFTER = 3  # after so many failed hosts in a row, requests are sent elsewhere instead of waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
+
+
+class HostEnd(NamedTuple):
+    """The end of an engine host."""
+
+    charged: frozenset[str] = frozenset()  # the sequences on which it was working when it crashed
+    was_killed: bool = False  # by a signal from outside, and not for memory
 
 
 class HostHandle:
@@ -52,8 +59,8 @@ class HostHandle:
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # report of the newest host; its facts about the device stay true
         self.running: HostProcess | None = None
-        # client of a dead host -> sequences of the host's last step
-        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()
+        self.start_s = 0.0  # seconds from the latest launch of a host until it was ready; 0.0 before the first one
+        self._ends: WeakKeyDictionary[EngineClient, HostEnd] = WeakKeyDictionary()  # by the dead host's client
         self._ended: str | None = None  # why sequences wait for no further host
         self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
         self._step_observers: list[Callable[[StepOutput], None]] = []
@@ -115,13 +122,13 @@ class HostHandle:
                 raise EngineError("overloaded", message)
             await self.changed.wait()
 
-    async def charged(self, client: EngineClient) -> frozenset[str]:
-        """Return the sequences on which this client's host was working when it crashed; none if it was killed."""
+    async def end_of(self, client: EngineClient) -> HostEnd:
+        """Return how this client's host ended; wait until that is known, or for END_KNOWN_WITHIN_S."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(CHARGED_WITHIN_S):
-                while client not in self._charged:
+            async with asyncio.timeout(END_KNOWN_WITHIN_S):
+                while client not in self._ends:
                     await self.changed.wait()
-        return self._charged.get(client, frozenset())
+        return self._ends.get(client, HostEnd())
 
     async def until_ready(self) -> None:
         """Return once a host has reported its device."""
@@ -181,10 +188,26 @@ class HostHandle:
         for _, down in self._change_observers:
             down(self, reason)
 
-    def note_charged(self, client: EngineClient, sequences: Iterable[str]) -> None:
-        """Record the sequences on which a host was working when it crashed."""
-        self._charged[client] = frozenset(sequences)
+    def note_end(self, client: EngineClient, end: HostEnd) -> None:
+        self._ends[client] = end
         self.changed.notify_all()
+
+    def note_exit(self, end: HostEnd, has_crashed: bool) -> None:
+        """Record that the host's process is gone."""
+        self.restarts.note_exit(
+            has_crashed=has_crashed, has_computed=self.progress.has_computed, was_killed=end.was_killed
+        )
+        self.changed.notify_all()
+
+    def note_failure(self, reason: str) -> None:
+        """Record that no host could be launched."""
+        self.set_down(reason)
+        self.restarts.note_failure()
+        self.changed.notify_all()
+
+    def note_start(self, start_s: float) -> None:
+        """Record the seconds from a launch until the host was ready."""
+        self.start_s = start_s
 
     def forget_host(self) -> None:
         """Stop using the host: its process is being stopped."""
@@ -313,7 +336,8 @@ class RestartHistory:
     def __init__(self) -> None:
         self.num_restarts = 0
         self.last_death = ""
-        self._failures = 0  # hosts in a row that failed
+        self._deaths = 0  # hosts in a row that ended early
+        self._failures = 0  # those of them that were not killed from outside
         self._crashes = 0  # hosts in a row that crashed
 
     @property
@@ -332,26 +356,37 @@ class RestartHistory:
 
         There is no pause then, because such a host usually has worked for long, and requests wait for its models.
         """
-        return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
+        return 0.0 if self._deaths < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._deaths - 2))
 
     def note_death(self, reason: str) -> None:
         self.last_death = reason
-        self._failures += 1
+        self.num_restarts += 1
 
-    def note_exit(self, has_crashed: bool, has_computed: bool = False) -> None:
+    def note_exit(self, *, has_crashed: bool = False, has_computed: bool = False, was_killed: bool = False) -> None:
         """Record the end of a process.
-        `has_computed` is True if it had completed a step; then its successor can work, too."""
+
+        `has_computed` is True if it had completed a step; then its successor can work, too. `was_killed` is True if it was killed from outside, which
+        shows nothing about its successor.
+        """
         self._crashes = self._crashes + 1 if has_crashed else 0
         if has_computed and not has_crashed:
-            self._failures = min(self._failures, 1)
+            self._deaths = self._failures = 1
+        else:
+            self._deaths += 1
+            self._failures += not was_killed
+
+    def note_failure(self) -> None:
+        """Record that a host could not be launched."""
+        self._deaths += 1
+        self._failures += 1
 
     def note_answer(self) -> None:
         """Record that the host works."""
-        self._failures = self._crashes = 0
+        self._deaths = self._failures = self._crashes = 0
 
     def note_long_life(self) -> None:
         """Record that the host had been up for long when it died."""
-        self._failures = 0
+        self._deaths = self._failures = 0
 
 
 class ChangeNotifier:

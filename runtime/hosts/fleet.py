@@ -72,6 +72,11 @@ class Fleet:
                 yield HostLoad(host.index, model, load)
 
     @property
+    def start_s(self) -> float:
+        """The seconds that the latest start of a host took, on the slowest device."""
+        return max((host.start_s for host in self.hosts), default=0.0)
+
+    @property
     def restarts(self) -> int:
         return sum(host.restarts.num_restarts for host in self.hosts)
 

@@ -23,7 +23,7 @@ from pilotlight.runtime.hosts.cores import Cores, divided, keep_to
 from pilotlight.runtime.hosts.devices import is_surely_cpu
 from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_dead_later
 from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places, owners_of
-from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
+from pilotlight.runtime.telemetry.process_exit import ending, is_oom_kill, oom_kills
 from pilotlight.sites.site import EngineConfig
 from pilotlight.wire.hop.headers import lasting
 
@@ -152,6 +152,15 @@ class HostProcess:
         """Tell whether the process ended by its own error or signal, and was not killed from outside."""
         code = self._process.returncode
         return code is not None and (code > 0 or code in OWN_SIGNALS)
+
+    @property
+    def was_killed(self) -> bool:
+        """Tell whether a signal from outside ended the process, such as an operator's.
+
+        Call it before `stop`, which sends signals itself. False after the OOM killer: the next host may need as much memory.
+        """
+        code = self._process.returncode
+        return code is not None and code < 0 and code not in OWN_SIGNALS and not is_oom_kill(code, self._oom_kills)
 
     @property
     def is_suspended(self) -> bool:

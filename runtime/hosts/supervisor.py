@@ -8,11 +8,10 @@ Independent of models and requests; the launcher starts hosts.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.runtime.hosts.device_host import HostHandle
+from pilotlight.runtime.hosts.device_host import HostEnd, HostHandle
 from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
@@ -64,8 +63,7 @@ class Supervisor:
             except Exception as error:  # the supervisor must survive any exception, because nothing else starts hosts
                 log.exception("supervising the engine host")
                 reason = f"the engine host could not be supervised: {error!r}"
-                self._down(reason)
-            restarts.num_restarts += 1
+                self._fail(reason)
             log.error("%s; restarting it", reason)
             if time.monotonic() - started_at > LIVED_S:
                 restarts.note_long_life()
@@ -81,7 +79,7 @@ class Supervisor:
             host = host or await self._launcher.launch(afresh=afresh)
         except (OSError, EngineError) as error:
             reason = f"the engine host could not be started: {error}"
-            self._down(reason)
+            self._fail(reason)
             return reason
         greeting: asyncio.Task[None] | None = None
         try:
@@ -92,42 +90,46 @@ class Supervisor:
             if is_stuck and not host.is_suspended:
                 device_host.progress.note_late()
             host.client.fail(reason)
-            self._down(reason)
-            device_host.note_charged(host.client, await self._charged(host, is_stuck))
-            return reason
+            self._timeline.note("engine lost", time.time())
+            device_host.set_down(reason)
+            end = await self._end_of(host, is_stuck)
+            device_host.note_end(host.client, end)
         finally:
             device_host.forget_host()
             if greeting is not None:
                 greeting.cancel()
             await host.stop(STOP_GRACE_S if device_host.progress.has_spoken else 0.0)
-            device_host.restarts.note_exit(host.has_crashed, device_host.progress.has_computed)
+        device_host.note_exit(end, host.has_crashed)
+        return reason
 
-    async def _charged(self, host: HostProcess, is_stuck: bool) -> Iterable[str]:
-        """Return the sequences on which a host was working when it crashed; none if it was ended from outside.
+    async def _end_of(self, host: HostProcess, is_stuck: bool) -> HostEnd:
+        """Return how a host ended. No sequence is charged if it was ended from outside.
 
         `is_stuck` means that its process lives but takes no steps.
         """
         if is_stuck:
-            return () if host.is_suspended else host.held().computed
+            return HostEnd(frozenset(() if host.is_suspended else host.held().computed))
         if host.client.failed_under:
-            return host.client.failed_under
+            return HostEnd(frozenset(host.client.failed_under))
         with suppress(TimeoutError):  # a socket closes before its process has ended
             await asyncio.wait_for(host.exited(), EXIT_S)
         if not host.ended_by_itself:
-            return ()
+            return HostEnd(was_killed=host.was_killed)
         computed, prepared = host.held()
-        return (*computed, *prepared)
+        return HostEnd(frozenset((*computed, *prepared)))
 
-    def _down(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._timeline.note("engine lost", time.time())
-        self.device_host.set_down(reason)
+        self.device_host.note_failure(reason)
 
     async def _greet(self, host: HostProcess, launched_at: float | None) -> None:
         """Record the host's report; `launched_at` is given if requests wait for its start."""
+        began = time.monotonic()
         with suppress(EngineError):  # the host died, which `_until_dead` reports
             self.device_host.ready = ready = await host.client.hello()
             self.device_host.progress.note_ready()
             if launched_at is not None:
+                self.device_host.note_start(time.monotonic() - began)
                 phases = [(f"engine {name}", seconds) for name, seconds in ready.phases]
                 began_s = self._timeline.note_phases(phases, time.time())  # the interpreter started before
                 self._timeline.note("engine process", launched_at, max(launched_at, began_s))

@@ -155,6 +155,11 @@ class Models:
 
         return Lending(self.states, self.assignments, admission, observe)
 
+    def expected_restart_s(self, name: str) -> float:
+        """Return the seconds until a new engine host has the model, by the latest start and load."""
+        state = self.states[name]
+        return self._fleet.start_s + state.expected_wake_s(self._memory.holds(state))
+
     def info_of(self, name: str) -> ModelInfo | None:
         """Return the facts of a model; None before its first load."""
         return self.states[name].info

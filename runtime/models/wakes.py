@@ -37,7 +37,9 @@ from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
 
-DEATHS_WHILE_LOADING = 3  # if this many hosts die during one load, the load is assumed to be the cause
+DEATHS_WHILE_LOADING = (
+    3  # if so many hosts end during one load, and none was killed from outside, the load is assumed to be the cause
+)
 SUCCESSOR_WAIT_S = 30.0
 # Delay of the template's check after a wake with waiting requests: importing Jinja and compiling take 35 ms, which would delay the first answers
 TEMPLATE_AFTER_S = 1.0
@@ -218,7 +220,8 @@ class Waker:
             kv_dtype=config.kv_dtype,
         )
         client: EngineClient | None = None
-        for _ in range(DEATHS_WHILE_LOADING):
+        deaths = 0
+        while deaths < DEATHS_WHILE_LOADING:
             state.detail = "waiting for the engine host"
             client = await self._successor(replica, client)
             state.detail, state.loaded_share = "its weights are being loaded", 0.0
@@ -230,6 +233,7 @@ class Waker:
                 if error.code != "engine_error":
                     raise
                 state.detail = str(error)
+                deaths += not (await replica.host.end_of(client)).was_killed
         raise EngineError("model_load_failed", f"the engine host died {DEATHS_WHILE_LOADING} times while loading it")
 
     async def _successor(self, replica: Replica, client: EngineClient | None) -> EngineClient:

@@ -17,9 +17,16 @@ def ending(code: int, oom_kills_before: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal has no name
         name = f"signal {-code}"
-    now = oom_kills() if code == -signal.SIGKILL and oom_kills_before is not None else None
-    is_for_memory = now is not None and oom_kills_before is not None and now > oom_kills_before
+    is_for_memory = is_oom_kill(code, oom_kills_before)
     return f"was ended by {name}" + (": out of memory, by the kernel's OOM killer" if is_for_memory else "")
+
+
+def is_oom_kill(code: int, oom_kills_before: int | None) -> bool:
+    """Tell whether the OOM killer ended a process.
+
+    The arguments are those of `ending`."""
+    now = oom_kills() if code == -signal.SIGKILL and oom_kills_before is not None else None
+    return now is not None and oom_kills_before is not None and now > oom_kills_before
 
 
 def oom_kills() -> int | None:

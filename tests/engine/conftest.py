@@ -32,10 +32,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def make_transfers_pay(patch: pytest.MonkeyPatch) -> None:
+    """Let every transfer count as cheaper than computing, which otherwise depends on the machine's speed."""
+    patch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+
+
 @pytest.fixture
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every transfer worth it, which otherwise depends on the machine's speed."""
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+    make_transfers_pay(monkeypatch)
 
 
 @pytest.fixture

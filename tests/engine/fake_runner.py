@@ -188,7 +188,6 @@ class FakeRunner:
     def _change_states(self, step: StepInput, contexts: list[tuple[int, ...]], firsts: list[int]) -> None:
         """Check the state before each chunk, then store the state after its last token in every block that the chunk's tokens reach."""
         assert self.state_group is not None
-        assert not step.checks_drafts, "a state cannot go back to the last accepted token"
         size, tables = self.block_size, step.groups[self.state_group].tables
         chunks = [
             (table, step.positions[first], contexts[end - 1])
@@ -199,10 +198,13 @@ class FakeRunner:
             assert not start or self.slots[before] == _content(context[:start], self.state_group), (
                 "the block has the state of another prefix"
             )
-        for table, start, context in chunks:
-            for place in range(start // size, (len(context) - 1) // size + 1):
-                block = table[place] * size
-                self.slots[block : block + size] = [_content(context[: (place + 1) * size], self.state_group)] * size
+        for number, (table, start, context) in enumerate(chunks):
+            place = start // size
+            ends = [*range((place + 1) * size, len(context), size), len(context)]
+            if step.checks_drafts and number < step.num_decodes:  # the state after each draft has a block
+                ends = [*range(start + 1, len(context) + 1)]
+            for block, end in zip(table[place:], ends, strict=False):
+                self.slots[block * size : (block + 1) * size] = [_content(context[:end], self.state_group)] * size
 
     def _read(self, table: SequenceOf[int], context: tuple[int, ...], group: int, first: int) -> None:
         for position in range(first, len(context)):

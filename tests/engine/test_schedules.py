@@ -102,6 +102,16 @@ def test_every_sequence_ends_rightly_through_twenty_thousand_schedules(shape: Sh
     play_and_check(shape, plan)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@given(shapes.map(lambda shape: shape._replace(has_states=True)), arrivals)
+@settings(max_examples=20_000, deadline=None)
+def test_every_sequence_of_a_model_with_states_ends_rightly_through_twenty_thousand_schedules(
+    shape: Shape, plan: list[Arrival]
+) -> None:
+    play_and_check(shape, plan)
+
+
 def test_a_more_urgent_prompt_that_lacks_a_block_lets_the_older_one_that_holds_it_continue() -> None:
     older = Arrival(10, 8, 1, 9, b"", None, 0, priority=5, prompt_logprobs=True)
     urgent = Arrival(15, 17, 1, 9, b"", None, 0, priority=-1)
@@ -133,7 +143,7 @@ def make_engine(shape: Shape, make_tiers: Callable[[FakeRunner], Tiers] | None =
         make_tiers=make_tiers,
         clock=count(0.0, tick_s).__next__,
         max_decode_delay_s=max_decode_delay_s,
-        speculation=None if drafts is None or has_states else FakeDrafter(drafts),
+        speculation=None if drafts is None else FakeDrafter(drafts),
         windows=(*windows, STATE_WINDOW) if has_states else windows,
         copies=copies,
         has_states=has_states,

@@ -10,7 +10,7 @@ from pilotlight.engine.kv.pool.groups import CacheGroups
 from pilotlight.engine.kv.pool.layout import STATE_WINDOW
 from pilotlight.engine.planning.devices import cpu
 from pilotlight.engine.planning.memory_plan import StepLimits, all_ranks, block_layout
-from pilotlight.engine.planning.model_plan import plan_model
+from pilotlight.engine.planning.model_plan import plan_model, read_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from tests.adapters import ATTENTION, adapted, write_adapter
 from tests.checkpoints import write_checkpoint, write_llama
@@ -19,6 +19,13 @@ from tests.engine.driver import drain, load_engine, one, random_prompt, submit
 from tests.engine.families import FURTHER, write_family
 
 HYBRID = "qwen3-next, attention in layer 1, three of five experts"
+# Families with the other kinds of states.
+MIXERS = (
+    "lfm2, attention in layer 1",
+    "granite-4, attention in layer 1",
+    "falcon-h1, scaled at each seam",
+    "kimi-linear, attention in layer 1, three of eight experts",
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +93,40 @@ def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
     assert {None, STATE_WINDOW} == set(layout.windows)
 
 
-@pytest.mark.parametrize("words", ["suffix", "grammar", "suffix,grammar"])
-def test_drafters_are_refused_by_name(directory: Path, words: str) -> None:
-    with pytest.raises(CheckpointError, match=f"speculate: {words} drafts only for .* has states; set it to off"):
-        load_engine(directory, speculate=words)
+@pytest.mark.parametrize("family", [HYBRID, *MIXERS])
+def test_a_plan_has_the_blocks_of_the_arena(tmp_path: Path, family: str) -> None:
+    write_family(tmp_path, family)
+    info = load_engine(tmp_path, dtype="float32").info
+    layout = block_layout(read_model(tmp_path, "float32"), RankPlace(Parallelism()), 16, info.context_length)
+    assert layout is not None
+    assert (layout.block_bytes, layout.block_size, layout.windows) == (
+        info.kv_block_bytes, info.block_size, info.kv_windows
+    )  # fmt: skip
 
 
-def test_without_a_word_about_drafters_there_are_none(directory: Path) -> None:
-    assert load_engine(directory, speculate="auto").speculation is None
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("family", [HYBRID, *MIXERS])
+def test_rejected_drafts_leave_no_trace_in_a_state(tmp_path: Path, family: str, depth: int) -> None:
+    model, prompt = write_family(tmp_path, family), random_prompt(37, seed=1)
+    engine = load_engine(tmp_path, dtype="float32", speculate="suffix", depth=depth)
+    # The second answer is drafted from the first one, and so is the third one, which may not have one of its tokens.
+    first, again = (one(engine, full(name, prompt, max_tokens=40)) for name in "ab")
+    turn = full("c", prompt, max_tokens=40, logit_bias=((first.token_ids[20], -100.0),))
+    turned, alone = one(engine, turn), one(load_engine(tmp_path, dtype="float32"), turn)
+    assert first.token_ids == again.token_ids
+    assert engine.speculation is not None
+    counts = engine.speculation.counts
+    assert counts.num_draft_tokens > counts.num_accepted_tokens > 25, "some drafts of the third answer are right"
+    assert_agrees(model, prompt, again)
+    assert turned.token_ids == alone.token_ids
+    for ours, theirs in zip(turned.logprobs, alone.logprobs, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_a_drafter_with_weights_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    write_llama(tmp_path)
+    with pytest.raises(CheckpointError, match=r"draft drafts only for .* has states; set it to suffix,grammar"):
+        load_engine(directory, speculate=f"draft:{tmp_path}")
 
 
 def test_a_drafter_that_keeps_a_state_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
@@ -121,10 +154,17 @@ def test_adapters_change_the_projections_of_layers_with_a_state(
     assert_agrees(model, prompt, one(engine, full("b", prompt, max_tokens=2)))
 
 
-@pytest.mark.parametrize("degrees", [Parallelism(tp=2), Parallelism(pp=2)])
-def test_several_ranks_are_refused_by_name(degrees: Parallelism) -> None:
-    with pytest.raises(CheckpointError, match=r"2 ranks, but this model has recurrent states.* give it one device"):
-        all_ranks(plan_model(published()), degrees, cpu(), 1 << 17, StepLimits())
+def test_ranks_with_separate_sequences_are_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match=r"2 copies of layers with recurrent states.* set dp to 1"):
+        all_ranks(plan_model(published()), Parallelism(ep=2), cpu(), 1 << 17, StepLimits())
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_share_the_weights_and_the_states_of_a_plan(tp: int) -> None:
+    model = plan_model(published())
+    alone, (shared, *others) = (all_ranks(model, Parallelism(tp=n), cpu(), 1 << 17, StepLimits()) for n in (1, tp))
+    assert len(others) == tp - 1
+    assert shared.weights_bytes < 1.1 * alone[0].weights_bytes / tp
 
 
 def test_what_a_failed_step_has_changed_of_a_state_is_computed_anew(tmp_path: Path) -> None:

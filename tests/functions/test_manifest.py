@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -175,20 +174,9 @@ def test_a_manifest_of_any_size_is_refused_by_name(folder: Path, name: str) -> N
         load_manifest(folder)
 
 
-def test_each_comma_of_jsonc_is_looked_at_once() -> None:
+def test_jsonc_takes_as_many_commas_as_a_manifest_may_have() -> None:
     """Copying the rest of the text at each comma once took gigabytes for 128 KiB of commas."""
-
-    class Counted(str):
-        __slots__ = ()
-
-        def __getitem__(self, key: Any) -> Any:
-            copied.append(len(found := super().__getitem__(key)))
-            return found
-
-    copied: list[int] = []
-    text = "[" + "1," * 1000 + "]"
-    assert len(jsonc._without_trailing_commas(Counted(text))) == len(text)
-    assert sum(copied) < 10 * len(text)
+    assert len(jsonc.loads("[" + "1," * 65_000 + "]")) == 65_000
 
 
 def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:

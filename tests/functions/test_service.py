@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.routing import Match
 
 from pilotlight.runtime.app import build_app
 from pilotlight.sites.config import ConfigError, parse
@@ -55,6 +56,14 @@ async def test_two_sites_of_one_name_do_not_share_what_functions_keep(
     assert "has the state of a site at" not in caplog.text
     async with running(build_app(site_config(tmp_path, port=8801))):
         assert "has the state of a site at 127.0.0.1:0, but this site is at 127.0.0.1:8801" in caplog.text
+
+
+def test_requests_of_clients_are_routed_before_rare_ones(tmp_path: Path) -> None:
+    routes = build_app(site_config(tmp_path, state_dir=str(tmp_path / "state"))).routes
+    for path in ("/v1/chat/completions", "/fn/f", "/fn/f/a/path"):
+        scope = {"type": "http", "path": path, "method": "POST", "headers": []}
+        tried = next(number for number, route in enumerate(routes, 1) if route.matches(scope)[0] is Match.FULL)
+        assert tried <= 16, f"{path} is compared with {tried} routes"
 
 
 async def test_a_site_without_models_serves_functions_and_starts_no_engine_host(tmp_path: Path) -> None:

@@ -249,6 +249,21 @@ async def test_a_load_that_kills_its_host_is_given_up(make_site: SiteMaker) -> N
         assert "died 3 times" in answer.json["error"]["message"]
 
 
+@pytest.mark.long
+async def test_a_load_is_not_given_up_because_its_hosts_are_killed_from_outside(make_site: SiteMaker) -> None:
+    launcher = FakeLauncher()
+
+    def prepare(client: FakeEngineClient) -> None:
+        if len(launcher.hosts) < 4:
+            client.load_gate = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.03, lambda: launcher.hosts[-1].kill())
+
+    launcher.prepare = prepare
+    async with make_site(launcher=launcher, wait=False) as site:
+        assert (await call(site.app, CHAT, HELLO)).status == 200
+        assert len(launcher.hosts) == 5
+
+
 @pytest.mark.process
 async def test_a_sleeping_model_is_loaded_once_by_its_first_requests(
     make_site: SiteMaker, model_directory: Path

@@ -30,6 +30,7 @@ def test_one_that_is_killed_before_it_has_answered_is_replaced(tmp_path: Path) -
         assert first.pid is not None
         psutil.Process(first.pid).kill()
         assert "SIGKILL" in await first.exited()
+        assert (first.was_killed, first.ended_by_itself) == (True, False)
         await first.stop(grace_s=0.0)
         second = await launcher.launch()
         info = await second.client.load_model(ModelSpec("tiny", str(tmp_path)))

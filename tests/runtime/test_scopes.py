@@ -58,8 +58,7 @@ NEEDS = {
     # Parts of Ollama's API that are refused with a sentence.
     **{f"/api/{path}": "models" for path in ("blobs/{digest}", "copy", "create", "delete", "push")},
     "/fn/@{model:path}": "models",
-    "/fn/{name}": PUBLIC,
-    "/fn/{name}/{path:rest}": PUBLIC,
+    "/fn/{name:function}{path:rest}": PUBLIC,
     "/client/v4/accounts/{account_id}/ai/run/{model:path}": "models",
     **{
         f"/client/v4/accounts/{{account_id}}/ai/{path}": "models"
@@ -145,7 +144,12 @@ async def test_every_path_opens_to_its_scope_and_to_no_other(make_site: SiteMake
     async with make_site(hop_secret="a shared secret", **tables) as site:
         assert paths(site.app) == set(NEEDS), "name the path, with the scope that it needs"
         for path, needed in NEEDS.items():
-            url = path.replace("{account_id}", "a").replace("{id:path}", "tiny").replace("{name}", "f")
+            url = (
+                path.replace("{account_id}", "a")
+                .replace("{id:path}", "tiny")
+                .replace("{name}", "f")
+                .replace("{name:function}", "f/")
+            )
             url = url.replace("{model:path}", "tiny").replace("{path:rest}", "x") + (
                 "/style.css" if path == "/page" else ""
             )

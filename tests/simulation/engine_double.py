@@ -125,7 +125,7 @@ class EngineDouble:
         self.client = _Client(self)
         self.refuses: ErrorCode | None = None  # the error for new sequences, if any
         self.fails_loads = False
-        self.has_crashed = self.ended_by_itself = False
+        self.has_crashed = self.ended_by_itself = self.was_killed = False
         self._network, self._site, self._answers = network, site, answers
         self._models: dict[str, ModelInfo] = {}
         self._open: dict[str, _Sequence] = {}
@@ -172,6 +172,11 @@ class EngineDouble:
                 self._exit.set_result(how)
 
         self._network.call_later(WAY_S, notice, context=self._site.context.copy())
+
+    def kill(self) -> None:
+        """End by a signal from outside."""
+        self.was_killed = True
+        self.end("the engine host was ended by SIGKILL")
 
     def crash(self) -> None:
         """Crash in a step that contains all open sequences."""

@@ -43,14 +43,14 @@ async def _drain_site(world: World, planned: PlannedFault) -> None:
 
 async def _kill_engine(world: World, planned: PlannedFault) -> None:
     for host in _engines(world, planned)[:1]:
-        host.end("the engine host was ended by SIGKILL")
+        host.kill()
 
 
 async def _kill_engines_again(world: World, planned: PlannedFault) -> None:
     """Kill every engine host of the site, and twice more those that replace them."""
     for _ in range(3):
         for host in _engines(world, planned):
-            host.end("the engine host was ended by SIGKILL")
+            host.kill()
         await asyncio.sleep(planned.lasts_s / 3)
 
 
@@ -116,7 +116,7 @@ async def _without_room(site: SiteMember, planned: PlannedFault, *, fails_loads:
     for launcher in site.launchers:
         launcher.have_no_room("overloaded", fails_loads=fails_loads)
         for host in launcher.living if fails_loads else ():
-            host.end("the engine host was ended by SIGKILL")
+            host.kill()
     await asyncio.sleep(planned.lasts_s)
     for launcher in site.launchers:
         launcher.have_no_room(None, fails_loads=False)

@@ -1,4 +1,4 @@
-"""Families with latent attention: DeepSeek-V2, V3, Kimi K2 and K2.5, GLM-4.7-Flash, Mistral Small 4.
+"""Families with latent attention, such as DeepSeek's, Kimi's, GLM-4.7-Flash and Mistral Small 4.
 
 Keys and values are one short vector per token and layer; experts come after a few dense layers. A family is a function here and a row of
 config_registry.py. Defaults are those of transformers' configuration classes, and for DeepSeek-V3 those of deepseek-ai/DeepSeek-V3's
@@ -9,21 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import LayerKind, refuse_unless, text_keys
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.families.dense_decoders import growing_queries, mistral
+from pilotlight.engine.description.recurrent_shapes import KimiDeltaShape
 from pilotlight.engine.description.rotary_scaling import (
     RotaryRule,
     read_rotary_rule,
     rotary_parameters,
     sharpening,
 )
-from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes, LatentShape, Routing
+from pilotlight.engine.description.shapes import NO_IMAGES, ExpertNames, ImageBytes, LatentShape, Routing
 from pilotlight.engine.description.sparse_config import SparseConfig, read_experts_in_groups, read_grouped_experts
 from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision, PixtralVision
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
+from pilotlight.engine.weights.fused import FusedRows
 
 # Most bytes of keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py). In bf16 they suffice for 10,900
 # tokens in 16 of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
@@ -45,7 +48,9 @@ class LatentConfig(SparseConfig):
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        return (CachedLayer((CacheSegment("latent", 1, self.kv_rank + self.head_dim),)),) * self.num_layers
+        latent = CachedLayer((CacheSegment("latent", 1, self.kv_rank + self.head_dim),))
+        mixers = [self.mixer(i) for i in range(self.num_layers)]
+        return tuple([latent if mixer is None else CachedLayer.of_state(*mixer.segments) for mixer in mixers])
 
     @property
     def attended_numbers(self) -> int:
@@ -74,11 +79,14 @@ class LatentConfig(SparseConfig):
             self.value_dim,
             self.attention_scale,
             layer,
+            turns=bool(self.rotary),
         )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         norms = [norm(f"{name}.norm_{i}", self.hidden_size) for i in range(2)]
-        return [*self._attention(f"{name}.self_attn"), *norms, *self.feed_forward_weights(layer, name)]
+        mixer = self.mixer(layer) if layer < self.num_layers else None
+        mixing = self._attention(f"{name}.self_attn") if mixer is None else mixer.weights(name, self.hidden_size)
+        return [*mixing, *norms, *self.feed_forward_weights(layer, name)]
 
     def _attention(self, name: str) -> list[WeightShape]:
         hidden, heads, key_dim = self.hidden_size, self.num_heads, self.nope_dim + self.head_dim
@@ -105,6 +113,65 @@ def deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
     """DeepSeek-V3 and R1, Kimi K2 and K2.5: sigmoids with a balancing bias choose experts in groups."""
     text = text_keys(config)
     return _latent(config, text, read_grouped_experts(text, groups=8, top_groups=4, scale=2.5))
+
+
+def kimi_linear(config: Mapping[str, Any]) -> LatentConfig:
+    """Kimi Linear: three of four layers use the gated delta rule with a decay for each number of a key.
+
+    The others have latent attention without rotation. Layers with experts are those of DeepSeek-V3.
+    """
+    refuse_unless(config, "tie_word_embeddings", False, None)
+    refuse_unless(config, "mla_use_nope", True, None)
+    refuse_unless(config, "moe_router_activation_func", "sigmoid", None)
+    named = {ours: config.get(theirs) for ours, theirs in _KIMI_KEYS.items() if config.get(theirs) is not None}
+    text = {**_KIMI_SIZES, **config, **named}
+    num_layers, hidden = positive_int(text, "num_hidden_layers"), positive_int(text, "hidden_size")
+    dense = whole_number(text, "first_k_dense_replace", num_layers)
+    text["mlp_layer_types"] = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (num_layers - dense)
+    linear = config.get("linear_attn_config") or {}
+    full = linear.get("full_attn_layers")
+    kinds = config.get("layer_types") or [
+        "full_attention" if (i and i % 4 == 0 if full is None else i + 1 in full) else "linear_attention"
+        for i in range(num_layers)
+    ]
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "linear_attention"}:
+        raise CheckpointError(
+            f"config.json has layer_types = {kinds!r}; they must be {num_layers}: full_attention or linear_attention"
+        )
+    delta = KimiDeltaShape(
+        "self_attn",
+        0,
+        positive_int(linear, "num_heads", positive_int(config, "linear_num_heads", 32)),
+        positive_int(linear, "head_dim", positive_int(config, "linear_head_dim", 128)),
+        positive_int(linear, "short_conv_kernel_size", positive_int(config, "linear_conv_kernel_dim", 4)),
+        number(text, "rms_norm_eps"),
+    )
+    fields = read_grouped_experts(text, scale=2.446)
+    inner = fields["intermediate_size"]
+    named_rows = {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
+    fields |= {
+        "sparse": fields["sparse"]._replace(names=_KIMI_EXPERTS),
+        "divided": tuple([FusedRows(f"block_sparse_moe.{part}", {f"mlp.{part}": n}) for part, n in named_rows.items()]),
+        "recurrent": tuple(
+            [delta._replace(layer=i) if kind == "linear_attention" else None for i, kind in enumerate(kinds)]
+        ),
+    }
+    return replace(_latent(config, text, fields), rotary=())
+
+
+_KIMI_EXPERTS = ExpertNames(mlp="block_sparse_moe", parts=("w1", "w3", "w2"))
+# The checkpoint's names of keys, by DeepSeek's.
+_KIMI_KEYS = {
+    "max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize", "n_group": "num_expert_group",
+    "n_routed_experts": "num_experts", "num_experts_per_tok": "num_experts_per_token", "n_shared_experts": "num_shared_experts",
+}  # fmt: skip
+# The defaults of transformers' configuration class.
+_KIMI_SIZES = {
+    "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_hidden_layers": 27,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "num_attention_heads": 32, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
 
 
 def glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:

@@ -70,7 +70,8 @@ def _pieces(whole: CacheLayout, part: CacheLayout, shard: Shard) -> tuple[Piece,
 
     Return None unless one list of pieces is valid for the blocks of all layer groups; a group with fewer pieces must have the first ones of the list.
     """
-    if whole.groups != part.groups:
+    # Each rank has its channels of a convolution in a segment of the whole size.
+    if whole.groups != part.groups or (whole.has_states and shard.size > 1):
         return None
     of_groups = [tuple(_pieces_of(whole, part, group.layers, shard)) for group in whole.groups]
     longest = max(of_groups, key=len)

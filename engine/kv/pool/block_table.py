@@ -53,6 +53,17 @@ class BlockTable:
         end = min(place, len(self.blocks) - 1)
         return list(zip(self.blocks[self.first : end], self.generations[self.first : end], strict=True))
 
+    def swap(self, place: int, other: int) -> None:
+        """Exchange the blocks at two positions."""
+        for numbers in (self.blocks, self.generations):
+            numbers[place], numbers[other] = numbers[other], numbers[place]
+
+    def cut(self, length: int) -> list[tuple[int, int]]:
+        """Remove the blocks from position `length` on, and return them with their generations."""
+        removed = list(zip(self.blocks[length:], self.generations[length:], strict=True))
+        del self.blocks[length:], self.generations[length:]
+        return removed
+
     def drop(self, num_blocks: int) -> None:
         """Drop the first `num_blocks` held blocks: their entries then point at the first remaining block."""
         if num_blocks:

@@ -12,7 +12,7 @@ Blocks of all groups have the same size and come from one pool. This module comp
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,7 +50,7 @@ class CacheSegment(NamedTuple):
 
 
 class CachedLayer(NamedTuple):
-    segments: tuple[CacheSegment, ...]
+    segments: tuple[CacheSegment, ...]  # none if the layer caches nothing
     window: int | None = None  # number of tokens that a query sees, itself included; None if unlimited
 
     @classmethod
@@ -59,7 +59,7 @@ class CachedLayer(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        return self.segments[0].is_state
+        return bool(self.segments) and self.segments[0].is_state
 
     def part_of(self, shard: Shard) -> "CachedLayer":
         """Return one rank's part of the layer: its heads of each segment, at least one."""
@@ -80,7 +80,7 @@ def in_fp8(
     """
     found = []
     for i, layer in enumerate(layers):
-        if layer.is_state:
+        if layer.is_state or not layer.segments:
             found.append(layer)
             continue
         names = tuple(segment.name for segment in layer.segments)
@@ -117,14 +117,14 @@ class CacheLayout:
         block_size: int,
         dtype: "torch.dtype",
         context_length: int = 1 << 17,
-        stages: Sequence[range] = (),
+        stages: Sequence[Collection[int]] = (),
         stage: int = 0,
     ) -> None:
         """Choose groups and block size.
 
         `block_size`: tokens; the layout may choose more if there are states. `dtype`: for segments without a dtype. `context_length`: the length for
-        which memory is minimised. `stages`: the layers of each pipeline stage; `stage`: this rank's stage. Blocks and groups are the same on all
-        stages.
+        which memory is minimised. `stages`: the indices of each pipeline stage's layers; `stage`: this rank's stage. Blocks and groups are the same
+        on all stages.
         """
         self.layers = tuple(layers)
         self.dtype = dtype
@@ -231,7 +231,7 @@ class CacheLayout:
         size = segment.num_heads * self.head_bytes(segment, block_size)
         return -(-size // _ALIGNMENT) * _ALIGNMENT
 
-    def _bytes_of_layers(self, layers: Sequence[int], stage: range) -> int:
+    def _bytes_of_layers(self, layers: Sequence[int], stage: Collection[int]) -> int:
         return sum(self._layer_bytes(self.layers[i]) for i in layers if i in stage)
 
     def _layer_bytes(self, layer: CachedLayer, block_size: int | None = None) -> int:
@@ -252,7 +252,7 @@ def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | No
 
 
 def _groups(
-    layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[range]
+    layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[Collection[int]]
 ) -> tuple[LayerGroup, ...]:
     """Group layers that have the same window.
 
@@ -263,6 +263,8 @@ def _groups(
     in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
     for i in in_turns:
         layer = layers[i]
+        if not layer.segments:
+            continue
         kinds[layer.window if layer.window is not None and layer.window < context_length else None].append(i)
     if len(kinds) < 2:
         return tuple(LayerGroup(tuple(kind), window) for window, kind in kinds.items()) or (LayerGroup((), None),)

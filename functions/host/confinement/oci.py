@@ -89,15 +89,13 @@ class Containers:
         for name in ("bundles", "run"):
             (self._directory / name).mkdir(mode=0o700, parents=True)
 
-    def create_zygote(
-        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
-    ) -> FunctionZygote:
+    def create_zygote(self, limits: Confinement, imports: list[str], log_fd: int) -> FunctionZygote:
         """Start a container and return at once; data sent to its zygote waits until it runs."""
         id = f"pilotlight-{self._site}-{next(self._numbers)}"
         bundle = self._directory / "bundles" / id
         _write_bundle(bundle, id, limits)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.send(msgspec.msgpack.encode(CreateZygote(0, limits, imports, sys_path)))
+        ours.send(msgspec.msgpack.encode(CreateZygote(0, limits, imports)))
         child = ChildProcess()
         container = _Container(id, bundle, child, FunctionZygote(child, ours), theirs)
         options = [*self._options, "--root", str(self._directory / "run"), "--log", str(container.log)]

@@ -68,7 +68,7 @@ def confine(limits: Confinement) -> int:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if limits.uid is None:
             _map_users(proc, os.getuid(), os.getgid())
-        _private_root([*interpreter(), *opened(limits)], limits.disk_mib, limits.folder)
+        _private_root([*opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
         _reveal([*interpreter(), *opened(limits), limits.scratch])
         # `opened` leaves out an empty folder that the function's user cannot read.
@@ -119,6 +119,12 @@ def interpreter() -> tuple[str, ...]:
     return (*sorted(os.path.realpath(path) for path in paths), *LIBRARIES, *AUTHORITIES, *told, sdk)
 
 
+@functools.cache  # once, in the site's zygote, because it makes 100 system calls
+def interpreter_root() -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the directories of `interpreter`, and its symbolic links with their targets."""
+    return [*top_most(interpreter())], [*_links(interpreter())]
+
+
 def opened(limits: Confinement) -> Iterator[str]:
     """Yield a function's folder and layers.
     A directory that the function's user cannot read, such as root's home (mode 0700), is replaced by its entries."""
@@ -164,10 +170,13 @@ def _map_users(proc: int, uid: int, gid: int) -> None:
             os.close(file)
 
 
-def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
+def _private_root(functions: list[str], disk_mib: int, folder: str) -> None:
+    """Make a new root directory with the interpreter and the paths `functions`."""
+    directories, links = interpreter_root()
     system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
-    sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in top_most(readable)]
-    links = [(path, os.readlink(path)) for path in readable if os.path.islink(path)]
+    shown = _outermost({*directories, *top_most(functions)})
+    sources = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in shown]
+    links = [*links, *_links(functions)]
     null = os.open("/dev/null", os.O_PATH | os.O_CLOEXEC)
     options = f"size={disk_mib}m,nr_inodes={1024 + 64 * disk_mib},mode=755"
     system.mount("none", NEW_ROOT, "tmpfs", system.MS_NOSUID | system.MS_NODEV, options)
@@ -225,9 +234,16 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
     """Yield the real paths of `paths`, without those that do not exist or are inside another of them."""
-    real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
+    return _outermost({os.path.realpath(path) for path in paths if os.path.exists(path)})
+
+
+def _links(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    return ((path, os.readlink(path)) for path in paths if os.path.islink(path))
+
+
+def _outermost(paths: set[str]) -> Iterator[str]:
     kept: list[str] = []
-    for path in real:
+    for path in sorted(paths, key=len):
         if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in kept):
             kept.append(path)
     return iter(kept)

@@ -81,10 +81,8 @@ class InterpreterZygote:
                     )
         return self.python
 
-    def create_zygote(
-        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
-    ) -> FunctionZygote:
-        return (self._zygote or self._site).create_zygote(limits, imports, sys_path, log_fd)
+    def create_zygote(self, limits: Confinement, imports: list[str], log_fd: int) -> FunctionZygote:
+        return (self._zygote or self._site).create_zygote(limits, imports, log_fd)
 
     def stop(self) -> None:
         if self._zygote is not None:

@@ -38,8 +38,8 @@ class IsolateFactory:
             cpu_ms=min(limits.cpu_ms, manifest.cpu_ms or limits.cpu_ms),
             subrequests=min(limits.subrequests, manifest.subrequests or limits.subrequests),
         )
-        self._manifest = manifest
-        self._packages = packages
+        self._function = manifest.name
+        self._boot = boot_of(manifest)
         self._on_subrequest = on_subrequest
         self._reports = reports
         self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
@@ -58,7 +58,7 @@ class IsolateFactory:
     def new(self, on_fault: Callable[[IsolateHandle, Fault], None], *, is_on_probation: bool) -> IsolateHandle:
         """Return an isolate that is not started yet."""
         return IsolateHandle(
-            self._manifest.name,
+            self._function,
             self.limits,
             self._on_subrequest,
             self._reports.new_log(),
@@ -75,7 +75,7 @@ class IsolateFactory:
         zygote = self.zygote.get()
         if priority.MAY_RETURN:
             zygote.set_priority(PriorityClass.BACKGROUND if is_on_probation else PriorityClass.NORMAL)
-        await isolate.start(zygote, self._boot())
+        await isolate.start(zygote, self._boot)
 
     def enforce_disk(self, isolates: Sequence[IsolateHandle]) -> None:
         """Start to check the isolates' disk usage, unless their tier limits it or a check is running."""
@@ -91,13 +91,12 @@ class IsolateFactory:
         await self._scratch.remove()
         self._user.release()
 
-    def _boot(self) -> Boot:
-        main, directory = self._manifest.main, self._manifest.directory
-        path = [str(main.parent), *self._packages.layers]
-        if main.parent != directory:
-            path.insert(1, str(directory))
-        bindings = [
-            (binding.kind, binding.name, {key: value for key, value in binding.options.items() if key != "directory"})
-            for binding in self._manifest.bindings
-        ]
-        return Boot(str(main), path, bindings)
+
+def boot_of(manifest: Manifest) -> Boot:
+    """Return the start parameters of a version's isolates."""
+    path = [str(path) for path in dict.fromkeys((manifest.main.parent, manifest.directory))]
+    bindings = [
+        (binding.kind, binding.name, {key: value for key, value in binding.options.items() if key != "directory"})
+        for binding in manifest.bindings
+    ]
+    return Boot(str(manifest.main), path, bindings)

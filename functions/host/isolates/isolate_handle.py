@@ -159,8 +159,7 @@ class IsolateHandle:
 
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
-            self.watcher.last_look()  # the import is not charged to a request
-            self.watcher.charge()  # from now on, time is charged to the requests that waited
+            self.watcher.begin()
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):

@@ -21,9 +21,8 @@ from typing import Any
 
 import workers
 from pilotlight.functions.channel import Channel, Failure, Inbound, StreamingReply, current_request, frames
-from pilotlight.functions.host.dependencies import import_path
 from pilotlight.functions.host.zygotes.control_messages import Boot
-from workers import bindings, entrypoint, host, nested_loops, trouble, workflows
+from workers import bindings, entrypoint, host, trouble, workflows
 from workers.durable.objects import Objects
 from workers.entrypoint import Context, WorkerEntrypoint
 from workers.events import MessageBatch, ScheduledController
@@ -50,9 +49,7 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
     # A signal handler in C, so it works while the event loop is blocked.
     faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import_path.extend(boot.sys_path[1:])
-    sys.path[:0] = boot.sys_path[:1]
-    nested_loops.allow()
+    sys.path[:0] = boot.sys_path
     sock = socket.socket(fileno=channel_fd)
     asyncio.run(serve(sock, boot))
 

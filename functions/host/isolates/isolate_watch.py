@@ -33,12 +33,13 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Measure without charging any request.
-
-        Called before the isolate is ended, and before its first request. After its end it cannot be measured; the time before its first request was
-        spent on the import.
-        """
+        """Measure before the isolate is ended, because it cannot be measured afterwards."""
         self._spent()
+
+    def begin(self) -> None:
+        """Charge the requests that have waited for the import from now on, but not for the import."""
+        self._spent()
+        self._meter.charge(0.0, asyncio.get_running_loop().time())
 
     @property
     def is_spent(self) -> bool:

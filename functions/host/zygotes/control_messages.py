@@ -17,7 +17,7 @@ class Boot(msgspec.Struct, frozen=True):
     """The start parameters of an isolate: the function's main file, import path and bindings."""
 
     main: str
-    sys_path: list[str]  # the main file's folder, and the layers of packages
+    sys_path: list[str]  # the folders of the function's own modules; its zygote has the layers of packages
     bindings: list[tuple[str, str, dict[str, Any]]]  # (kind, name, options) of each
 
 
@@ -27,7 +27,6 @@ class CreateZygote(msgspec.Struct, frozen=True, tag="create_zygote"):
     id: int
     limits: Confinement
     imports: list[str]  # modules to import before isolates are forked
-    sys_path: list[str]
 
 
 class ForkIsolate(msgspec.Struct, frozen=True, tag="fork_isolate"):

@@ -113,6 +113,6 @@ class PoolZygote:
         try:
             if self._imports is None:
                 self._imports = imports_of(self._manifest)
-            return context.zygotes.create_zygote(confinement, self._imports, self._packages.layers, self._log.write_fd)
+            return context.zygotes.create_zygote(confinement, self._imports, self._log.write_fd)
         finally:
             self._log.close_write_end()

@@ -50,18 +50,14 @@ class SiteZygote:
         process = self._process
         self._connection = ZygoteConnection(ours, lambda: process.pid, lambda why: None)
 
-    def create_zygote(
-        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
-    ) -> FunctionZygote:
+    def create_zygote(self, limits: Confinement, imports: list[str], log_fd: int) -> FunctionZygote:
         if self._connection is None or self._connection.closed:
             self.stop()
             self.start()
         assert self._connection is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            child = self._connection.ask(
-                lambda id: CreateZygote(id, limits, imports, sys_path), [theirs.fileno(), log_fd]
-            )
+            child = self._connection.ask(lambda id: CreateZygote(id, limits, imports), [theirs.fileno(), log_fd])
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:

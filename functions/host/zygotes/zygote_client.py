@@ -351,16 +351,14 @@ class FunctionZygote:
 class ZygoteFactory(Protocol):
     """Creates zygotes of functions."""
 
-    def create_zygote(
-        self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
-    ) -> FunctionZygote: ...
+    def create_zygote(self, limits: Confinement, imports: list[str], log_fd: int) -> FunctionZygote: ...
 
 
 async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
     """Test a tier; return why the machine does not support it, empty if it does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        made = factory.create_zygote(limits, [], [], nowhere)
+        made = factory.create_zygote(limits, [], nowhere)
     except ZygoteError as error:
         return str(error)
     finally:

@@ -24,7 +24,6 @@ import msgspec
 import brokered_sockets
 from pilotlight.functions.channel import current_request
 from pilotlight.functions.host.confinement import system, tiers
-from pilotlight.functions.host.dependencies import import_path
 from pilotlight.functions.host.isolates import isolate_main
 from pilotlight.functions.host.zygotes import labelled_output, prefork
 from pilotlight.functions.host.zygotes.control_messages import (
@@ -41,6 +40,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
     Started,
     command_decoder,
 )
+from workers import nested_loops
 
 OURS = ("pilotlight",)
 THREAD_STACK = 1 << 20  # stack size of threads in bytes; the default, 8 MiB, would count as the function's memory
@@ -68,8 +68,10 @@ def _settle() -> None:
     brokered_sockets.install_in_asyncio()
     _import_for_all()
     paths = tiers.interpreter()
+    tiers.interpreter_root()
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)] + [paths[-1]]
     labelled_output.install()
+    nested_loops.allow()  # before the warm-up: it changes classes of asyncio, which undoes specialised bytecode
     sys.path_importer_cache.clear()
     threading.stack_size(THREAD_STACK)
     prefork.warm_up()
@@ -208,12 +210,10 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     send_report(control, Confined(), listener if listener >= 0 else None)
     if listener >= 0:
         os.close(listener)
-    path = list(sys.path)
-    import_path.extend(command.sys_path)
+    _use_layers(command.limits.layers)
     for name in command.imports:
         with suppress(BaseException):  # the isolate gets the same error and reports it to the author
             importlib.import_module(name)
-    sys.path[:] = path
     send_report(control, Imported())
 
     def be_isolate(command: Command, fds: list[int]) -> None:
@@ -227,6 +227,17 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
 
     limits = command.limits
     ForkServer(control, be_isolate).run()
+
+
+def _use_layers(layers: list[str]) -> None:
+    """Put directories of packages at the start of the import path, and process their `.pth` files."""
+    sys.path[:0] = layers
+    for layer in layers:
+        with suppress(BaseException):  # of code in a `.pth` file; Python has printed ordinary exceptions
+            if any(name.endswith(".pth") for name in os.listdir(layer)):
+                import site  # imported late: few layers need it, and it delays a cold start
+
+                site.addsitedir(layer)
 
 
 def _keep_only(fds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Gated activations, computed in fp32 and rounded once."""
+"""Activations, computed in fp32 and rounded once."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ import triton.language as tl
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch
 
-SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
+SILU, GELU_TANH, CLAMPED_SWIGLU, RELU2 = 0, 1, 2, 3
 
 
 @jit
@@ -17,6 +17,8 @@ def activated(gate, up, alpha, limit, KIND: tl.constexpr):
     elif KIND == 1:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # sqrt(2 / pi)
         value = gate * tl.sigmoid(2.0 * inner) * up  # 0.5 * (1 + tanh(y)) = sigmoid(2 y)
+    elif KIND == 3:
+        value = tl.maximum(gate, 0.0) * up  # without a gate, both are the same values
     else:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -25,13 +27,13 @@ def activated(gate, up, alpha, limit, KIND: tl.constexpr):
 
 
 @jit
-def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(x, out, x_token, columns, up_start, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     stored = tl.load(x + token * x_token + column, mask=inside, other=0.0)
     gate = stored.to(tl.float32)
-    up = tl.load(x + token * x_token + columns + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + token * x_token + up_start + column, mask=inside, other=0.0).to(tl.float32)
     value = activated(gate, up, alpha, limit, KIND)
     tl.store(out + token * columns + column, value.to(stored.dtype), mask=inside)
 
@@ -49,12 +51,18 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return _run(x, CLAMPED_SWIGLU, alpha, limit)
 
 
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    return _run(x, RELU2)
+
+
 def _run(x: torch.Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
-    tokens, columns = x.shape[0], x.shape[1] // 2
+    tokens, columns = x.shape[0], x.shape[1] if kind == RELU2 else x.shape[1] // 2
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(max(1, columns)))
     check_launch("gated activation", "x", triton.cdiv(columns, block), f"pieces of {block} columns")
     if out.numel():
         grid = (tokens, triton.cdiv(columns, block))
-        _gated[grid](x, out, x.stride(0), columns, alpha, limit, KIND=kind, BLOCK=block, num_warps=4)
+        _gated[grid](
+            x, out, x.stride(0), columns, 0 if kind == RELU2 else columns, alpha, limit, KIND=kind, BLOCK=block, num_warps=4,
+        )  # fmt: skip
     return out

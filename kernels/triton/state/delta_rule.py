@@ -19,14 +19,15 @@ _NUMBERS = 4096  # values of a state per program: 32 for each of its 128 threads
 def _apply(
     qkv, steps, decays, decay_logs, decay_bias, states, out, before, first_runs, ends, after,
     qkv_token, steps_token, decays_token, state_block, heads, key_size, eps, scale,
-    KEY: tl.constexpr, VALUE: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    BY_ROW: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     row, column = tl.arange(0, ROWS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     in_key, in_value = row < KEY, column < VALUE
     place = (head * KEY + row)[:, None] * VALUE + column[None, :]
     inside = in_key[:, None] & in_value[None, :]
-    rate, bias = -tl.exp(tl.load(decay_logs + head)), tl.load(decay_bias + head)
+    rate, decay_at = -tl.exp(tl.load(decay_logs + head)), head * KEY + row if BY_ROW else head + row * 0
+    bias = tl.load(decay_bias + decay_at, mask=in_key, other=0.0)
     run = tl.load(first_runs + sequence)
     token = tl.load(ends + run - 1, mask=run > 0, other=0)
     block = tl.load(before + sequence)
@@ -40,9 +41,9 @@ def _apply(
             v = tl.load(vectors + 2 * key_size + head * VALUE + column, mask=in_value, other=0.0).to(tl.float32)
             q *= tl.rsqrt(tl.sum(q * q, axis=0) + eps) * scale
             k *= tl.rsqrt(tl.sum(k * k, axis=0) + eps)
-            width = tl.load(decays + token * decays_token + head).to(tl.float32) + bias
+            width = tl.load(decays + token * decays_token + decay_at, mask=in_key, other=0.0).to(tl.float32) + bias
             width = tl.where(width > 20.0, width, tl.log(1.0 + tl.exp(tl.minimum(width, 20.0))))
-            state *= tl.exp(rate * width)
+            state *= tl.exp(rate * width)[:, None]
             step = tl.sigmoid(tl.load(steps + token * steps_token + head).to(tl.float32))
             change = step * (v - tl.sum(state * k[:, None], axis=0))
             state += k[:, None] * change[None, :]
@@ -74,6 +75,6 @@ def gated_delta_rule(
         _apply[(len(batch.host_ends), heads, triton.cdiv(value, columns))](
             qkv, steps, decays, decay_logs, decay_bias, states, out, batch.before, batch.first_runs, batch.ends, batch.after,
             qkv.stride(0), steps.stride(0), decays.stride(0), states.stride(0), heads, key_heads * key, EPS, key**-0.5,
-            KEY=key, VALUE=value, SHARED=heads // key_heads, ROWS=rows, BLOCK=columns, num_warps=4,
+            BY_ROW=decays.shape[1] != heads, KEY=key, VALUE=value, SHARED=heads // key_heads, ROWS=rows, BLOCK=columns, num_warps=4,
         )  # fmt: skip
     return out

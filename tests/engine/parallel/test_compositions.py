@@ -14,6 +14,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -23,6 +24,9 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    KimiLinearConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -30,6 +34,7 @@ from transformers import (
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     OlmoeConfig,
@@ -37,8 +42,10 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
@@ -48,7 +55,7 @@ from pilotlight.engine.api.protocol import HostConfig, Submit
 from pilotlight.engine.api.struct import replace
 from tests.checkpoints import write_checkpoint
 from tests.engine.driver import drain, drain_preempting, load_engine, random_prompt, submit
-from tests.engine.families import LATENT, YARN, config
+from tests.engine.families import DELTA, LATENT, NEMOTRON, YARN, config
 from tests.engine.parallel.test_ranks import Ranks, assert_same, group_memory, group_of, several
 from tests.engine.quantizers import apart
 
@@ -152,11 +159,54 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+# Families whose layers keep a state.
+_HYBRID: dict[str, Any] = {
+    "hidden_size": 48,
+    "head_dim": None,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+_DELTA = DELTA | {
+    "head_dim": 12,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "layer_types": _HYBRID["layer_types"],
+}
+FURTHER |= {
+    "lfm2": (Lfm2Config, _HYBRID | {"layer_types": ["conv", "full_attention"] * 2}),
+    "qwen3-next": (
+        Qwen3NextConfig,
+        _DELTA | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "shared_expert_intermediate_size": 20},
+    ),
+    "qwen3.5": (Qwen3_5TextConfig, _DELTA),
+    "granite-4": (
+        GraniteMoeHybridConfig,
+        _HYBRID | {
+            "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 28,
+        },
+    ),
+    "nemotron-h": (
+        NemotronHConfig,
+        NEMOTRON | {
+            "mamba_num_heads": 8, "n_groups": 4, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "n_routed_experts": 8,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 28, "moe_latent_size": 20, "moe_shared_expert_intermediate_size": 20,
+        },
+    ),
+    "falcon-h1": (FalconH1Config, {"hidden_size": 48, "head_dim": None, "mamba_n_heads": 8, "mamba_d_ssm": 40, "mamba_d_state": 6,
+                                   "mamba_chunk_size": 16, "ssm_multipliers": [0.5, 0.8, 1.2, 0.7, 1.1]}),
+    "kimi-linear": (
+        KimiLinearConfig,
+        LATENT | {
+            "num_key_value_heads": 8, "q_lora_rank": None, "rope_parameters": None, "layer_types": _HYBRID["layer_types"], "linear_num_heads": 4,
+            "linear_head_dim": 7, "num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "moe_intermediate_size": 28,
+        },
+    ),
+}  # fmt: skip
 FAMILIES = (*MODELS, EACH, *FURTHER)
 QUICK = (*MODELS, EACH, "minimax-m2")
+STATES = ("lfm2", "qwen3-next", "qwen3.5", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear")
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
-          "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2")  # fmt: skip
+          "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "qwen3-next", "nemotron-h", "kimi-linear")  # fmt: skip
 
 
 EXPERTS = {"expert_parallel": True}
@@ -202,6 +252,8 @@ def refused_with(family: str, host: HostConfig) -> str | None:
     """Return the expected error for a family that `host` cannot divide; None if it can."""
     if not host.expert_parallel:
         return None
+    if family in STATES and family in SPARSE and host.data_parallel > 1:
+        return "copies of layers with recurrent states"
     if family not in SPARSE:
         return "has no experts to divide" if host.data_parallel > 1 else "has 0 experts; leave ep at 1"
     return "contains all experts in one tensor" if family in STACKED else None

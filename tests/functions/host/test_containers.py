@@ -104,7 +104,7 @@ from pilotlight.functions.host.site_functions import SiteFunctions
 
 async def main():
     async with SiteFunctions(min_tier=3, oci_runtime={oci_runtime!r}, state_dir=Path({str(state)!r})) as functions:
-        made = functions._supply._zygotes.create_zygote(_limits(functions), [], [], 2)
+        made = functions._supply._zygotes.create_zygote(_limits(functions), [], 2)
         await made.started()
         print(made._child.pid, flush=True)
         await asyncio.sleep(60)

@@ -63,4 +63,5 @@ async def test_a_model_is_called_as_a_function_is(make_site: SiteMaker, tmp_path
         for sentence, text in zip(("not 'walk'", "takes the inputs", "5007"), wrong, strict=True):
             assert sentence in text
         assert (await call(site.app, "/fn/@test/none", {"prompt": "x"})).status == 404
+        assert (await call(site.app, "/fn/@test/tiny")).status == 405
         await site.is_idle()

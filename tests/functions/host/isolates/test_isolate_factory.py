@@ -9,7 +9,7 @@ import pytest
 
 from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.host.isolates import isolate_factory
-from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory, boot_of
 from pilotlight.functions.host.isolates.priority import PriorityClass
 from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 from pilotlight.functions.manifest import BindingDeclaration, Manifest
@@ -22,8 +22,7 @@ class Made:
         self.told: list[Any] = []
         self.factory = object.__new__(IsolateFactory)
         declared = (BindingDeclaration("assets", "A", {"directory": "/secret", "html_handling": "none"}),)
-        self.factory._manifest = Manifest("hello", folder, folder / main, declared)
-        self.factory._packages = cast("Any", SimpleNamespace(layers=["/layer"]))
+        self.factory._boot = boot_of(Manifest("hello", folder, folder / main, declared))
         self.factory._enforcing = None
         self.factory._is_closed = False
         self.factory._has_own_files = False
@@ -85,10 +84,8 @@ async def test_files_are_looked_at_where_there_are_some_that_nothing_else_bounds
     assert contained.factory._enforcing is None
 
 
-@pytest.mark.parametrize(
-    ("main", "path"), [("entry.py", ["/f", "/layer"]), ("src/entry.py", ["/f/src", "/f", "/layer"])]
-)
-async def test_an_isolate_finds_its_own_modules_before_packages_and_hears_of_no_folder(
+@pytest.mark.parametrize(("main", "path"), [("entry.py", ["/f"]), ("src/entry.py", ["/f/src", "/f"])])
+async def test_an_isolate_gets_the_folders_of_its_own_modules_and_no_folder_of_a_binding(
     main: str, path: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for may_return in (False, True):

@@ -45,7 +45,7 @@ class Made:
         self.zygotes: list[Zygote] = []
         self.confinements: list[Confinement] = []
         self.logs: list[FunctionLog] = []
-        self.asked: list[tuple[list[str], list[str]]] = []
+        self.asked: list[list[str]] = []
         self.refuses = False
         (folder / "entry.py").write_text("import json")
         manifest: Any = SimpleNamespace(directory=folder, main=folder / "entry.py")
@@ -59,12 +59,12 @@ class Made:
         self.logs.append(FunctionLog("f", 64))
         return self.logs[-1]
 
-    def create_zygote(self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int) -> Zygote:
+    def create_zygote(self, limits: Confinement, imports: list[str], log_fd: int) -> Zygote:
         assert log_fd == self.logs[-1].write_fd >= 0
         if self.refuses:
             raise ZygoteError("no room")
         self.confinements.append(limits)
-        self.asked.append((imports, sys_path))
+        self.asked.append(imports)
         self.zygotes.append(Zygote())
         return self.zygotes[-1]
 
@@ -79,7 +79,7 @@ async def made(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[
 async def test_a_living_zygote_is_kept_and_one_that_is_dead_is_replaced(made: Made, tmp_path: Path) -> None:
     assert not made.zygote.is_alive
     first = cast(Any, made.zygote.get())
-    assert (made.zygote.get(), made.zygote.is_alive, made.asked) == (first, True, [(["json"], ["/layer"])])
+    assert (made.zygote.get(), made.zygote.is_alive, made.asked) == (first, True, [["json"]])
     tier = made.confinements[0].tier
     assert made.confinements[0] == Confinement(
         tier, str(tmp_path), ["/layer"], str(tmp_path / "scratch"), None, 64, 16, 99, 7, 3
@@ -149,4 +149,4 @@ async def test_what_it_imports_is_read_once(made: Made) -> None:
     await asyncio.to_thread((made.scratch.path.parent / "entry.py").write_text, "import csv")
     await made.zygote.read_imports()
     made.zygote.get()
-    assert made.asked[0][0] == ["json"]
+    assert made.asked[0] == ["json"]

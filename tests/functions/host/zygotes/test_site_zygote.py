@@ -19,7 +19,7 @@ async def test_one_that_has_died_is_started_again_for_the_next_function(tmp_path
     for _ in range(2):
         log = os.open("/dev/null", os.O_WRONLY)
         try:
-            made = zygote.create_zygote(limits, [], [], log)
+            made = zygote.create_zygote(limits, [], log)
         finally:
             os.close(log)
         await asyncio.wait_for(made.started(), 60)
