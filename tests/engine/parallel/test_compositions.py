@@ -206,7 +206,7 @@ QUICK = (*MODELS, EACH, "minimax-m2")
 STATES = ("lfm2", "qwen3-next", "qwen3.5", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear")
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
-          "deepseek-v2", "minimax-m2", "qwen3-next", "nemotron-h", "kimi-linear", "olmoe", "glm-4.7-flash", "mimo-v2")  # fmt: skip
+          "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "qwen3-next", "nemotron-h", "kimi-linear")  # fmt: skip
 
 
 EXPERTS = {"expert_parallel": True}
