@@ -61,8 +61,8 @@ class _ObservingLoader(WeightLoader):
         self._wanted = wanted
 
     def matrix(
-        self, names: Sequence[str], rows: Sequence[int], columns: int, *, experts: int = 1, split: Split | None = None, unit: int = 1,
-        repeats: bool = False,
+        self, names: Sequence[str], rows: Sequence[int], columns: int, *, experts: int = 1, split: Split | None = None,
+        unit: int | Sequence[int] = 1, repeats: bool = False,
     ) -> Weight:  # fmt: skip
         weight = super().matrix(names, rows, columns, experts=experts, split=split, unit=unit, repeats=repeats)
         if experts > 1 or not self._wanted.issuperset(names) or not isinstance(weight, PlainWeight):

@@ -107,10 +107,14 @@ def _parts(model: Decoder, hidden: torch.Tensor, rows: torch.Tensor, context: Co
     dense, sparse = model.layers[4], model.layers[-4]
     assert isinstance(dense, DecoderLayer)
     assert isinstance(sparse, DecoderLayer)
+    attention, feed_forward, experts = dense.attention, dense.feed_forward, sparse.feed_forward
+    assert attention is not None
+    assert feed_forward is not None
+    assert experts is not None
     return {
-        ("attention", -1): lambda: dense.attention(hidden, context),
-        ("dense", -1): lambda: dense.feed_forward(hidden, context),
-        ("experts", -1): lambda: sparse.feed_forward(hidden, context),
+        ("attention", -1): lambda: attention(hidden, context),
+        ("dense", -1): lambda: feed_forward(hidden, context),
+        ("experts", -1): lambda: experts(hidden, context),
         ("head", -1): lambda: model.logits(rows),
     }
 
