@@ -491,7 +491,7 @@ class LimitsConfig(Table, frozen=True, kw_only=True):
     request_timeout_s: Positive = 600.0
     """Maximum duration of a request; then it is ended with an error."""
     continue_within_s: Positive = 9.0
-    """Time limit for continuing an answer on another engine host after its host died; later it ends with an error."""
+    """Time that an answer whose host died waits for another engine host, or longer where starts take longer (at most 60 s)."""
     drain_timeout_s: NonNegative = 30.0
     """Time that open streams may take to finish after SIGTERM."""
     heartbeat_s: Positive = 10.0

@@ -19,6 +19,7 @@ import msgspec
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.sites.network import HealthConfig, RelayConfig
+from pilotlight.support.time_limits import time_limit
 from pilotlight.wire.hop.headers import CLOCK, HOP, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop, told_clock
 from pilotlight.wire.hop.status import decode_status
 from pilotlight.wire.http.client import KEEP_ALIVE_S
@@ -101,7 +102,7 @@ class HealthMonitor:
         before, refused_before = backend.state, backend.probed.refuses_hops
         asked_at = self._clock()
         try:
-            async with asyncio.timeout(self._config.timeout_s):
+            async with time_limit(self._config.timeout_s):
                 known = backend.published.digests
                 query = f"?digests={known}" if known else ""
                 fetched = await self._fetch(backend.url + STATUS_PATH + query, backend.name)

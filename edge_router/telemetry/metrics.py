@@ -24,6 +24,8 @@ CONTINUATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 
 RECENT = 100  # number of recent predictions and moves that the page can show
 STATES = ("unknown", "healthy", "unhealthy", "draining")
 
+Keys = Callable[[], Iterable[tuple[str, ...]]]
+
 
 class _Counts(Collector):
     """A counter whose values are collected on request.
@@ -32,12 +34,7 @@ class _Counts(Collector):
     """
 
     def __init__(
-        self,
-        registry: CollectorRegistry,
-        name: str,
-        meaning: str,
-        labels: tuple[str, ...],
-        always: Callable[[], Iterable[tuple[str, ...]]] = tuple,
+        self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...], always: Keys
     ) -> None:
         """Register the counter.
 
@@ -81,8 +78,7 @@ class RouterMetrics:
             "streams_continued", "Streams that continued at another site, by that site.", "site"
         )
         about = "Streams that ended with an error event, by the lost site."
-        names = ("pilotlight_router_streams_lost", about, ("site",))
-        self._lost = _Counts(self.registry, *names, lambda: ((backend.name,) for backend in backends))
+        self._lost = self._counts("streams_lost", about, "site", always=lambda: ((each.name,) for each in backends))
         about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
         self.objectives: Objectives | None = None  # None without objectives
@@ -93,8 +89,8 @@ class RouterMetrics:
         self._predictions: deque[Decision] = deque(maxlen=RECENT)
         self._of_site: dict[str, tuple[Histogram, Histogram]] = {}
 
-    def _counts(self, name: str, meaning: str, *labels: str) -> _Counts:
-        return _Counts(self.registry, f"pilotlight_router_{name}", meaning, labels)
+    def _counts(self, name: str, meaning: str, *labels: str, always: Keys = tuple) -> _Counts:
+        return _Counts(self.registry, f"pilotlight_router_{name}", meaning, labels, always)
 
     def _times(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"pilotlight_router_{name}", meaning, labels, buckets=buckets, registry=self.registry)

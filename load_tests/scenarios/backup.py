@@ -28,7 +28,6 @@ import aiohttp
 
 from load_tests.local_network import free_ports
 from load_tests.records import write_record
-from pilotlight.runtime.cli.operations.snapshots import BackupFolder
 from pilotlight.sites.key_files import new_key
 
 ROOT = Path(__file__).parents[2]
@@ -289,7 +288,8 @@ async def _measure(num_writes: int) -> dict[str, Any]:
                 await writers.wait_for(num_writes)
                 await in_thread(there.command, "backup", str(backups), *there.files())
                 await writers.wait_for(1)
-        mark_s = datetime.fromisoformat(BackupFolder(backups).read(None).created).timestamp()
+        snapshot = json.loads(max((backups / "snapshots").glob("*.json")).read_bytes())
+        mark_s = datetime.fromisoformat(snapshot["created"]).timestamp()
         numbers = {number for number, at_s in writers.numbers.items() if at_s <= mark_s}
         requests = {name for name, at_s in writers.requests.items() if at_s <= mark_s}
         await in_thread(elsewhere.command, "restore", str(backups), *elsewhere.files())

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from pilotlight.support.time_limits import time_limit
+
 MAX_HEAD_BYTES = 64 << 10  # limit of a response's head
 # Bytes of one read. A transport by itself reads 256 KiB at once, which would be kept for each client that does not read its response.
 READ_BYTES = 32 << 10
@@ -369,7 +371,7 @@ class ConnectionPool:
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with time_limit(self._connect_timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: UpstreamConnection(origin, self._buffer),
                     origin.host,

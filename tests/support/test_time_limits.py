@@ -1,0 +1,60 @@
+"""A time limit holds, and begins again for a process that was stopped when it ended."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from pilotlight.support.time_limits import time_limit
+from tests.simulation.virtual_time import Process, VirtualLoop
+
+ANSWERS_AFTER_S, LIMIT_S, STOPPED_S = 1.0, 2.0, 5.0
+
+
+def run(work: Coroutine[Any, Any, None], stopped_after_s: float | None = None) -> float:
+    """Run work in a process, which may be stopped for five seconds; return the time that it took. Raises its error."""
+    loop, process = VirtualLoop(), Process("router", "127.0.0.1")
+    try:
+        started, task = loop.time(), loop.start(process, work)
+        if stopped_after_s is not None:
+            loop.call_later(stopped_after_s, loop.suspend, process)
+            loop.call_later(stopped_after_s + STOPPED_S, loop.resume, process)
+        loop.run_until_complete(task)
+        return loop.time() - started
+    finally:
+        loop.close()
+
+
+async def answered_after(seconds: float) -> None:
+    async with time_limit(LIMIT_S):
+        await asyncio.sleep(seconds)
+
+
+def test_an_answer_in_time_is_taken() -> None:
+    assert run(answered_after(ANSWERS_AFTER_S)) == ANSWERS_AFTER_S
+
+
+def test_a_late_answer_is_a_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        run(answered_after(LIMIT_S + 1.0))
+
+
+def test_an_answer_that_came_while_the_process_was_stopped_is_taken() -> None:
+    assert run(answered_after(ANSWERS_AFTER_S), stopped_after_s=0.5) == 0.5 + STOPPED_S
+
+
+def test_the_limit_begins_again_after_a_stop() -> None:
+    with pytest.raises(TimeoutError):
+        run(answered_after(60.0), stopped_after_s=0.5)
+
+
+def test_a_cancellation_from_outside_stays_one() -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(answered_after(ANSWERS_AFTER_S))
+        await asyncio.sleep(0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(cancelled())
