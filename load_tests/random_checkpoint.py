@@ -33,12 +33,22 @@ SHAPES = {
     "3b": Shape(3072, 8192, 30, 24, 8, 128),
     "8b": Shape(4096, 14336, 32, 32, 8, 128, context=16384),  # the shape of Llama 3.1 8B, with a small vocabulary
 }
+AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # a coding agent's first prompt has up to 40,000 of Ember's tokens
 
 
 def write(directory: Path, shape: Shape) -> Path:
     """Write a checkpoint atomically; keep one that exists already."""
     vocab = ember_vocab()
     return write_tensors(directory, config(shape, vocab), tensors(shape, vocab))
+
+
+def write_for_agents(directory: Path) -> Path:
+    """Write a checkpoint with a long context in which every eighth token ends an answer."""
+    write(directory, AGENT)
+    for name in ("config.json", "generation_config.json"):
+        file = directory / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": list(range(2, ember_vocab(), 8))}))
+    return directory
 
 
 def write_tensors(directory: Path, config: dict[str, object], named: dict[str, tuple[int, ...]]) -> Path:

@@ -3,8 +3,8 @@
 python -m load_tests.scenarios.clients
 
 Each is installed into a separate environment (below .peers/clients, kept for the next run). There its program in tests/clients reports checks that
-pass, checks that fail with the reason, and features that the client lacks. There are four models: Ember, one with random weights that never ends an
-answer, one for embeddings, and a reranker.
+pass, checks that fail with the reason, and features that the client lacks. There are five models: Ember, one with random weights that never ends an
+answer, one with a long context and short answers, one for embeddings, and a reranker.
 """
 
 import argparse
@@ -142,12 +142,13 @@ def network() -> Iterator[tuple[LocalNetwork, Path]]:
     with tempfile.TemporaryDirectory(prefix="clients-") as folder:
         endless = random_checkpoint.write(Path(folder) / "endless", ENDLESS)
         vectors = random_checkpoint.write(Path(folder) / "vectors", VECTORS)
+        agent = random_checkpoint.write_for_agents(Path(folder) / "agent")
         ranker = write_reranker(Path(folder) / "ranker")
         without_end(endless)
         as_embedder(vectors)
         models = "".join(
             f'\n[[models]]\nname = "{source.name}"\nsource = "{source}"\naliases = ["@test/{source.name}"]\n'
-            for source in (endless, vectors, ranker)
+            for source in (endless, agent, vectors, ranker)
         )
         models += f'\n[finetunes]\ndirectory = "{folder}/finetunes"\n'
         log = "\n[telemetry]\naccess_log = true\n"

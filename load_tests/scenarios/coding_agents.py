@@ -45,7 +45,6 @@ from load_tests.agents import (
 )
 from load_tests.local_network import ROOT
 from load_tests.peers.llama_server import LlamaServer, find_program
-from load_tests.random_checkpoint import Shape
 from load_tests.records import Record, write_record
 from load_tests.scenarios.engines import OURS
 
@@ -54,7 +53,6 @@ CONVERSING = ("Codex CLI", "Claude Code")
 TURNS = 10
 FIRST = 10  # requests to random weights
 TOKEN_S = 0.02  # seconds per token of an answer whose site is killed
-RANDOM = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt has up to 40,000 of Ember's tokens
 CONTEXT = 32768  # of the real model
 
 
@@ -96,7 +94,10 @@ def by_tests(agents: dict[str, InstalledAgent]) -> Record:
             _note(found, name, "an edit, its site killed", edit(network, agent, kills=True))
             if name in CONVERSING:
                 _note(found, name, "ten turns, cached", converse(network, agent))
-    with _folder() as folder, AgentNetwork(folder, ("ams1",), random_weights(folder / "model"), {"threads": 1}) as real:
+    with (
+        _folder() as folder,
+        AgentNetwork(folder, ("ams1",), random_checkpoint.write_for_agents(folder / "model"), {"threads": 1}) as real,
+    ):
         for name, agent in agents.items():
             _note(found, name, "first ten requests", first_requests(real, agent))
     return found
@@ -183,16 +184,6 @@ def converse(network: ScriptedNetwork, installed: InstalledAgent) -> Record:
     found = {"turns": len(turns), "cached": shares, "sites": len({note["site"] for note in turns})}
     works = len(turns) == TURNS and min(shares) >= 0.95 and found["sites"] == 1
     return {"verdict": "works" if works else "fails", "reason": "" if works else json.dumps(found), **found}
-
-
-def random_weights(directory: Path) -> Path:
-    """Write a checkpoint with random weights in which every eighth token ends an answer."""
-    random_checkpoint.write(directory, RANDOM)
-    ends = list(range(2, random_checkpoint.ember_vocab(), 8))
-    for name in ("config.json", "generation_config.json"):
-        file = directory / name
-        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
-    return directory
 
 
 def first_requests(network: AgentNetwork, installed: InstalledAgent) -> Record:
