@@ -27,8 +27,11 @@ def run(work: Coroutine[Any, Any, None], stopped_after_s: float | None = None) -
 
 
 async def answered_after(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+    loop.call_later(seconds, lambda: answer.done() or answer.set_result(None))
     async with time_limit(LIMIT_S):
-        await asyncio.sleep(seconds)
+        await answer
 
 
 def test_an_answer_in_time_is_taken() -> None:
@@ -52,8 +55,7 @@ def test_the_limit_begins_again_after_a_stop() -> None:
 def test_a_cancellation_from_outside_stays_one() -> None:
     async def cancelled() -> None:
         task = asyncio.create_task(answered_after(ANSWERS_AFTER_S))
-        await asyncio.sleep(0.5)
-        task.cancel()
+        asyncio.get_running_loop().call_later(0.5, task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
 
