@@ -54,6 +54,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
+RELEASE_LIMIT_S = 5.0  # time for last requests to a first worker that is replaced
 RETIRE_LIMIT_S = 3600.0  # time for the streams of a replaced worker to end; then it drains
 SPARE_FILES = 64  # file descriptors for probes, logs, Python's files, and clients that are being refused
 
@@ -129,9 +130,15 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
             server.retire()
             await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
             if app.siblings is not None:
-                await _first_of(stop.wait(), app.siblings.resign())
+                await _first_of(stop.wait(), app.siblings.resign(lambda: _release(app)))
         await _drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
+
+
+async def _release(app: RouterApp) -> None:
+    """Answer the requests that have come before, and close the stored responses."""
+    await app.edge.proxy.idle(RELEASE_LIMIT_S)
+    await app.responses.close()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -79,16 +79,19 @@ class Siblings:
             beside.rename(self._role.first_socket)
             self.is_first = True
 
-    async def resign(self) -> None:
-        """Let another worker become the first, and wait until new connections go to it.
+    async def resign(self, release: Callable[[], Awaitable[None]]) -> None:
+        """Let another worker become the first, and wait until it has.
 
-        Requests that have come before are still answered here, so none is lost when this worker ends."""
+        `release` ends the use of what only one process may have. Later requests wait for the successor, also those that come to this worker.
+        """
         if not self.is_first:
             return
-        own = self._role.first_socket.stat().st_ino
+        self._role.first_socket.unlink()
+        self.is_first = False
+        await release()
         fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
         deadline = time.monotonic() + SUCCESSION_S
-        while self._role.first_socket.stat().st_ino == own and time.monotonic() < deadline:
+        while not self._role.first_socket.exists() and time.monotonic() < deadline:
             await asyncio.sleep(TAKE_OVER_EVERY_S / 2)
 
     async def metrics(self) -> bytes:

@@ -6,6 +6,7 @@ error. Independent of text and HTTP.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, TypeVar
@@ -25,7 +26,7 @@ from pilotlight.runtime.models.registry import Models
 from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 T = TypeVar("T")
-RESTART_FACTOR = 3  # a start may take this many times as long as the latest one, because the machine may be busier
+RESTART_FACTOR = 3  # a start may take this many times as long as any before, because the machine may be busier
 LONGEST_RESTART_S = 60.0  # a longer start is not waited for
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
@@ -108,17 +109,19 @@ class ContinuedSequence:
         If a further host dies meanwhile, the wait begins again. Raises _TooLateError after a wait that is longer than the site's limit, and longer
         than a host's start is expected to take.
         """
-        site = self._site
+        site, since = self._site, time.monotonic()
+        within_s = site.within_s
         while True:
-            num_restarts = site.fleet.restarts
-            restart_s = RESTART_FACTOR * site.models.expected_restart_s(self._submit.model)
-            within_s = max(site.within_s, min(restart_s, LONGEST_RESTART_S))
             try:
                 async with asyncio.timeout(within_s):
                     return await enter()
             except TimeoutError:
-                if site.fleet.restarts == num_restarts:
-                    raise _TooLateError("engine_error", f"within {within_s:.3g} s") from None
+                restart_s = RESTART_FACTOR * site.models.expected_restart_s(self._submit.model)
+                limit_s = max(site.within_s, min(restart_s, LONGEST_RESTART_S))
+                left_s = limit_s - (time.monotonic() - max(since, site.fleet.died_at))
+                if left_s <= 0.0:
+                    raise _TooLateError("engine_error", f"within {limit_s:.3g} s") from None
+                within_s = left_s
             await self.scope.aclose()
 
     async def _begin(self) -> str:

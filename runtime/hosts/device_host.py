@@ -59,7 +59,7 @@ class HostHandle:
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # report of the newest host; its facts about the device stay true
         self.running: HostProcess | None = None
-        self.start_s = 0.0  # seconds from the latest launch of a host until it was ready; 0.0 before the first one
+        self.start_s = 0.0  # seconds from launch until ready of the slowest start; 0.0 before the first one
         self._ends: WeakKeyDictionary[EngineClient, HostEnd] = WeakKeyDictionary()  # by the dead host's client
         self._ended: str | None = None  # why sequences wait for no further host
         self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
@@ -207,7 +207,7 @@ class HostHandle:
 
     def note_start(self, start_s: float) -> None:
         """Record the seconds from a launch until the host was ready."""
-        self.start_s = start_s
+        self.start_s = max(self.start_s, start_s)
 
     def forget_host(self) -> None:
         """Stop using the host: its process is being stopped."""
@@ -336,6 +336,7 @@ class RestartHistory:
     def __init__(self) -> None:
         self.num_restarts = 0
         self.last_death = ""
+        self.died_at = 0.0  # time of the latest death, on `time.monotonic`'s clock
         self._deaths = 0  # hosts in a row that ended early
         self._failures = 0  # those of them that were not killed from outside
         self._crashes = 0  # hosts in a row that crashed
@@ -359,7 +360,7 @@ class RestartHistory:
         return 0.0 if self._deaths < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._deaths - 2))
 
     def note_death(self, reason: str) -> None:
-        self.last_death = reason
+        self.last_death, self.died_at = reason, time.monotonic()
         self.num_restarts += 1
 
     def note_exit(self, *, has_crashed: bool = False, has_computed: bool = False, was_killed: bool = False) -> None:

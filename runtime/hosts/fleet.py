@@ -73,8 +73,13 @@ class Fleet:
 
     @property
     def start_s(self) -> float:
-        """The seconds that the latest start of a host took, on the slowest device."""
+        """The seconds that the slowest start of a host took."""
         return max((host.start_s for host in self.hosts), default=0.0)
+
+    @property
+    def died_at(self) -> float:
+        """The time of the latest death of a host, on `time.monotonic`'s clock."""
+        return max((host.restarts.died_at for host in self.hosts), default=0.0)
 
     @property
     def restarts(self) -> int:

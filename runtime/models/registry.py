@@ -156,7 +156,7 @@ class Models:
         return Lending(self.states, self.assignments, admission, observe)
 
     def expected_restart_s(self, name: str) -> float:
-        """Return the seconds until a new engine host has the model, by the latest start and load."""
+        """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""
         state = self.states[name]
         return self._fleet.start_s + state.expected_wake_s(self._memory.holds(state))
 

@@ -283,8 +283,12 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
     config: Any = family.parse_config(raw)
     each = partial(load, tmp_path, lambda loader: family.load(config, loader, 64), read_format(raw), fused=config.fused)
     if getattr(config, "recurrent", ()):
-        with pytest.raises(CheckpointError, match="2 ranks cannot share"):
-            each(shard=Shard(1, 2))
+        try:
+            for rank in range(2):
+                each(shard=Shard(rank, 2))
+        except CheckpointError as error:  # odd numbers of heads; test_compositions.py has all families with even ones
+            if "which 2 ranks cannot share" not in str(error):
+                raise
     elif config.num_heads % 2 or (config.num_kv_heads % 2 and config.num_kv_heads > 1):
         with pytest.raises(CheckpointError, match="heads, which 2 ranks cannot share evenly"):
             each(shard=Shard(1, 2))

@@ -50,12 +50,13 @@ def few_rows(name, tokens, blocks, has_zeros):
                    LATE=name == "int4" and blocks % 4 == 0, PAIRWISE=True, TOKENS=strip.tokens,
                    TILES=strip.tiles, WARPS=strip.warps, AHEAD=strip.tokens < 32)
 
-def experts(name, pairs):
+def experts(name, pairs, is_gated=True):
     number, types = FORMATS[name]
     tile = moe.tile_for(pairs, 1, torch.bfloat16, name == "plain")
     biased = name == "mxfp4"
     shared = dict(FORMAT=number, HAS_ZEROS=name == "int4", HAS_BIAS=biased, TOKENS=tile.tokens, HALF=tile.half)
-    first = compile(moe._gate_up, types, tile.warps, tile.stages, KIND=2 if biased else 0, ROWS=tile.rows, **shared)
+    kind = dict(KIND=2 if biased else 0 if is_gated else 3, IS_GATED=is_gated)
+    first = compile(moe._gate_up, types, tile.warps, tile.stages, ROWS=tile.rows, **kind, **shared)
     return first, compile(moe._down, types, tile.warps, tile.stages, ROWS=2 * tile.rows, **shared)
 
 def assert_nothing_moves(ptx, name):
@@ -90,6 +91,7 @@ for name in FORMATS:
     assert all("wgmma" in ptx and "cp.async" in ptx for ptx in experts(name, 1000))
 for pairs in (40, 200):
     assert all("wgmma" in ptx for ptx in experts("plain", pairs))
+    assert "wgmma" in experts("plain", pairs, is_gated=False)[0]
 compile(linear.add_parts, HAS_BIAS=True, BLOCK=256)
 compile(moe._weighted_sum, {"pairs": "*bf16"}, BLOCK=1024)
 compile(routing._route, warps=1, RENORMALISE=True, EXPERTS=128, SLOTS=8)
