@@ -173,10 +173,11 @@ def rotate_authority(folder: Path) -> None:
             atomic_files.write(authority.file, authority.pem + Authority.make(following, host).pem)
             said = "has a second authority, which is trusted"
         elif following.exists():
-            atomic_files.write(authority.file, known[1] + known[0])
-            (following / "authority.key").replace(folder / "authority.key")
-            shutil.rmtree(following)
+            new = (following / "authority.pem").read_bytes()
+            atomic_files.write(authority.file, new + b"".join(each for each in known if each != new))
+            atomic_files.write(folder / "authority.key", (following / "authority.key").read_bytes())
             _issue(folder, _authority(folder), host, "router")
+            shutil.rmtree(following)  # last, so that a step that was interrupted can be taken again
             said = "issues with the new authority, and the router's certificate is renewed. Renew the certificate of each site with --site NAME"
         else:
             atomic_files.write(authority.file, known[0])

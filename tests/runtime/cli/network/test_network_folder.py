@@ -125,6 +125,22 @@ def test_an_authority_is_replaced_in_three_steps_at_which_all_certificates_are_t
     assert not (folder / "next").exists()
 
 
+def test_a_step_that_was_interrupted_is_taken_again(folder: Path) -> None:
+    rotate_authority(folder)
+    (old, new) = load_pem_x509_certificates((folder / "authority.pem").read_bytes())
+    certificate = folder / "router.pem"
+    certificate.unlink()
+    certificate.mkdir()  # so that it cannot be written
+    with pytest.raises(CliError, match="cannot be written"):
+        rotate_authority(folder)
+    certificate.rmdir()
+    rotate_authority(folder)
+    assert load_pem_x509_certificates((folder / "authority.pem").read_bytes()) == [new, old]
+    load_pem_x509_certificate(certificate.read_bytes()).verify_directly_issued_by(new)
+    rotate_authority(folder)
+    assert load_pem_x509_certificates((folder / "authority.pem").read_bytes()) == [new]
+
+
 def is_issued_by_one_of(authorities: bytes, certificate: bytes) -> bool:
     leaf = load_pem_x509_certificate(certificate)
     for authority in load_pem_x509_certificates(authorities):
