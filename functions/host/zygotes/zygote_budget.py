@@ -1,11 +1,12 @@
-"""The memory budget for the zygotes of idle functions.
+"""The memory budget for the processes of idle functions: their zygotes and spare isolates.
 
-While there is room, a deployed function gets its zygote before its first request. Above the budget, the zygotes that have been idle longest are
-ended.
+While there is room, a deployed function gets both before its first request. Above the budget, the zygotes that have been idle longest are ended,
+and their spare isolates with them.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
@@ -13,6 +14,7 @@ from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
 PREPARE_AFTER_S = 0.5  # pause after the site's start, because models load first
 PREPARE_EVERY_S = 0.05  # pause between two zygotes; each takes 6 ms of a core
 TRIM_S = 2.0
+SPARES_AT_ONCE = 2  # spare isolates forked per check of all functions: each delays the event loop by 0.5 ms
 
 
 class ZygoteBudget:
@@ -34,6 +36,8 @@ class ZygoteBudget:
             if is_served(pool) and self._asleep_mib < self._mib:
                 await pool.prepare()
                 self._asleep_mib += COPIED_MIB  # an estimate until the next measurement
+            elif is_served(pool):
+                await pool.factory.zygote.read_imports()
             await asyncio.sleep(PREPARE_EVERY_S)
 
     def trim(self, pools: Iterable[FunctionPool]) -> None:
@@ -41,6 +45,16 @@ class ZygoteBudget:
         if (now := asyncio.get_running_loop().time()) - self._trimmed_at > TRIM_S:
             self._trimmed_at = now
             self.end_longest_asleep(pools)
+
+    def fork_spares(self, pools: Iterable[FunctionPool]) -> bool:
+        """Fork spare isolates for functions that should have one, while there is room; return whether any were forked."""
+        if self._asleep_mib >= self._mib:
+            return False
+        now = asyncio.get_running_loop().time()
+        wanting = [*islice((pool for pool in pools if pool.isolates.wants_spare(now)), SPARES_AT_ONCE)]
+        for pool in wanting:
+            pool.isolates.fork_spare()
+        return bool(wanting)
 
     def end_longest_asleep(self, pools: Iterable[FunctionPool]) -> None:
         """End the zygotes that have been idle longest, until the rest fits the budget."""

@@ -8,14 +8,17 @@ import pytest
 
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.zygotes import zygote_budget
-from pilotlight.functions.host.zygotes.zygote_budget import TRIM_S, ZygoteBudget
+from pilotlight.functions.host.zygotes.zygote_budget import SPARES_AT_ONCE, TRIM_S, ZygoteBudget
 from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
 
 
 class Zygote:
     def __init__(self, asleep_since: float | None, asleep_mib: int | None) -> None:
         self.asleep_since, self.asleep_mib = asleep_since, asleep_mib
-        self.is_closed = False
+        self.is_closed = self.has_imports = False
+
+    async def read_imports(self) -> None:
+        self.has_imports = True
 
     def close(self) -> None:
         self.is_closed = True
@@ -27,7 +30,11 @@ class Pool:
     def __init__(self, asleep_since: float | None = None, asleep_mib: int | None = 10) -> None:
         self.zygote = Zygote(asleep_since, asleep_mib)
         self.factory = SimpleNamespace(zygote=self.zygote)
-        self.num_prepared = 0
+        self.isolates = SimpleNamespace(wants_spare=lambda now: not self.num_spares, fork_spare=self.fork_spare)
+        self.num_prepared = self.num_spares = 0
+
+    def fork_spare(self) -> None:
+        self.num_spares += 1
 
     async def prepare(self) -> None:
         self.num_prepared += 1
@@ -83,6 +90,7 @@ async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_ther
     assert [pool.num_prepared for pool in added] == [0, 1, 1, 0], (
         "the first pool is no longer served, and there is room for two"
     )
+    assert [pool.zygote.has_imports for pool in added] == [False, False, False, True], "its zygote can be created sooner"
     budget.end_longest_asleep([])
     budget.add(cast(Any, added[3]))
     for _ in range(10):
@@ -90,3 +98,12 @@ async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_ther
     assert added[3].num_prepared == 1
     preparing.cancel()
     await asyncio.gather(preparing, return_exceptions=True)
+
+
+async def test_spare_isolates_are_forked_a_few_at_a_time_while_there_is_room() -> None:
+    budget, waiting = ZygoteBudget(30), [Pool(1.0) for _ in range(SPARES_AT_ONCE + 1)]
+    assert [budget.fork_spares(pools(*waiting)) for _ in range(3)] == [True, True, False]
+    assert [pool.num_spares for pool in waiting] == [1] * len(waiting)
+    budget.end_longest_asleep(pools(*(Pool(1.0) for _ in range(3))))
+    late = Pool()
+    assert (budget.fork_spares(pools(late)), late.num_spares) == (False, 0), "idle processes use all of the memory"
