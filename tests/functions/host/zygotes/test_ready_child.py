@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from pilotlight.functions.host.isolates.processes import descendants
+from pilotlight.functions.host.isolates.processes import descendants, has_ended
 from tests.asgi import eventually
 from tests.functions.conftest import ServedMaker
 from tests.functions.host.test_hostile import GOOD
@@ -31,7 +31,10 @@ async def test_a_functions_zygote_is_forked_before_it_is_needed_and_on_demand_if
         used = descendants(ready) | {ready}
         await eventually(lambda: len(found() - used) == 2)
         (next_one,) = found() - used - {site}
-        os.kill(next_one, signal.SIGKILL)
+        process = os.pidfd_open(next_one)
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        await eventually(lambda: has_ended(process))
+        os.close(process)
         served.add(GOOD, "second")
         assert await served.get(name="second") == b"well"
         assert zygote_pid(served, "second") not in (0, next_one)
