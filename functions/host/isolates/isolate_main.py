@@ -63,7 +63,9 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
     )
     closed = asyncio.ensure_future(channel.closed.wait())
     closed.add_done_callback(lambda _: is_wanted.set())
-    await is_wanted.wait()  # a spare isolate waits here; the note comes before any request, so this task runs before theirs
+    await (
+        is_wanted.wait()
+    )  # a spare isolate waits here; the note comes before any request, so this task runs before theirs
     if closed.done():
         return
     function.load()

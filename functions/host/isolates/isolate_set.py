@@ -72,8 +72,15 @@ class IsolateSet:
             and not self.restarts.is_on_probation(now)
         )
 
+    @property
+    def has_spare(self) -> bool:
+        return self._spare.exists
+
     def fork_spare(self) -> None:
         self._keep(self._spare.run())
+
+    def end_spare(self) -> None:
+        self._keep(self._spare.close())
 
     async def start(self) -> IsolateHandle | None:
         """Start an isolate; or, if a pause is due before the next start, wait for its end and return None.
@@ -86,7 +93,7 @@ class IsolateSet:
         is_on_probation |= any(isolate.process.is_deprioritized or isolate.lags for isolate in self.living)
         self._not_imported = None
         if is_on_probation:
-            self._keep(self._spare.close())  # it has another priority
+            self.end_spare()  # it has another priority
         spare = None if is_on_probation else self._spare.take(now)
         isolate = spare or self._factory.new(self.failed, is_on_probation=is_on_probation)
         self.living.append(isolate)

@@ -6,22 +6,37 @@ That request waits neither for the fork nor for the setup at both ends. A versio
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
+from pilotlight.functions.host.zygotes.pool_zygote import PoolZygote
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteError
 
 AFTER_S = 0.5  # pause after a request has started an isolate: a fork uses 3 ms of a core, which that request may need
 
 
+class SpareFactory(Protocol):
+    """The part of isolate_factory.py that makes a spare isolate."""
+
+    zygote: PoolZygote
+
+    def new(self, on_fault: Callable[[IsolateHandle, Fault], None], /, *, is_on_probation: bool) -> IsolateHandle: ...
+
+    async def start(self, isolate: IsolateHandle, /, *, is_on_probation: bool) -> None: ...
+
+
 class SpareIsolate:
-    def __init__(self, factory: IsolateFactory, on_fault: Callable[[IsolateHandle, Fault], None]) -> None:
+    def __init__(self, factory: SpareFactory, on_fault: Callable[[IsolateHandle, Fault], None]) -> None:
         self._factory = factory
         self._on_fault = on_fault
         self._isolate: IsolateHandle | None = None
         self._asked_at = float("-inf")
         self._failed: FunctionZygote | None = None  # the zygote whose spare isolate ended by itself: it gets no other
+
+    @property
+    def exists(self) -> bool:
+        return self._isolate is not None
 
     def is_wanted(self, now: float) -> bool:
         """Tell whether there is none, and the zygote can fork one."""
