@@ -112,7 +112,7 @@ def confine_copy(limits: Confinement) -> None:
 
 
 def prepare() -> None:
-    """Compute, once in the site's zygote, what is the same for all functions."""
+    """Compute the results that all functions share; called once, in the site's zygote."""
     interpreter_root()
     for denied, asks in ((DENIED, True), ((), False)):
         with suppress(OSError):  # `confine` raises it again, at the tiers that need the filter

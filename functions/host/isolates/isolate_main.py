@@ -1,7 +1,7 @@
-"""The main module of an isolate: imports a function's module at the runtime's first note, and answers its events.
+"""The main module of an isolate: imports a function's module and answers the runtime's events.
 
-Many requests run concurrently. The process is confined (tiers.py) and holds no credentials; it has the SDK, the author's module and one channel. An
-exception of the author's code is sent to the runtime as a failure with its traceback.
+The first note of the runtime starts the import. Many requests run concurrently. The process is confined (tiers.py) and holds no credentials; it has
+the SDK, the author's module and one channel. An exception of the author's code is sent to the runtime as a failure with its traceback.
 """
 
 import asyncio
@@ -63,9 +63,7 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
     )
     closed = asyncio.ensure_future(channel.closed.wait())
     closed.add_done_callback(lambda _: is_wanted.set())
-    await (
-        is_wanted.wait()
-    )  # a spare isolate waits here; the note comes before any request, so this task runs before theirs
+    await is_wanted.wait()  # the note comes first, so this task continues before the first request's task runs
     if closed.done():
         return
     function.load()

@@ -1,7 +1,7 @@
-"""A spare isolate: forked before a request needs it. It imports the function's module only when a request takes it.
+"""A spare isolate: forked before a request needs it.
 
-That request waits neither for the fork nor for the setup at both ends. A version has at most one, only while the memory for idle processes has room
-(zygotes/zygote_budget.py), and not longer than its zygote.
+It imports the function's module when a request takes it. That request waits neither for the fork nor for the setup at both ends. A version has at
+most one, only while the memory for idle processes has room (zygotes/zygote_budget.py), and not longer than its zygote.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
-"""A child that the site's zygote forks before it is needed: the next function's zygote, which then waits neither for the fork nor for namespaces.
+"""A child that the site's zygote forks before it is needed: the next function's zygote.
 
-It has run no code of a function. It waits for its command on a socket, and ends when the zygote does.
+The start of that function waits neither for the fork nor for namespaces. The child has run no code of a function. It waits for its command on a
+socket, and ends when the site's zygote does.
 """
 
 import os
@@ -15,7 +16,7 @@ from pilotlight.functions.host.zygotes.control_messages import MAX_DESCRIPTORS, 
 
 class ReadyChild:
     def __init__(self, flags: int, run: Callable[[socket.socket], None]) -> None:
-        """Fork a child with the clone flags `flags`, which calls `run` with its socket and ends. Raises OSError."""
+        """Fork a child with clone flags; it calls `run` with its socket, and ends. Raises OSError."""
         self.flags = flags
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -48,7 +48,7 @@ class ZygoteBudget:
             self.end_longest_asleep(pools)
 
     def fork_spares(self, pools: Iterable[FunctionPool]) -> bool:
-        """Fork spare isolates for functions that should have one, while there is room; return whether any were forked."""
+        """Fork a few missing spare isolates, while there is room; return whether any were forked."""
         now = asyncio.get_running_loop().time()
         most = min(SPARES_AT_ONCE, max(0, self._mib - self._asleep_mib) // SPARE_MIB)
         wanting = [*islice((pool for pool in pools if pool.isolates.wants_spare(now)), most)]
