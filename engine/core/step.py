@@ -84,6 +84,7 @@ class StepInput(NamedTuple):
     adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
     token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs
+    copies: int = 0  # number of decodes, the last ones, that repeat the first one to pad the step
 
     @property
     def table_width(self) -> int:
@@ -93,7 +94,7 @@ class StepInput(NamedTuple):
     def repeated(self, times: int) -> "StepInput":
         """Return the step with `times` copies of its first decode appended.
 
-        A copy writes the same values to the same places as its original.
+        A copy writes the same values to the same places as its original, and no recurrent state.
         """
         if not times:
             return self
@@ -118,6 +119,7 @@ class StepInput(NamedTuple):
             ),
             feeds=feeds,
             adapter_slots=self.adapter_slots and self.adapter_slots + self.adapter_slots[:each] * times,
+            copies=times,
         )
 
 

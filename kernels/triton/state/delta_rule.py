@@ -50,7 +50,8 @@ def _apply(
             o = tl.sum(state * q[:, None], axis=0)
             tl.store(out + (token * heads + head) * VALUE + column, o.to(out.dtype.element_ty), mask=in_value)
             token += 1
-        tl.store(states + tl.load(after + run) * state_block + place, state, mask=inside)
+        target = tl.load(after + run)
+        tl.store(states + target * state_block + place, state, mask=inside & (target >= 0))
         run += 1
 
 

@@ -43,7 +43,8 @@ def _scan(
             y = tl.sum(state * c.to(tl.float32)[:, None], axis=0) + share * x
             tl.store(out + (token * heads + head) * VALUE + column, y.to(out.dtype.element_ty), mask=in_value)
             token += 1
-        tl.store(states + tl.load(after + run) * state_block + place, state, mask=inside)
+        target = tl.load(after + run)
+        tl.store(states + target * state_block + place, state, mask=inside & (target >= 0))
         run += 1
 
 
