@@ -84,7 +84,6 @@ class StepInput(NamedTuple):
     adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
     token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs
-    copies: int = 0  # number of decodes, the last ones, that repeat the first one to pad the step
 
     @property
     def table_width(self) -> int:
@@ -94,7 +93,7 @@ class StepInput(NamedTuple):
     def repeated(self, times: int) -> "StepInput":
         """Return the step with `times` copies of its first decode appended.
 
-        A copy writes the same values to the same places as its original, and no recurrent state.
+        A copy writes the same values to the same places as its original.
         """
         if not times:
             return self
@@ -119,7 +118,6 @@ class StepInput(NamedTuple):
             ),
             feeds=feeds,
             adapter_slots=self.adapter_slots and self.adapter_slots + self.adapter_slots[:each] * times,
-            copies=times,
         )
 
 

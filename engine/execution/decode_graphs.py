@@ -67,7 +67,8 @@ class GraphShape(NamedTuple):
         """Return the shape in which a step is computed, or None if it is not recorded.
 
         Steps with prompts are recorded only if `pads` is set and their prompts are short. Decodes with different numbers of drafts are not recorded
-        if padding would read too much context twice. Neither are recorded if layers keep states, which tokens must update in order.
+        if padding would read too much context twice. Neither are recorded if layers keep states, and nothing is padded then: tokens update a state
+        in order, and once.
         """
         sequences, rows, has_adapters = len(step.lengths), len(step.token_ids), step.adapter_slots is not None
         if step.num_decodes < sequences:
@@ -84,7 +85,8 @@ class GraphShape(NamedTuple):
                 if again > _MOST_READ_AGAIN or has_states:
                     return None
                 sequences, longest = rows, 1
-            sequences = _padded_rows(sequences)
+            if not has_states:
+                sequences = _padded_rows(sequences)
             rows = sequences * longest
         return cls(sequences, rows, longest, step.table_width, None, has_adapters)
 

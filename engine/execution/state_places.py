@@ -3,7 +3,7 @@
 The state after a token is in the token's own block (engine/kv/pool/layout.py). So for each sequence a step reads the block of the token before its
 first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. If a sequence checks drafts, each token
 is a run, and the state after each draft goes to one of the blocks that follow in the table: after the check, that of the last accepted draft takes
-the token's place (engine/kv/manager.py). Copies that pad a step read and write no state. This module is independent of what a state contains.
+the token's place (engine/kv/manager.py). This module is independent of what a state contains.
 """
 
 from array import array
@@ -30,15 +30,10 @@ class StatePlaces(NamedTuple):
     @classmethod
     def of(cls, step: StepInput, group: GroupInput, block_size: int) -> "StatePlaces":
         """Return the places of a step's sequences in the blocks of one group of layers."""
-        before, after = array("q"), array("q")
-        decodes, real = step.num_decodes, step.num_decodes - step.copies
+        before, after, decodes = array("q"), array("q"), step.num_decodes
         for i, (table, end, length) in enumerate(zip(group.tables, step.context_lens, step.lengths, strict=True)):
             start = end - length
             place = start // block_size
-            if real <= i < decodes:
-                before.append(NO_BLOCK)
-                after.extend([NO_BLOCK] * length)
-                continue
             before.append(table[(start - 1) // block_size] if start else NO_BLOCK)
             after += table[place : place + length if i < decodes else (end - 1) // block_size + 1]
         ends = tuple(run_ends(step.lengths, step.context_lens, decodes, block_size))

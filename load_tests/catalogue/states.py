@@ -15,13 +15,13 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# A pair for each sequence: the lengths of its runs of tokens, and whether its state is in a block (otherwise it is zeros); None for one that also drops
-# the state after it. One block may be both read and written.
+# A pair for each sequence: the lengths of its runs of tokens, and whether its state is in a block (otherwise it is zeros); None for a state that is
+# neither read nor kept. One block may be both read and written.
 Runs = tuple[tuple[tuple[int, ...], bool | None], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
 _MIXED: Runs = (((1,), True), ((1,), True), ((2, 3, 1), False), ((7,), True), ((1, 1), False))
-_PADDED: Runs = (((1,), True), ((1,), True), ((1,), None), ((1,), None))
+_DROPPED: Runs = (((1,), True), ((1,), True), ((1,), None), ((1,), None))
 _PROMPT: Runs = (((64, 64, 21), False),)
 _NONE: Runs = ()
 
@@ -251,7 +251,7 @@ SHORT_CONV = Operation(
         _conv("decodes and prompts", _MIXED, 300, 3, biased=False, gap=5),
         _conv("a prompt", _PROMPT, 7, 5, biased=True),
         _conv("decodes and prompts", _MIXED, 5, 2, biased=False),
-        _conv("decodes and copies", _PADDED, 40, 4, biased=True),
+        _conv("decodes without a trace", _DROPPED, 40, 4, biased=True),
         _conv("nothing", _NONE, 8, 4, biased=False),
     ),
     bench=(
@@ -277,7 +277,7 @@ GATED_DELTA_RULE = Operation(
         _delta("decodes", _DECODES, 2, 4, 6, 5, by_row=True),
         _delta("decodes and prompts", _MIXED, 3, 3, 17, 9, gap=3, by_row=True),
         _delta("a prompt", _PROMPT, 2, 2, 16, 128, by_row=True),
-        _delta("decodes and copies", _PADDED, 2, 4, 6, 128),
+        _delta("decodes without a trace", _DROPPED, 2, 4, 6, 128),
         _delta("nothing", _NONE, 1, 1, 4, 4),
     ),
     bench=(
@@ -300,7 +300,7 @@ SSD = Operation(
         _ssd("decodes and prompts", _MIXED, 2, 6, 17, 9, gap=3),
         _ssd("a prompt", _PROMPT, 1, 2, 16, 64),
         _ssd("decodes and prompts", _MIXED, 2, 4, 33, 64),
-        _ssd("decodes and copies", _PADDED, 2, 4, 6, 128),
+        _ssd("decodes without a trace", _DROPPED, 2, 4, 6, 128),
         _ssd("nothing", _NONE, 1, 1, 4, 4),
     ),
     bench=(

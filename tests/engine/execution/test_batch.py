@@ -138,7 +138,7 @@ def test_a_step_that_is_padded_writes_nothing_else_and_nowhere_else() -> None:
         chunks = [Chunk(decode, 5, 6, True, drafts=drafts), Chunk(other, 2, 3, True, drafts=drafts)]
         step = step_of(chunks, BLOCK_SIZE, {decode: 1, other: 0})
         many = step_of([*chunks, *chunks[:1] * 2], BLOCK_SIZE, {decode: 1, other: 0})
-        assert step.repeated(2)._replace(logit_rows=None, copies=0) == many
+        assert step.repeated(2)._replace(logit_rows=None) == many
         chosen = torch.tensor([50, 51])
         assert build_batch(step.repeated(2), CPU, chosen).token_ids.tolist() == [51, *drafts, 102, *drafts] + 2 * [
             51,

@@ -18,8 +18,8 @@ def chunk(start: int, end: int, table: list[int], drafts: tuple[int, ...] = ()) 
     return Chunk(sequence, start, end, True, drafts=drafts)
 
 
-def places(*chunks: Chunk, copies: int = 0) -> StatePlaces:
-    step = step_of(chunks, BLOCK_SIZE).repeated(copies)
+def places(*chunks: Chunk) -> StatePlaces:
+    step = step_of(chunks, BLOCK_SIZE)
     return StatePlaces.of(step, step.groups[0], BLOCK_SIZE)
 
 
@@ -42,8 +42,3 @@ def test_a_prompt_writes_each_of_its_blocks_and_begins_without_a_state() -> None
 def test_the_state_after_each_draft_has_a_block() -> None:
     found = places(chunk(7, 8, [10, 11, 12, 13], drafts=(1, 2)), chunk(4, 5, [20, 21]))
     assert numbers(found) == ([11, 20], [0, 3, 4], [1, 2, 3, 4], [11, 12, 13, 21])
-
-
-def test_copies_that_pad_a_step_read_and_write_no_state() -> None:
-    found = places(chunk(6, 7, [10, 11]), chunk(8, 9, [20, 21, 22]), copies=2)
-    assert numbers(found) == ([11, 21, NONE, NONE], [0, 1, 2, 3, 4], [1, 2, 3, 4], [11, 22, NONE, NONE])
