@@ -57,7 +57,8 @@ class PackedStates(NamedTuple):
     of_sequences: tuple[tuple[int, ...], ...]  # host_ends of the StateBatch
 
     def batch(self, there: torch.Tensor) -> StateBatch:
-        return StateBatch(*(there[part] for part in self[:4]), self.of_sequences)
+        before, first_runs, ends, after, of_sequences = self
+        return StateBatch(there[before], there[first_runs], there[ends], there[after], of_sequences)
 
 
 class PackedStep(NamedTuple):
@@ -95,9 +96,10 @@ class PackedStep(NamedTuple):
         verified = slice(0, decodes if step.checks_drafts else 0)
         varlens = (*_append_varlen(numbers, step, verified), *_append_varlen(numbers, step, slice(decodes, None)))
         states = {}
-        for group, block_size in state_groups.items():
-            *parts, of_sequences = StatePlaces.of(step, step.groups[group], block_size)
-            states[group] = PackedStates(*(_append(numbers, part) for part in parts), of_sequences)
+        for number, block_size in state_groups.items():
+            places = StatePlaces.of(step, step.groups[number], block_size)
+            before, first_runs, ends, after = (_append(numbers, part) for part in places[:4])
+            states[number] = PackedStates(before, first_runs, ends, after, places.of_sequences)
         feeds = _append(numbers, array("q", [number for column in zip(*step.feeds, strict=True) for number in column]))
         logit_rows = _append(numbers, step.logit_rows or array("q"))
         return cls(step, numbers, decode_lens, tables, varlens, states, feeds, logit_rows)
@@ -138,7 +140,8 @@ class PackedStep(NamedTuple):
             if lengths := step.lengths[decodes:]:
                 rows = there[prompt_at].view(len(lengths), -1)
                 prefill = self._varlen(there, rows, 2, lengths, contexts[decodes:])
-            states = self.states[number].batch(there) if number in self.states else None
+            packed = self.states.get(number)
+            states = None if packed is None else packed.batch(there)
             groups.append(GroupBatch(slot_mapping, decode, verify, prefill, states))
         logit_rows = self.logit_rows_in(there)
         return Batch(token_ids, positions, tuple(groups), num_decoded, logit_rows, adapter_slots, token_types)

@@ -154,8 +154,10 @@ def _batch(
     ids, positions, slots = (fake_tensor((tokens,), torch.int64) for _ in range(3))
     host_ends = tuple(ends)
     sequences, runs = len(host_ends), sum(map(len, host_ends))
-    places = (fake_tensor((size,), torch.int64) for size in (sequences, sequences + 1, runs, runs))
-    group = GroupBatch(slots, decode, prefill=prefill, states=StateBatch(*places, host_ends))
+    sizes = (sequences, sequences + 1, runs, runs)
+    before, first_runs, of_runs, after = (fake_tensor((size,), torch.int64) for size in sizes)
+    states = StateBatch(before, first_runs, of_runs, after, host_ends)
+    group = GroupBatch(slots, decode, prefill=prefill, states=states)
     return Batch(ids, positions, (group,) * num_groups, tokens if decode is not None else 0)
 
 
