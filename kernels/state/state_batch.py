@@ -36,6 +36,16 @@ class StateBatch(NamedTuple):
         return next((i for i, ends in enumerate(self.host_ends) if ends != (i + 1,)), len(self.host_ends))
 
     @property
+    def num_stepwise(self) -> int:
+        """The number of sequences at the beginning of the batch whose runs have one token each: decodes, and their drafts."""
+        start = 0
+        for i, ends in enumerate(self.host_ends):
+            if ends != tuple(range(start + 1, start + len(ends) + 1)):
+                return i
+            start = ends[-1]
+        return len(self.host_ends)
+
+    @property
     def longest(self) -> int:
         """The number of tokens of the longest sequence."""
         ends = [0, *(runs[-1] for runs in self.host_ends)]
