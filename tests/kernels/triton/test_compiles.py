@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 SCRIPT = """
 import sys
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -99,11 +100,10 @@ compile(short_conv._keep, STORED | PLACES, BEFORE=3, BLOCK=256)
 for by_row in (False, True):
     compile(delta_rule._apply, STORED | PLACES | WIDE, BY_ROW=by_row, KEY=128, VALUE=128, SHARED=2, ROWS=128, BLOCK=32)
 compile(ssd._scan, STORED | PLACES | WIDE, STATE=128, VALUE=64, SHARED=128, ROWS=128, BLOCK=32)
-for precision in sorted(set(chunks.PRECISIONS.values())):
-    chunk = dict(ROWS=128, TOKENS=chunks.CHUNK, PRECISION=precision)
-    compile(delta_rule._invert, STORED | PLACES | WIDE, KEY=128, SHARED=2, **chunk)
-    compile(delta_rule._advance, STORED | PLACES | WIDE, KEY=128, VALUE=128, SHARED=2, BLOCK=32, **chunk)
-    compile(ssd._scan_chunks, STORED | PLACES | WIDE, STATE=128, VALUE=64, SHARED=128, BLOCK=32, **chunk)
+CHUNK = dict(ROWS=128, TOKENS=chunks.CHUNK, PRECISION=chunks.PRECISIONS[torch.bfloat16])
+compile(delta_rule._invert, STORED | PLACES | WIDE, KEY=128, SHARED=2, **CHUNK)
+compile(delta_rule._advance, STORED | PLACES | WIDE, KEY=128, VALUE=128, SHARED=2, BLOCK=32, **CHUNK)
+compile(ssd._scan_chunks, STORED | PLACES | WIDE, STATE=128, VALUE=64, SHARED=128, BLOCK=32, **CHUNK)
 for gates_first, block in ((False, 128), (True, 8192)):
     compile(gated_norm._gated_norm, STORED, warps=warps_for(block), GATES_FIRST=gates_first, BLOCK=block)
 """
