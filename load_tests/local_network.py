@@ -157,9 +157,9 @@ class LocalNetwork:
 
 
 def start_environment() -> dict[str, str]:
-    """Return this process's environment with bytecode files enabled, as for installed packages such as the peers'.
+    """Return this process's environment with bytecode files enabled.
 
-    Without them each start would compile the modules again.
+    Installed packages, such as the peers', have them. Without them each start would compile the modules again.
     """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

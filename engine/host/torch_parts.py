@@ -1,7 +1,8 @@
-"""Parts of torch that an engine host on a CPU never uses, and leaves out of its import, of which they take half.
+"""The parts of torch that an engine host on a CPU does not import, because it never uses them.
 
-They are torch's trainers, compilers and exporters, and its formulas for the device `meta`, where a host on a CPU only reserves places. In their place
-are modules without content, whose names raise an error if they are called. This module is independent of what a host computes.
+They take half of the time of torch's import: its trainers, compilers and exporters, and its formulas for the device `meta`, where a host on a CPU
+only reserves places. Empty modules replace them; a name of such a module raises an error if it is called. This module is independent of what a host
+computes.
 """
 
 import sys
@@ -39,7 +40,7 @@ PARTS = (
 
 
 def leave_out() -> None:
-    """Let this process import torch without PARTS. Call it before torch is imported."""
+    """Let this process import torch without PARTS. Does nothing if torch is imported already."""
     if "torch" in sys.modules or (torch := find_spec("torch")) is None or torch.origin is None:
         return
     if f"__version__ = '{TRIED}" in Path(torch.origin).with_name("version.py").read_text(encoding="utf-8"):

@@ -182,10 +182,7 @@ def build_level(level: levels.Level, folder: Path) -> Path:
 
 
 def limits_file(library: Path, num_threads: int) -> Path:
-    """Return the path of the file with measurements of a library on this machine, by the number of threads.
-
-    Raises BuildError.
-    """
+    """Return the path of the file with a library's measurements on this machine. Raises BuildError."""
     return private_cache("kernels") / f"{library.stem}-{num_threads}.json"
 
 

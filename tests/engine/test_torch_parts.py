@@ -1,4 +1,4 @@
-"""Parts of torch that an engine host on a CPU leaves out: what it computes with is there, and what is not says so."""
+"""An engine host on a CPU computes without the parts of torch that it does not import."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def imported(tried: str) -> dict[str, object]:
     return found
 
 
-def test_a_host_on_a_cpu_computes_without_them_and_names_the_one_that_is_missed() -> None:
+def test_a_host_on_a_cpu_computes_without_them_and_names_one_that_is_called() -> None:
     whole, part = imported("another version"), imported(torch_parts.TRIED)
     assert "torch.optim.SGD is left out" in str(part["error"])
     assert "left out" not in str(whole["error"]), "versions with which this was not tried are imported whole"
