@@ -4,12 +4,14 @@ import os
 import shutil
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from load_tests.scenarios.backup import is_right, measure
+from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
@@ -149,6 +151,30 @@ def test_what_cannot_be_restored_is_said_before_anything_is_written(state: State
     with pytest.raises(CliError, match=r"cannot be restored: chunk .* is missing"):
         restore(folder, [elsewhere(state, new)], None)
     assert not [*new.iterdir()]
+
+
+def test_secrets_are_restored_with_the_key_that_encrypted_them(state: StateRoot, tmp_path: Path) -> None:
+    store = SecretStore(state.path)
+    store.put("hello", "TOKEN", "s3cret")
+    backup(tmp_path / "backups", [state], None)
+    list(store.rotate_key())
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "older")], None)
+    assert SecretStore(tmp_path / "older").values("hello") == {"TOKEN": "s3cret"}
+
+
+def test_a_backup_waits_until_the_key_of_secrets_is_replaced(state: StateRoot, tmp_path: Path) -> None:
+    store = SecretStore(state.path)
+    for function in ("hello", "other"):
+        store.put(function, "TOKEN", "s3cret")
+    rotation = store.rotate_key()
+    next(rotation)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(backup, tmp_path / "backups", [state], None)
+        list(rotation)
+        waiting.result()
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+    for function in ("hello", "other"):
+        assert SecretStore(tmp_path / "new").values(function) == {"TOKEN": "s3cret"}
 
 
 def test_a_damaged_chunk_is_never_accepted(state: StateRoot, tmp_path: Path) -> None:
