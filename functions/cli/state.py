@@ -268,7 +268,7 @@ def _owner(function: str, is_store: bool) -> str:
 
 @secret.command("rotate-key")
 def secret_rotate_key(site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """Encrypt all secrets of this machine's functions with a new key. A running site continues to serve them."""
+    """Encrypt a site's secrets with a new key. If the site runs, it serves them meanwhile."""
     done = State(site, directory).secrets(lambda kept: list(kept.rotate_key()))
     print(f"{len(done)} functions and stores have their secrets encrypted with a new key")
 
