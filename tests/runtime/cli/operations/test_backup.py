@@ -16,6 +16,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
 from pilotlight.runtime.cli.operations.state_roots import StateRoot, roots_of_files
+from tests.waiting import until
 
 PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -162,6 +163,12 @@ def test_secrets_are_restored_with_the_key_that_encrypted_them(state: StateRoot,
     assert SecretStore(tmp_path / "older").values("hello") == {"TOKEN": "s3cret"}
 
 
+def is_awaited(folder: Path) -> bool:
+    """Tell whether something waits for the lock of a folder."""
+    inode = f":{folder.stat().st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
 def test_a_backup_waits_until_the_key_of_secrets_is_replaced(state: StateRoot, tmp_path: Path) -> None:
     store = SecretStore(state.path)
     for function in ("hello", "other"):
@@ -170,6 +177,8 @@ def test_a_backup_waits_until_the_key_of_secrets_is_replaced(state: StateRoot, t
     next(rotation)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(backup, tmp_path / "backups", [state], None)
+        until(lambda: waiting.done() or is_awaited(store.directory), "the backup waits")
+        assert not waiting.done()
         list(rotation)
         waiting.result()
     restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
