@@ -104,6 +104,7 @@ class Machine:
                 self._options.mirror,
             ]
             run(command)
+            run(["/usr/sbin/chroot", str(self.root), "apt-get", "clean"])  # as in published images
             self.installed.touch()
         for file in NETWORK_FILES:
             if Path(file).exists():
