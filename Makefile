@@ -108,7 +108,7 @@ test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.coding_agents --folder $(PEERS)/clients
 
 # Installs the wheel and builds and runs the image on bare Debians (as root, with debootstrap and buildah): half an hour, some gigabytes in PEERS.
-# BARE="--pip-conf FILE --bind FOLDER" where pip's packages are on this machine.
+# BARE="--pip-conf FILE --bind FOLDER" where pip's packages are on this machine; "--functions-only sid" where no CPU build of torch for its Python is.
 test-shipping: $(DEV) kernels
 	@$(RUN) -m pytest -q -n 0 -rs tests/deploy
 	@$(BIN)/python deploy/release.py

@@ -31,6 +31,7 @@ from load_tests.tables import (
     request_path,
     router,
     routing,
+    shipping,
     speculation,
 )
 
@@ -91,6 +92,9 @@ REGIONS: dict[str, Region] = {
     "soak": Region(router.soak, ("edge_router", *SITE)),
     "cascade": Region(failures.cascade, ("edge_router", *SITE)),
     "abort-storm": Region(failures.abort_storm, ("edge_router", *SITE)),
+    "maintenance": Region(shipping.maintenance, ("edge_router", *SITE)),
+    "backup": Region(shipping.backup, ("runtime/cli", "functions/bindings", "edge_router/metering")),
+    "bare-machine": Region(shipping.bare_machines, ("deploy", "runtime/cli")),
     "cold-start": Region(cold_start.clocks, SITE),
     "overcommit": Region(cold_start.overcommit, SITE),
     "functions": Region(functions.speeds, ("functions", "wire")),
@@ -122,7 +126,7 @@ PAGE_REGIONS: dict[str, Region] = {
 
 # The regions of each page of docs/measurements/.
 MEASURED_PAGES: dict[str, tuple[str, ...]] = {
-    "start": ("start-up",),
+    "start": ("start-up", "bare-machine"),
     "engine-cpu": (
         "engines",
         "engines-amx",
@@ -136,7 +140,7 @@ MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "speculation": ("speculation", "drafts-plot", "speculation-steps"),
     "routing": tuple(name for name in REGIONS if name.startswith("routing")),
     "router": ("router-overhead", "metered", "account-timing", "http-servers", "request-path"),
-    "failures": ("site-death", "cascade", "faults", "attacks", "abort-storm", "soak"),
+    "failures": ("site-death", "cascade", "faults", "attacks", "abort-storm", "soak", "maintenance", "backup"),
     "cold-starts": ("cold-start", "overcommit"),
     "functions": ("functions", "neighbours"),
     "gpu": ("engine-8b", "plan", "gpu-serving-8b", "kernels-packed", "kernels-changed", "kernels"),

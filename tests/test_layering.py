@@ -134,6 +134,7 @@ SITE_MAY_IMPORT = (
     "functions.inference",
     "functions.cli",
     "functions.state_dir",  # backups use it
+    "functions.bindings.secrets.secret_store",  # backups lock it
     "functions.host.network.egress",  # the only outgoing connections, and their errors
     "functions.channel",
 )

@@ -59,10 +59,13 @@ class State:
     def __init__(self, site: Path | None, directory: Path) -> None:
         from pilotlight.functions.manifest import FILES, load_manifest
         from pilotlight.functions.state_dir import state_dir_of
+        from pilotlight.runtime.cli.operations.state_roots import check_owner
         from pilotlight.sites.site import load_site
 
         self._site = None if site is None else load_site(site)
         self.directory = directory / DEV_STATE if self._site is None else state_dir_of(self._site)
+        if self.directory.is_dir():
+            check_owner(self.directory)
         has_manifest = any((directory / name).is_file() for name in FILES)
         if site is None and not has_manifest:
             raise CliError(
@@ -262,6 +265,13 @@ def _owner(function: str, is_store: bool) -> str:
     from pilotlight.functions.bindings.secrets.stored_secret import OWNER
 
     return f"{OWNER}{function}" if is_store else function
+
+
+@secret.command("rotate-key")
+def secret_rotate_key(site: SiteOption = None, directory: DirOption = HERE) -> None:
+    """Encrypt a site's secrets with a new key. If the site runs, it serves them meanwhile."""
+    done = State(site, directory).secrets(lambda kept: list(kept.rotate_key()))
+    print(f"{len(done)} functions and stores have their secrets encrypted with a new key")
 
 
 @kv.command("get")

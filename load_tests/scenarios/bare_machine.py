@@ -1,14 +1,16 @@
 """Install and start Pilotlight on a bare Debian, from a clone, from the wheel and in the image.
 
-python -m load_tests.scenarios.bare_machine --folder BIG --wheel dist/NAME.whl [--suites bookworm trixie sid] [--ways wheel clone image] [--no-record]
+python -m load_tests.scenarios.bare_machine --folder BIG --wheel dist/NAME.whl [--suites bookworm trixie sid] [--ways wheel clone image]
+    [--functions-only sid] [--no-record]
 
 For each suite debootstrap makes a minimal system in a folder, in which everything then runs with its own mounts. A way installs Pilotlight with one
 command and starts it with a second one; a chat must be answered, then a function. The record has the seconds and sizes. Installations from the
 wheel and images run without a network but loopback, and without a compiler. The image is built from deploy/Containerfile by buildah
 without a daemon, and runs as its user on a read-only root. Needs root, debootstrap, for images buildah, and a mirror of Debian.
 
-pip in the system uses the configuration of `--pip-conf`; `--bind` shows it folders of this machine, such as one with wheels. By default torch is
-installed as deploy/install_torch.py does; `--torch` names another requirement, or `none`: then only the function is tried.
+pip in the system uses the configuration of `--pip-conf`; `--bind` shows it folders of this machine, such as one with wheels. `--torch` and
+`--torch-index` are build arguments of the image. Of the suites of `--functions-only`, for whose Python no build of torch for CPUs is at hand, the
+wheel and a function are tried.
 """
 
 import argparse
@@ -18,7 +20,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,6 @@ MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "ca-certificates,python3,python3-venv,tini"
 FOR_CLONES = "gcc,libc6-dev,make,git"
 WAYS = ("wheel", "clone", "image")
-NO_TORCH = "none"
 NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt")
 # Runs in the bare system with its own Python, with nothing but the standard library.
 INSIDE = r"""
@@ -102,6 +104,7 @@ class Machine:
                 self._options.mirror,
             ]
             run(command)
+            run(["/usr/sbin/chroot", str(self.root), "apt-get", "clean"])  # as in published images
             self.installed.touch()
         for file in NETWORK_FILES:
             if Path(file).exists():
@@ -109,6 +112,18 @@ class Machine:
         if self._options.pip_conf is not None:
             shutil.copy(self._options.pip_conf, self.root / "etc/pip.conf")
         return time.monotonic() - began
+
+    @contextmanager
+    def copied(self, way: str) -> Iterator["Machine"]:
+        """Yield a copy, which is removed afterwards, so that one way has nothing of another one."""
+        copy = Machine(self.suite, self.root.parent, self._options)
+        copy.root = self.root.parent / f"{self.suite}-{way}"
+        shutil.rmtree(copy.root, ignore_errors=True)
+        try:
+            run(["cp", "-a", str(self.root), str(copy.root)])
+            yield copy
+        finally:
+            shutil.rmtree(copy.root, ignore_errors=True)
 
     def inside(
         self,
@@ -179,18 +194,16 @@ def from_wheel(machine: Machine, options: argparse.Namespace) -> dict[str, Any]:
     """Install the wheel into a virtual environment: `pip install`, then `pilotlight up`."""
     shutil.copy(options.wheel, machine.root / "tmp")
     shutil.copy(ROOT / "deploy" / "install_torch.py", machine.root / "tmp")
-    shutil.rmtree(machine.root / "opt/pilotlight", ignore_errors=True)
-    torch = f"pip install -q --no-cache-dir '{options.torch}'" if options.torch else "python /tmp/install_torch.py"
-    torch = "true" if options.torch == NO_TORCH else torch
+    has_torch = machine.suite not in options.functions_only
     began = time.monotonic()
     install = (
-        f"python3 -m venv /opt/pilotlight && export PATH=/opt/pilotlight/bin:$PATH && {torch} "
-        f"&& pip install -q --no-cache-dir /tmp/{options.wheel.name}"
+        "python3 -m venv /opt/pilotlight && export PATH=/opt/pilotlight/bin:$PATH && "
+        f"{'python /tmp/install_torch.py && ' if has_torch else ''}pip install -q --no-cache-dir /tmp/{options.wheel.name}"
     )
     machine.inside(["sh", "-c", install])
     took_s = time.monotonic() - began
     environment = {"PATH": "/opt/pilotlight/bin:/usr/bin:/bin"}
-    results = tried(machine, [] if options.torch == NO_TORCH else ["pilotlight", "up"], "/", environment)
+    results = tried(machine, ["pilotlight", "up"] if has_torch else [], "/", environment)
     return {"install_s": round(took_s, 1), "mib": size_mib(machine.root / "opt/pilotlight"), **results}
 
 
@@ -204,7 +217,6 @@ def from_clone(machine: Machine, options: argparse.Namespace) -> dict[str, Any]:
         ]
     )
     clone = machine.root / "opt/clone"
-    shutil.rmtree(clone, ignore_errors=True)
     run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", str(clone)])
     began = time.monotonic()
     machine.inside(["make", "-C", "/opt/clone", "kernels"])
@@ -262,6 +274,7 @@ def from_image(machine: Machine, options: argparse.Namespace) -> dict[str, Any]:
         return {"install_s": round(took_s, 1), "mib": size_mib(image.root), **results}
     finally:
         run([*buildah, "rm", container])
+        shutil.rmtree(storage)
 
 
 TRIED: dict[str, Callable[[Machine, argparse.Namespace], dict[str, Any]]] = {
@@ -278,7 +291,8 @@ def main() -> None:
     parser.add_argument("--suites", nargs="+", default=["bookworm", "trixie", "sid"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--mirror", default=MIRROR)
-    parser.add_argument("--torch", default="", help="requirement or URL of torch's CPU build")
+    parser.add_argument("--functions-only", nargs="+", default=[], help="suites without a build of torch")
+    parser.add_argument("--torch", default="", help="requirement or URL of torch's CPU build, for the image")
     parser.add_argument("--torch-index", default="", help="index of torch's CPU build, for the image")
     parser.add_argument("--pip-conf", type=Path)
     parser.add_argument("--bind", action="append", default=[])
@@ -292,9 +306,10 @@ def main() -> None:
     for suite in options.suites:
         machine = Machine(suite, options.folder, options)
         print(f"{suite}: made in {machine.make(PACKAGES):.0f} s", flush=True)
-        for way in sorted(options.ways, key=["wheel", "image", "clone"].index):  # the clone's compiler comes last
+        for way in ["wheel"] if suite in options.functions_only else options.ways:
             try:
-                results[f"{suite}, {way}"] = TRIED[way](machine, options)
+                with machine.copied(way) as copy:
+                    results[f"{suite}, {way}"] = TRIED[way](copy, options)
             except (RuntimeError, FileNotFoundError) as error:
                 results[f"{suite}, {way}"] = {"error": str(error)[-2000:]}
             print(f"{suite}, {way}: {results[f'{suite}, {way}']}", flush=True)

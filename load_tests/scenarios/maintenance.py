@@ -393,6 +393,11 @@ async def rotate(network: Network, load: Load) -> None:
         await network.until(lambda: accepts(network, new))
         load.keys = [*load.keys, new]  # half of the clients keep the old one
         await load.go_round()
+    with load.phase("key of the sites' secrets"):
+        for name in SITES:
+            await network.command("secret", "rotate-key", "--site", str(network.site_file(name)))
+        await network.restart_sites()  # a start decrypts the functions' secrets
+        await load.go_round()
     with load.phase("secret of a function"):
         load.secrets.add("second")
         await network.command("secret", "put", "keeper", "TOKEN", "--remote", stdin=b"second")

@@ -29,7 +29,7 @@ from load_tests.report import (
     undated,
 )
 from load_tests.scenarios.functions_neighbours import summary
-from load_tests.tables import speculation
+from load_tests.tables import shipping, speculation
 from load_tests.tables.functions import neighbours
 
 
@@ -56,6 +56,16 @@ def test_the_plot_is_in_step_with_the_records() -> None:
     if "speculation" in records:
         drawn = speculation.rates(records["speculation"]["results"])
         assert (RESULTS / DRAFTS_PLOT).read_text(encoding="utf-8") == drawn, "the plot is stale: run make report"
+
+
+def test_installations_rotations_and_backups_are_shown_as_they_were_recorded() -> None:
+    found = {"python": "3.14.0", "install_s": 9.5, "mib": 100, "chat_s": None, "function_s": 1.5}
+    assert list(shipping.bare_machines({"sid, wheel": found}))[1] == ["sid, wheel", "3.14.0", "9.5", "100", "", "1.5"]
+    phases = {"streams": 64, "rotation": {"all replaced": {"streams": 1000, "refused": 2}}}
+    assert list(shipping.maintenance(phases))[1] == ["all replaced", "1,000", "0", "0", "0", "2", "0"]
+    kinds = {"acknowledged_before_the_mark": {"d1": 5, "ledger": 7}, "missing": {"d1": 1, "ledger": 0}}
+    rows = list(shipping.backup({"writes_per_s": 101.5, "torn": ["a"], "twice_in_the_ledger": [], **kinds}))
+    assert rows[1:] == [["d1", "5", "1", ""], ["ledger", "7", "0", ""], ["all", "12", "1", "1"]]
 
 
 def test_drafts_are_shown_by_workload_by_kind_and_by_what_steps_took() -> None:

@@ -3,7 +3,7 @@
 Each database is read by SQLite's backup API in one read transaction: the copy is consistent and has every write that was acknowledged before it
 started. Other files are read before the databases, and files that are new by then are read afterwards. So usage on its way from a file to the ledger
 is in the copy at least once; the ledger recognizes duplicates by the request's id. A bucket's newest objects are opened while its index is locked, so
-that each object in the index is in the copy.
+that each object in the index is in the copy. Functions' secrets and their key are read while no process can replace the key.
 """
 
 import fcntl
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.snapshots import FORMAT, BackupFolder, SavedFile, Snapshot
-from pilotlight.runtime.cli.operations.state_roots import StateRoot
+from pilotlight.runtime.cli.operations.state_roots import StateRoot, check_owner
 from pilotlight.support import atomic_files
 
 MAGIC = b"SQLite format 3\0"
@@ -39,7 +40,7 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
     if not there:
         raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing to back up.")
     for root in there:
-        _check_owner(root.path)
+        check_owner(root.path)
         if folder.absolute().is_relative_to(root.path):
             raise CliError(f"{folder} is inside {root.path}, which is backed up: choose another folder.")
     backups = BackupFolder(folder)
@@ -113,7 +114,11 @@ def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
         elif _is_database(path):
             with closing(_opened(path)) as view:
                 databases.append(_save_database(backups, root, path, view))
-    _save_plain(backups, root, plain)
+    secrets = SecretStore(root.path)
+    with secrets.unchanged():
+        for path in [path for path in plain if path.parent == secrets.directory]:
+            del plain[path]  # read again: the key may have been replaced
+        _save_plain(backups, root, plain)
     return sorted([*plain.values(), *databases], key=lambda file: file.path)
 
 
@@ -203,28 +208,13 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-def _check_owner(path: Path) -> None:
-    """Raise CliError if the state belongs to another user.
-
-    SQLite would leave files beside a database that its owner could not write."""
-    owner = path.stat().st_uid
-    if owner != os.geteuid():
-        import pwd
-
-        try:
-            name = pwd.getpwuid(owner).pw_name
-        except KeyError:
-            name = f"#{owner}"
-        raise CliError(f"{path} is {name}'s: run this as {name} (sudo -u {name} pilotlight ...).")
-
-
 def _alone_in(path: Path) -> "closing[_Directory]":
     """Open a scope that holds a directory's lock against servers that would use it. Raises CliError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise CliError(f"{path} cannot be created: {error.strerror}.") from None
-    _check_owner(path)
+    check_owner(path)
     directory = _Directory(path)
     try:
         fcntl.flock(directory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

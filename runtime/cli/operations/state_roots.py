@@ -4,11 +4,13 @@ Their names are the same on every machine. Independent of their contents (backup
 and durable streams, which end minutes after they started.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pilotlight.functions.state_dir import state_dir_of
+from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_site
@@ -63,3 +65,18 @@ def _of_site(site: SiteConfig) -> Iterator[StateRoot]:
     for model in site.models:
         if model.adapters_dir is not None:
             yield StateRoot(f"{site.name}/adapters/{model.name}", Path(model.adapters_dir))
+
+
+def check_owner(path: Path) -> None:
+    """Raise CliError if the state belongs to another user.
+
+    Its owner could not read or write the files that this process would leave there."""
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        import pwd
+
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"#{owner}"
+        raise CliError(f"{path} is {name}'s: run this as {name} (sudo -u {name} pilotlight ...).")

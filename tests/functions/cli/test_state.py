@@ -1,6 +1,7 @@
 """`pilotlight secret`, `kv`, `d1` and `queues` run as commands, on the state of `pilotlight dev` and of a site."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,24 @@ def test_secrets_are_sealed_where_a_sites_file_says(folder: Path) -> None:
     assert run("secret", "list", "f", *there) == "TOKEN\n"
     assert SecretStore(folder / "state").values("f") == {"TOKEN": "s3cret"}
     assert not any(b"s3cret" in path.read_bytes() for path in (folder / "state").rglob("*") if path.is_file())
+    key = (folder / "state" / "bindings" / "secret" / "key").read_bytes()
+    assert run("secret", "rotate-key", *there) == "1 functions and stores have their secrets encrypted with a new key\n"
+    assert (folder / "state" / "bindings" / "secret" / "key").read_bytes() != key
+    assert SecretStore(folder / "state").values("f") == {"TOKEN": "s3cret"}
     run("secret", "delete", "f", "TOKEN", *there)
     for arguments in (("delete", "f", "TOKEN"), ("put", "f", "TOKEN")):
         with pytest.raises(CliError, match=r"has no secret|is empty"):
             run("secret", *arguments, *there, given="")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("command", [("secret", "rotate-key"), ("kv", "list", "CACHE")])
+def test_state_of_another_user_is_left_alone(folder: Path, command: tuple[str, ...]) -> None:
+    (folder / "state").mkdir()
+    os.chown(folder / "state", 54321, 54321)
+    with pytest.raises(CliError, match="is #54321's: run this as #54321"):
+        run(*command, "--site", str(folder / "site.toml"))
+    assert not [*(folder / "state").iterdir()]
 
 
 def test_a_folder_that_is_no_functions_is_named(tmp_path: Path) -> None:

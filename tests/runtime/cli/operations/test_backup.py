@@ -4,16 +4,19 @@ import os
 import shutil
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from load_tests.scenarios.backup import is_right, measure
+from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
 from pilotlight.runtime.cli.operations.state_roots import StateRoot, roots_of_files
+from tests.waiting import until
 
 PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -149,6 +152,38 @@ def test_what_cannot_be_restored_is_said_before_anything_is_written(state: State
     with pytest.raises(CliError, match=r"cannot be restored: chunk .* is missing"):
         restore(folder, [elsewhere(state, new)], None)
     assert not [*new.iterdir()]
+
+
+def test_secrets_are_restored_with_the_key_that_encrypted_them(state: StateRoot, tmp_path: Path) -> None:
+    store = SecretStore(state.path)
+    store.put("hello", "TOKEN", "s3cret")
+    backup(tmp_path / "backups", [state], None)
+    list(store.rotate_key())
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "older")], None)
+    assert SecretStore(tmp_path / "older").values("hello") == {"TOKEN": "s3cret"}
+
+
+def is_awaited(folder: Path) -> bool:
+    """Tell whether something waits for the lock of a folder."""
+    inode = f":{folder.stat().st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_a_backup_waits_until_the_key_of_secrets_is_replaced(state: StateRoot, tmp_path: Path) -> None:
+    store = SecretStore(state.path)
+    for function in ("hello", "other"):
+        store.put(function, "TOKEN", "s3cret")
+    rotation = store.rotate_key()
+    next(rotation)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(backup, tmp_path / "backups", [state], None)
+        until(lambda: waiting.done() or is_awaited(store.directory), "the backup waits")
+        assert not waiting.done()
+        list(rotation)
+        waiting.result()
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+    for function in ("hello", "other"):
+        assert SecretStore(tmp_path / "new").values(function) == {"TOKEN": "s3cret"}
 
 
 def test_a_damaged_chunk_is_never_accepted(state: StateRoot, tmp_path: Path) -> None:
