@@ -91,7 +91,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     ignored = _ignored(described)
     if method == "mxfp4":
         return Quantization(method, 4, _BLOCK, scale_bytes=1, of_experts=True)
-    if method == "fp8":
+    if method in ("fp8", "modelopt"):
         rows, columns = described.get("weight_block_size") or (1, None)
         return Quantization(method, 8, columns, rows, 4, ignored=ignored, is_float=True)
     if method in ("gptq", "awq"):

@@ -115,6 +115,19 @@ def read_fp8(described: Mapping[str, Any]) -> Fp8Format:
     return Fp8Format(None if block is None else read_block(block))
 
 
+def read_modelopt(described: Mapping[str, Any]) -> Fp8Format:
+    """Parse NVIDIA ModelOpt's description; the tensors of scales show whether there is one per matrix or one per row.
+
+    Raises CheckpointError for formats other than FP8.
+    """
+    algorithm = described.get("quant_algo")
+    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        raise CheckpointError(
+            f"config.json's quantization_config has quant_algo = {algorithm!r}; supported for modelopt are FP8 and FP8_PER_CHANNEL_PER_TOKEN"
+        )
+    return Fp8Format(None)
+
+
 def read_block(value: Any) -> tuple[int, int]:
     if (
         not (isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value))
