@@ -116,9 +116,9 @@ def read_fp8(described: Mapping[str, Any]) -> Fp8Format:
 
 
 def read_modelopt(described: Mapping[str, Any]) -> Fp8Format:
-    """Parse NVIDIA ModelOpt's description; the tensors of scales show whether there is one per matrix or one per row.
+    """Parse NVIDIA ModelOpt's description.
 
-    Raises CheckpointError for formats other than FP8.
+    The tensors of scales show whether there is one scale per matrix or one per row. Raises CheckpointError for formats other than FP8.
     """
     algorithm = described.get("quant_algo")
     if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
