@@ -361,9 +361,15 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
     sizes["num_key_value_heads"] = (
         heads if "kv_lora_rank" in (MODELS | FURTHER).get(family, ({}, {}))[1] else rng.choice([1, 2, heads])
     )
-    if family in ("mimo-v2", "gemma4"):
-        kinds = ["full_attention", "sliding_attention"]
-        sizes["layer_types"] = [*rng.choices(kinds, k=layers - 1), "full_attention"]
+    for key, given in (MODELS | FURTHER).get(family, ({}, {}))[1].items():
+        if key in ("layer_types", "layers_block_type"):
+            kinds = sorted(set(given))
+            types = [*kinds, *rng.choices(kinds, k=layers - len(kinds))]
+            rng.shuffle(types)
+            types.remove("full_attention")
+            sizes[key] = [*types, "full_attention"]
+    if family == "nemotron-h":
+        del sizes["num_hidden_layers"]  # the list of types is as long
     if family == "mimo-v2":  # layers with a window have twice as many
         sizes["num_key_value_heads"] = rng.choice([1, 2])
     if family.startswith("llama 4"):
