@@ -6,7 +6,7 @@ gemma.py (https://github.com/ggml-org/llama.cpp). Refuses unsupported families, 
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -106,7 +106,8 @@ def describe(file: GgufFile) -> Described:
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path.name} lacks the tensor token_embd.weight")
     config = {"architectures": [family.architecture], **_shared(metadata, file, family), **family.configure(metadata)}
-    return Described(config, list(_named(file, family, config["num_hidden_layers"])))
+    unused = range(config["num_hidden_layers"], metadata.integer("{arch}.block_count"))
+    return Described(config, list(_named(file, family, unused)))
 
 
 def _variant(metadata: Metadata) -> str:
@@ -366,7 +367,11 @@ READ = {
 _VARIANTS = {"llama": ("expert_count", "with experts"), "olmo2": ("attention.sliding_window", "with windows")}
 
 
-def _named(file: GgufFile, family: _Family, num_layers: int) -> Iterator[NamedTensor]:
+def _named(file: GgufFile, family: _Family, unused: Container[int]) -> Iterator[NamedTensor]:
+    """Name the tensors, except those of the layers `unused`.
+
+    Raises CheckpointError for tensors that the family does not have.
+    """
     for stored in file.tensors.values():
         stem, _, part = stored.name.rpartition(".")
         if stem == _ROPE_FACTORS:
@@ -375,8 +380,8 @@ def _named(file: GgufFile, family: _Family, num_layers: int) -> Iterator[NamedTe
             yield NamedTensor(f"{_OUTER[stem]}.weight", stored)
             continue
         found = _LAYER.fullmatch(stored.name)
-        if found is not None and int(found[1]) >= num_layers:
-            continue  # a layer that predicts further tokens
+        if found is not None and int(found[1]) in unused:
+            continue
         name = None if found is None else family.layers.get(found[2])
         if found is None or name is None or (family.is_turned and part == "bias"):
             raise CheckpointError(f"{file.path.name} has the tensor {stored.name}, which no {family.architecture} has")
