@@ -9,6 +9,7 @@ import torch
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.config import require_modelopt_fp8
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.shard import AxisRange, MatrixPart
 from pilotlight.kernels.matrices.fp8 import GROUP, Fp8Weight
@@ -120,11 +121,7 @@ def read_modelopt(described: Mapping[str, Any]) -> Fp8Format:
 
     The tensors of scales show whether there is one scale per matrix or one per row. Raises CheckpointError for formats other than FP8.
     """
-    algorithm = described.get("quant_algo")
-    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-        raise CheckpointError(
-            f"config.json's quantization_config has quant_algo = {algorithm!r}; supported for modelopt are FP8 and FP8_PER_CHANNEL_PER_TOKEN"
-        )
+    require_modelopt_fp8(described)
     return Fp8Format(None)
 
 
