@@ -6,13 +6,16 @@ A step's numbers are packed consecutively and copied to the device in one transf
 from array import array
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from pilotlight.engine.core.step import StepInput
 from pilotlight.engine.device.transfer import to_device
+from pilotlight.engine.execution.state_places import StateGroups, StatePlaces
 from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.state.state_batch import StateBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class GroupBatch:
     decode: DecodeBatch | None = None
     verify: VarlenBatch | None = None  # replaces `decode` if some decodes check drafts
     prefill: VarlenBatch | None = None  # prompt chunks
+    states: StateBatch | None = None  # None unless the layers keep states
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,20 @@ class Batch:
     logit_rows: torch.Tensor | None = None  # [rows] int64, tokens whose logits are needed; None for all
     adapter_slots: torch.Tensor | None = None  # [tokens] int64, -1 for none; None if no token has an adapter
     token_types: torch.Tensor | None = None  # [tokens] int64, 1 in a pair's second text; None if no text is a pair
+
+
+class PackedStates(NamedTuple):
+    """The places of a group's states among the numbers of a step: the slices of a StateBatch's parts."""
+
+    before: slice
+    first_runs: slice
+    ends: slice
+    after: slice
+    of_sequences: tuple[tuple[int, ...], ...]  # host_ends of the StateBatch
+
+    def batch(self, there: torch.Tensor) -> StateBatch:
+        before, first_runs, ends, after, of_sequences = self
+        return StateBatch(there[before], there[first_runs], there[ends], there[after], of_sequences)
 
 
 class PackedStep(NamedTuple):
@@ -56,11 +74,12 @@ class PackedStep(NamedTuple):
     tables: list[tuple[slice, slice]]  # per group: the block tables of decodes, then those of prompts
     # starts and context lengths as int32: those of decodes, if they check drafts, then those of prompts
     varlens: tuple[slice, slice, slice, slice]
+    states: dict[int, PackedStates]  # of each group of layers that keeps states, by group number
     feeds: slice  # indices of tokens, then the rows of the previous step that chose them
     logit_rows: slice
 
     @classmethod
-    def of(cls, step: StepInput) -> "PackedStep":
+    def of(cls, step: StepInput, state_groups: StateGroups = MappingProxyType({})) -> "PackedStep":
         decodes = step.num_decodes
         numbers = step.token_ids + step.positions
         for group in step.groups:
@@ -76,9 +95,14 @@ class PackedStep(NamedTuple):
         ]
         verified = slice(0, decodes if step.checks_drafts else 0)
         varlens = (*_append_varlen(numbers, step, verified), *_append_varlen(numbers, step, slice(decodes, None)))
+        states = {}
+        for number, block_size in state_groups.items():
+            places = StatePlaces.of(step, step.groups[number], block_size)
+            before, first_runs, ends, after = (_append(numbers, part) for part in places[:4])
+            states[number] = PackedStates(before, first_runs, ends, after, places.of_sequences)
         feeds = _append(numbers, array("q", [number for column in zip(*step.feeds, strict=True) for number in column]))
         logit_rows = _append(numbers, step.logit_rows or array("q"))
-        return cls(step, numbers, decode_lens, tables, varlens, feeds, logit_rows)
+        return cls(step, numbers, decode_lens, tables, varlens, states, feeds, logit_rows)
 
     def feed(self, there: torch.Tensor, chosen: torch.Tensor | None) -> None:
         """Write the ids that the previous step chose (`chosen`) to `there`, the step's numbers on the device."""
@@ -105,7 +129,7 @@ class PackedStep(NamedTuple):
         token_types = slots.pop() if has_types else None
         adapter_slots = slots.pop() if has_adapters else None
         groups = []
-        for slot_mapping, (decode_at, prompt_at) in zip(slots, self.tables, strict=True):
+        for number, (slot_mapping, (decode_at, prompt_at)) in enumerate(zip(slots, self.tables, strict=True)):
             decode = verify = prefill = None
             if decodes:
                 rows = there[decode_at].view(decodes, -1)
@@ -116,7 +140,9 @@ class PackedStep(NamedTuple):
             if lengths := step.lengths[decodes:]:
                 rows = there[prompt_at].view(len(lengths), -1)
                 prefill = self._varlen(there, rows, 2, lengths, contexts[decodes:])
-            groups.append(GroupBatch(slot_mapping, decode, verify, prefill))
+            packed = self.states.get(number)
+            states = None if packed is None else packed.batch(there)
+            groups.append(GroupBatch(slot_mapping, decode, verify, prefill, states))
         logit_rows = self.logit_rows_in(there)
         return Batch(token_ids, positions, tuple(groups), num_decoded, logit_rows, adapter_slots, token_types)
 
@@ -127,12 +153,17 @@ class PackedStep(NamedTuple):
         return VarlenBatch(tables, starts[: len(lengths) + 1], lens[: len(lengths)], lengths, contexts)
 
 
-def build_batch(step: StepInput, device: torch.device, chosen: torch.Tensor | None = None) -> Batch:
+def build_batch(
+    step: StepInput,
+    device: torch.device,
+    chosen: torch.Tensor | None = None,
+    state_groups: StateGroups = MappingProxyType({}),
+) -> Batch:
     """Copy a step to a device in one transfer, without waiting.
 
     `chosen`: the tokens that the previous step chose, on the device.
     """
-    packed = PackedStep.of(step)
+    packed = PackedStep.of(step, state_groups)
     there = to_device(torch.frombuffer(packed.numbers, dtype=torch.int64), device)
     packed.feed(there, chosen)
     return packed.batch(there)

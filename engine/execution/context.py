@@ -3,8 +3,8 @@
 It contains the batch and its places in the layers' caches, and does not depend on the parts of the model.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -35,12 +35,17 @@ class Context:
     # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
-    states: Mapping[int, StateBatch] = field(default_factory=dict)  # for groups of layers with states, by group number
     images: ImageRows | None = None  # None if the step has no images
     ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter
     # [tokens, hidden], the output of the previous pipeline stage; None at the first stage
     incoming: torch.Tensor | None = None
+
+    def states_of(self, cache: LayerCache) -> StateBatch:
+        """Return the places of the states of a layer that keeps states."""
+        states = self.batch.groups[cache.group].states
+        assert states is not None, "the layer's group keeps no states"
+        return states
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' partial results."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,7 +20,9 @@ import torch
 from pilotlight.engine.core.step import StepInput
 from pilotlight.engine.device.transfer import copy_to_device
 from pilotlight.engine.execution.batch import Batch, PackedStep
+from pilotlight.engine.execution.state_places import StateGroups
 from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, padded, power_of_two
+from pilotlight.kernels.state.state_batch import NO_BLOCK
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +63,16 @@ class GraphShape(NamedTuple):
     has_adapters: bool = False
 
     @classmethod
-    def of(cls, step: StepInput, pads: bool) -> "GraphShape | None":
+    def of(cls, step: StepInput, pads: bool, has_states: bool = False) -> "GraphShape | None":
         """Return the shape in which a step is computed, or None if it is not recorded.
 
         Steps with prompts are recorded only if `pads` is set and their prompts are short. Decodes with different numbers of drafts are not recorded
-        if padding would read too much context twice.
+        if padding would read too much context twice. Neither are recorded if layers keep states, and nothing is padded then: tokens update a state
+        in order, and once.
         """
         sequences, rows, has_adapters = len(step.lengths), len(step.token_ids), step.adapter_slots is not None
         if step.num_decodes < sequences:
-            prompts = PromptShape.of(step) if pads else None
+            prompts = PromptShape.of(step) if pads and not has_states else None
             if prompts is None:
                 return None
             decodes = _padded_rows(step.num_decodes) if step.num_decodes else 0
@@ -78,10 +82,11 @@ class GraphShape(NamedTuple):
         if pads:
             if rows != sequences * longest:
                 again = sum([context * (n - 1) for context, n in zip(step.context_lens, step.lengths, strict=True)])
-                if again > _MOST_READ_AGAIN:
+                if again > _MOST_READ_AGAIN or has_states:
                     return None
                 sequences, longest = rows, 1
-            sequences = _padded_rows(sequences)
+            if not has_states:
+                sequences = _padded_rows(sequences)
             rows = sequences * longest
         return cls(sequences, rows, longest, step.table_width, None, has_adapters)
 
@@ -111,6 +116,7 @@ class DecodeGraphs:
         block_size: int,
         recorder: Recorder,
         device: torch.device,
+        state_groups: StateGroups = MappingProxyType({}),
         pads: bool = True,
         most: int = 48,
     ) -> None:
@@ -122,6 +128,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self._recorder = recorder
         self._device = device
+        self._state_groups = state_groups
         self._pads = pads
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
@@ -138,13 +145,13 @@ class DecodeGraphs:
 
         `chosen`: the tokens that the previous step chose.
         """
-        shape = GraphShape.of(step, self._pads)
+        shape = GraphShape.of(step, self._pads, bool(self._state_groups))
         if shape is None or not self._recorder.takes(shape.rows):
             return None
         graph = self._graphs.pop(shape, None)
         if graph is None and not self._is_wanted(shape):
             return None
-        packed = PackedStep.of(shape.pad(step))
+        packed = PackedStep.of(shape.pad(step), self._state_groups)
         graph = graph or self._record(shape, packed)
         if graph is None:
             return None
@@ -185,6 +192,8 @@ class _Graph(NamedTuple):
         inputs = torch.zeros(size + 2 * (tokens + 1) + tokens, dtype=torch.int64, device=device)
         copy_to_device(torch.frombuffer(example.numbers[:size], dtype=torch.int64), inputs[:size])
         inputs[:tokens].clamp_(min=0)  # replaces PENDING, which is no token id
+        for states in example.states.values():  # otherwise recording would advance them, and the replay once more
+            inputs[states.before] = inputs[states.after] = NO_BLOCK
         batch = replace(example.batch(inputs, longest), logit_rows=None)
         return cls(inputs, recorder.record(lambda: forward(batch)))
 

@@ -22,6 +22,7 @@ from pilotlight.engine.execution.context import Context
 from pilotlight.engine.execution.decode_graphs import CudaRecorder, DecodeGraphs, Outputs, ReadyStep
 from pilotlight.engine.execution.pooling import TextPooling
 from pilotlight.engine.execution.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
+from pilotlight.engine.execution.state_places import state_groups
 from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.decoder import Decoder, tower_of
@@ -71,6 +72,7 @@ class ModelRunner:
         self.depth = 2 if kv_cache.is_cuda else 1
         self.layout = layout
         self._layers = layout.views(kv_cache)
+        self._state_groups = state_groups(self._layers)
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
         self._earlier_failures = 0  # failed recordings of graphs that have been replaced
@@ -110,7 +112,7 @@ class ModelRunner:
     def _context(self, step: StepInput, chosen: torch.Tensor | None) -> Context:
         """Return the context of a step for the layers. `chosen`: the tokens that the previous step chose."""
         device = self.kv_cache.device
-        batch = build_batch(step, device, chosen)
+        batch = build_batch(step, device, chosen, self._state_groups)
         images = self.images.rows(step.images, device)
         return Context(batch, self._layers, adapters=adapter_rows(self.adapters, batch), images=images)
 
@@ -172,12 +174,7 @@ class ModelRunner:
         self.graphs = self._new_graphs()
 
     def _new_graphs(self) -> DecodeGraphs | None:
-        """Return new graphs for the model at its present memory addresses; None for a model with states.
-
-        Padding computes a step's first sequence twice, which would update its state twice.
-        """
-        if self.layout.has_states:
-            return None
+        """Return new graphs for the model at its present memory addresses."""
         model, drafts, layers = self.model, self._drafts, self._layers
         device, adapters = self.kv_cache.device, self.adapters
         most_logits = _MOST_RECORDED_LOGITS if self.kv_cache.is_cuda else math.inf
@@ -187,11 +184,13 @@ class ModelRunner:
             return (hidden, model.logits(hidden)) if hidden.shape[0] <= most_logits else (hidden,)
 
         if self.kv_cache.is_cuda:
-            return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device)
+            return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device, self._state_groups)
         head = model.head if isinstance(model, Decoder) else None
         in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # the other matrices have the same format
         recorder = ProgramRecorder(self.layout.dtype, in_blocks)
-        return DecodeGraphs(forward, self.layout.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
+        return DecodeGraphs(
+            forward, self.layout.block_size, recorder, device, self._state_groups, pads=False, most=_MOST_PROGRAMS
+        )
 
     @torch.inference_mode()
     def encode_image(self, name: bytes, piece: torch.Tensor) -> None:

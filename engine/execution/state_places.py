@@ -6,86 +6,57 @@ is a run, and the state after each draft goes to one of the blocks that follow i
 the token's place (engine/kv/manager.py). This module is independent of what a state contains.
 """
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, chain
+from typing import NamedTuple
 
-import torch
-
-from pilotlight.engine.device.transfer import to_device
-from pilotlight.engine.execution.batch import Batch, GroupBatch
+from pilotlight.engine.core.step import GroupInput, StepInput
 from pilotlight.engine.kv.pool.layout import LayerCache
-from pilotlight.kernels.attention.varlen import VarlenBatch
-from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
+from pilotlight.kernels.state.state_batch import NO_BLOCK
+
+StateGroups = Mapping[int, int]  # tokens per block of each group of layers that keeps states, by group number
 
 
-def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StateBatch]:
-    """Return the blocks of states for each group of layers that keeps states, by group number."""
-    groups = {cache.group: cache.block_size for cache in caches if cache.is_state and cache.segments}
-    return {group: _state_batch(batch.groups[group], size) for group, size in groups.items()}
+class StatePlaces(NamedTuple):
+    """The parts of a StateBatch on the host."""
+
+    before: "array[int]"
+    first_runs: "array[int]"
+    ends: "array[int]"
+    after: "array[int]"
+    of_sequences: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs
+
+    @classmethod
+    def of(cls, step: StepInput, group: GroupInput, block_size: int) -> "StatePlaces":
+        """Return the places of a step's sequences in the blocks of one group of layers."""
+        before, after, decodes = array("q"), array("q"), step.num_decodes
+        for i, (table, end, length) in enumerate(zip(group.tables, step.context_lens, step.lengths, strict=True)):
+            start = end - length
+            place = start // block_size
+            before.append(table[(start - 1) // block_size] if start else NO_BLOCK)
+            after += table[place : place + length if i < decodes else (end - 1) // block_size + 1]
+        ends = tuple(run_ends(step.lengths, step.context_lens, decodes, block_size))
+        return cls(before, array("q", accumulate(map(len, ends), initial=0)), array("q", chain(*ends)), after, ends)
 
 
-def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
-    before: list[torch.Tensor] = []
-    after: list[torch.Tensor] = []
-    host_ends: list[tuple[int, ...]] = []
-    if group.decode is not None:
-        tables, last = group.decode.block_tables, (group.decode.context_lens - 1).unsqueeze(1)
-        before.append(tables.gather(1, (last - 1) // block_size).squeeze(1))
-        after.append(tables.gather(1, last // block_size).squeeze(1))
-        host_ends += [(i + 1,) for i in range(len(tables))]
-    if group.verify is not None:
-        host_ends += _ends_of_drafts(group.verify)
-        before += _before(group.verify, block_size)
-        after += _after_drafts(group.verify, block_size)
-    if group.prefill is not None:
-        host_ends += _ends(group.prefill, block_size, host_ends[-1][-1] if host_ends else 0)
-        before += _before(group.prefill, block_size)
-        after += _after(group.prefill, block_size)
-    first_runs = list(accumulate(map(len, host_ends), initial=0))
-    numbers = _to_device([*first_runs, *chain(*host_ends)], group.slot_mapping.device)
-    return StateBatch(
-        torch.cat(before), numbers[: len(first_runs)], numbers[len(first_runs) :], torch.cat(after), tuple(host_ends)
-    )
+def state_groups(caches: Iterable[LayerCache]) -> StateGroups:
+    """Return the groups of a stage's layers that keep states."""
+    return {cache.group: cache.block_size for cache in caches if cache.is_state and cache.segments}
 
 
-def _ends(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ends of the runs of each prompt, as token indices in the step.
+def run_ends(
+    lengths: Iterable[int], contexts: Iterable[int], num_decodes: int, block_size: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield the ends of the runs of each sequence, as token indices in the step.
 
-    The first prompt starts at token `first`.
+    `lengths`, `contexts`: tokens of each sequence in the step, and up to their end. A run has one token in the first `num_decodes` sequences and
+    ends with its block in the others.
     """
-    for length, end in zip(varlen.host_q_lens, varlen.host_context_lens, strict=True):
+    first = 0
+    for i, (length, end) in enumerate(zip(lengths, contexts, strict=True)):
         start = end - length
-        stops = (*range((start // block_size + 1) * block_size, end, block_size), end)
-        yield tuple([first + stop - start for stop in stops])
+        whole = range((start // block_size + 1) * block_size, end, block_size)
+        stops = range(start + 1, end) if i < num_decodes else whole
+        yield tuple([*(first + stop - start for stop in stops), first + length])
         first += length
-
-
-def _ends_of_drafts(varlen: VarlenBatch) -> Iterator[tuple[int, ...]]:
-    """Yield the ends of runs of one token each."""
-    end = 0
-    for length in varlen.host_q_lens:
-        yield tuple(range(end + 1, end + length + 1))
-        end += length
-
-
-def _after_drafts(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:
-    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
-        place = (end - length) // block_size
-        yield varlen.block_tables[row, place : place + length]
-
-
-def _before(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:
-    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
-        table, place = varlen.block_tables[row], (end - length - 1) // block_size
-        yield table[place : place + 1] if length < end else torch.full_like(table[:1], NO_BLOCK)
-
-
-def _after(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:
-    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
-        yield varlen.block_tables[row, (end - length) // block_size : (end - 1) // block_size + 1]
-
-
-def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
-    if device.type == "meta":  # a dry run computes nothing
-        return torch.empty(len(numbers), dtype=torch.int64, device=device)
-    return to_device(torch.tensor(numbers, dtype=torch.int64), device)

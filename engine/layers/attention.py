@@ -18,6 +18,7 @@ from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
 from pilotlight.kernels.attention.verify_attention import verify_attention
+from pilotlight.kernels.elementwise.activation import apply_gate
 from pilotlight.kernels.elementwise.kv_write import kv_write
 from pilotlight.kernels.elementwise.norm import head_rms_norm
 from pilotlight.kernels.elementwise.qkv import rotate_and_cache
@@ -46,15 +47,10 @@ class Attention:
         self.joint_norm = joint_norm
         self.v_proj = v_proj
         self.rule = AttentionRule(shape.scale, shape.window, sinks, shape.soft_cap, is_chunked=shape.is_chunked)
-        # True if one kernel can prepare queries and keys: heads may be normalised, and then all of their numbers are rotated.
-        varied = (
-            shape.rotary is None
-            or shape.is_interleaved
-            or shape.turns_first
-            or shape.is_tempered
-            or shape.value_eps is not None
-        )
+        # True if one kernel can prepare queries and keys: heads may be normalised, and then their first numbers are rotated.
+        varied = shape.is_interleaved or shape.turns_first or shape.is_tempered or shape.value_eps is not None
         self._is_plain = not varied and joint_norm is None
+        assert self._is_plain or not shape.is_gated, "gates are between queries that one kernel prepares"
 
     @classmethod
     def load(
@@ -118,20 +114,19 @@ class Attention:
         if value_dim is not None:
             attended = attended[..., :value_dim]
         if gate is not None:
-            attended = attended * gate.sigmoid()
+            attended = apply_gate(attended, gate, True)
         return context.summed(self.o_proj(attended.reshape(tokens, -1), context))
 
     def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Project x to queries, keys and values, and to gates if the layer has them.
+        """Project x to queries, keys and values, and to gates if the layer has them: one after each query.
 
-        x [tokens, hidden] -> [tokens, heads + 2 * kv_heads, head_dim], and [tokens, heads, head_dim] or None.
+        x [tokens, hidden] -> [tokens, heads + 2 * kv_heads, head_dim], and the gates of them [tokens, heads, head_dim] or None.
         Values with fewer numbers than keys are padded with zeros.
         """
         shape = self.shape
         made = torch.unflatten(self.qkv_proj(x, context), 1, (-1, shape.head_dim))
         if shape.is_gated:
-            pairs, others = torch.split(made, [2 * shape.num_heads, 2 * shape.num_kv_heads], dim=1)
-            return torch.cat((pairs[:, 0::2], others), dim=1), pairs[:, 1::2]
+            return made, made[:, 1 : 2 * shape.num_heads : 2]
         if shape.keys_are_values:
             return torch.cat((made, made[:, shape.num_heads :]), dim=1), None
         if self.v_proj is None:
@@ -145,11 +140,14 @@ class Attention:
         Return the queries, normalised and rotated as the layer requires.
         """
         rule = self.shape.rotary
-        if not self._is_plain or rule is None or 2 * context.turns[rule][0].shape[1] < self.shape.head_dim:
+        if not self._is_plain:
             return self._keep_varied(qkv, cache, slots, context)
         norm, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
-        (cos, sin), (k_cache, v_cache) = context.turns[rule], cache.segments
-        return rotate_and_cache(qkv, norm, eps, cos, sin, k_cache, v_cache, slots, cache.scales)
+        turns = (qkv.new_empty((len(qkv), 0), dtype=torch.float32),) * 2 if rule is None else context.turns[rule]
+        (cos, sin), (k_cache, v_cache) = turns, cache.segments
+        return rotate_and_cache(
+            qkv, norm, eps, cos, sin, k_cache, v_cache, slots, cache.scales, has_gates=self.shape.is_gated
+        )
 
     def _keep_varied(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
         heads, kv_heads = self.shape[:2]

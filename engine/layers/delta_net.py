@@ -70,7 +70,7 @@ class GatedDeltaNet:
         """Return [tokens, hidden] for x [tokens, hidden]."""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
-        batch = context.states[cache.group]
+        batch = context.states_of(cache)
         qkv, gate, steps, decays = self._projected(x, context)
         qkv = self.conv(qkv, conv_state, batch)
         states = torch.unflatten(states[:, 0], 2, (shape.key_dim, shape.value_dim))  # [blocks, value_heads, ...]
@@ -157,7 +157,7 @@ class KimiDeltaAttention:
         """Return [tokens, hidden] for x [tokens, hidden]."""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
-        batch = context.states[cache.group]
+        batch = context.states_of(cache)
         qkv = self.conv(self.qkv_proj(x, context), conv_state, batch)
         steps, decays = self.step_proj(x, context), _through(self.decay_projs, x, context)
         states = torch.unflatten(states[:, 0], 2, (shape.dim, shape.dim))  # [blocks, heads, dim, dim]

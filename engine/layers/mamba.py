@@ -62,7 +62,7 @@ class Mamba:
         """Return [tokens, hidden] for x [tokens, hidden]."""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
-        batch = context.states[cache.group]
+        batch = context.states_of(cache)
         gate, mixed, steps = self._projected(x, context)
         mixed = self.conv(mixed, conv_state, batch)
         states = torch.unflatten(states[:, 0], 2, (shape.state, shape.head_dim))  # [blocks, heads, state, head_dim]

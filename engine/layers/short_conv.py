@@ -12,6 +12,7 @@ from pilotlight.engine.description.recurrent_shapes import ShortConvShape
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.kernels.elementwise.activation import apply_gate
 from pilotlight.kernels.state.short_conv import short_conv
 from pilotlight.kernels.state.state_batch import StateBatch
 
@@ -83,7 +84,9 @@ class ShortConv:
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """Return [tokens, hidden] for x [tokens, hidden]."""
-        before, behind, inner = self.in_proj(x, context).chunk(3, dim=1)
+        projected = torch.unflatten(self.in_proj(x, context), 1, (3, -1))
+        before, behind, inner = projected[:, :1], projected[:, 1:2], projected[:, 2:]
         cache = context.caches[self.shape.layer]
-        mixed = self.conv(before * inner, cache.segments[0], context.states[cache.group])
-        return context.summed(self.out_proj(behind * mixed, context))
+        given = apply_gate(inner, before, False).squeeze(1)
+        mixed = self.conv(given, cache.segments[0], context.states_of(cache))
+        return context.summed(self.out_proj(apply_gate(mixed.unsqueeze(1), behind, False).squeeze(1), context))

@@ -14,6 +14,7 @@ from pilotlight.engine.description.config_registry import ArchitectureConfig
 from pilotlight.engine.execution.batch import Batch, DecodeBatch, GroupBatch
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.execution.pooling import PIECES
+from pilotlight.engine.execution.state_places import run_ends
 from pilotlight.engine.kv.pool.layout import CacheLayout, LayerCache
 from pilotlight.engine.models.decoder import Decoder, Layer
 from pilotlight.engine.models.model import Family, Model
@@ -28,6 +29,7 @@ from pilotlight.kernels.sampling.masks import mask_
 from pilotlight.kernels.sampling.penalties import LogitEntries, penalize_, restore_
 from pilotlight.kernels.sampling.sample import sample
 from pilotlight.kernels.sampling.sampling_batch import SamplingBatch, SamplingRow
+from pilotlight.kernels.state.state_batch import StateBatch
 from pilotlight.kernels.warm_up import fake_tensor, trace_launches
 
 if TYPE_CHECKING:
@@ -129,19 +131,33 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
 
 def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) -> Batch:
     tables = fake_tensor((rows, -(-context // block_size)), torch.int64)
-    return _batch(rows, num_groups, DecodeBatch(tables, fake_tensor((rows,), torch.int64), context), None)
+    decode = DecodeBatch(tables, fake_tensor((rows,), torch.int64), context)
+    return _batch(rows, num_groups, decode, None, run_ends((1,) * rows, (context,) * rows, rows, block_size))
 
 
 def prompt_batch(lens: tuple[int, ...], block_size: int, num_groups: int = 1, prefix: int = 0) -> Batch:
     tables = fake_tensor((len(lens), -(-(prefix + max(lens)) // block_size)), torch.int64)
     starts, contexts = fake_tensor((len(lens) + 1,), torch.int32), fake_tensor((len(lens),), torch.int32)
     whole = tuple(prefix + length for length in lens)
-    return _batch(sum(lens), num_groups, None, VarlenBatch(tables, starts, contexts, lens, whole))
+    prefill = VarlenBatch(tables, starts, contexts, lens, whole)
+    return _batch(sum(lens), num_groups, None, prefill, run_ends(lens, whole, 0, block_size))
 
 
-def _batch(tokens: int, num_groups: int, decode: DecodeBatch | None, prefill: VarlenBatch | None) -> Batch:
+def _batch(
+    tokens: int,
+    num_groups: int,
+    decode: DecodeBatch | None,
+    prefill: VarlenBatch | None,
+    ends: Iterator[tuple[int, ...]],
+) -> Batch:
+    """`ends`: of the runs of each sequence, for layers that keep states."""
     ids, positions, slots = (fake_tensor((tokens,), torch.int64) for _ in range(3))
-    group = GroupBatch(slots, decode, prefill=prefill)
+    host_ends = tuple(ends)
+    sequences, runs = len(host_ends), sum(map(len, host_ends))
+    sizes = (sequences, sequences + 1, runs, runs)
+    before, first_runs, of_runs, after = (fake_tensor((size,), torch.int64) for size in sizes)
+    states = StateBatch(before, first_runs, of_runs, after, host_ends)
+    group = GroupBatch(slots, decode, prefill=prefill, states=states)
     return Batch(ids, positions, (group,) * num_groups, tokens if decode is not None else 0)
 
 

@@ -12,7 +12,6 @@ import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context, ImageRows
-from pilotlight.engine.execution.state_places import state_places
 from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
@@ -200,9 +199,7 @@ class Decoder:
         positions = context.batch.positions
         turns = tuple([self._turns(table, context) for table in self.rotary])
         temperatures = self.temperature and self.temperature.at(positions)
-        return replace(
-            context, turns=turns, temperatures=temperatures, states=state_places(context.batch, context.caches)
-        )
+        return replace(context, turns=turns, temperatures=temperatures)
 
     @staticmethod
     def _turns(table: RotaryTable, context: Context) -> tuple[torch.Tensor, torch.Tensor]:

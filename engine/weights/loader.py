@@ -57,7 +57,8 @@ class WeightLoader:
         self.shard = shard
 
     def __contains__(self, name: str) -> bool:
-        return name in self._storage
+        """Return True if the tensor is stored, plainly or in codes (see Storage)."""
+        return name in self._storage or name + CODES in self._storage
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._storage.shape(name)

@@ -61,6 +61,7 @@ class Library:
         self.rows_of = _by_type(opened, "rows_of")
         self.rms_norm = _by_type(opened, "rms_norm")
         self.rotate_and_cache = _by_type(opened, "rotate_and_cache")
+        self.apply_gate = _by_type(opened, "apply_gate")
         self.gated_activation = _by_type(opened, "gated_activation")
         self.decode_attention = _by_type(opened, "decode_attention")
         self.verify_attention = _by_type(opened, "verify_attention")

@@ -145,10 +145,11 @@ def rotate_and_cache(
     v_cache: Tensor,
     slots: Tensor,
     kv_scales: Tensor | None = None,
+    has_gates: bool = False,
 ) -> Tensor | None:
     """Rotate qkv [tokens, heads + 2 * kv_heads, head_dim] in place and cache keys and values.
 
-    Return a view of its queries.
+    Return a view of its queries, or a copy if there are gates between them.
     """
     dtype = qkv.dtype
     function = library.rotate_and_cache.get(dtype)
@@ -161,10 +162,18 @@ def rotate_and_cache(
         return None
     block_size, kv_heads, strides = cache
     heads = all_heads - 2 * kv_heads
-    angles = tokens * (head_dim >> 1)
+    if has_gates:
+        if heads & 1:
+            return None
+        heads >>= 1
+    if cos.ndim != 2:
+        return None
+    half = cos.shape[1]
+    angles = tokens * half
     p_qkv, p_cos, p_sin, p_slots, p_norm = qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(), 0
     if (
         head_dim & 1
+        or 2 * half > head_dim
         or heads <= 0
         or cos.numel() != angles
         or sin.numel() != angles
@@ -189,11 +198,13 @@ def rotate_and_cache(
             or p_norm & (norm.itemsize - 1)
         ):
             return None
+    queries = qkv.new_empty((tokens, heads, head_dim)) if has_gates else None
     function(
-        p_qkv, p_cos, p_sin, p_slots, k_cache.data_ptr(), v_cache.data_ptr(), p_norm or None, tokens, heads, kv_heads, head_dim, block_size,
-        *strides, norm is not None and norm.dtype != dtype, eps, None if kv_scales is None else kv_scales.data_ptr(), get_num_threads(),
+        p_qkv, None if queries is None else queries.data_ptr(), p_cos, p_sin, p_slots, k_cache.data_ptr(), v_cache.data_ptr(), p_norm or None,
+        tokens, heads, kv_heads, head_dim, half, block_size, *strides, norm is not None and norm.dtype != dtype, eps,
+        None if kv_scales is None else kv_scales.data_ptr(), get_num_threads(),
     )  # fmt: skip
-    return qkv[:, :heads]
+    return qkv[:, :heads] if queries is None else queries
 
 
 def gated_activation(library: Library, x: Tensor, activation: int) -> Tensor | None:
@@ -207,6 +218,22 @@ def gated_activation(library: Library, x: Tensor, activation: int) -> Tensor | N
         return None
     y = x.new_empty((tokens, columns >> 1))
     function(p_x, y.data_ptr(), tokens, columns >> 1, activation, get_num_threads())
+    return y
+
+
+def apply_gate(library: Library, x: Tensor, gates: Tensor, by_sigmoid: bool) -> Tensor | None:
+    """Multiply x [tokens, groups, numbers] by its gates; return [tokens, groups, numbers]."""
+    function = library.apply_gate.get(x.dtype)
+    if function is None or x.ndim != 3 or gates.dtype != x.dtype or gates.shape != x.shape or not gates.is_cpu:
+        return None
+    (x_token, x_group, x_number), (gates_token, gates_group, gates_number) = x.stride(), gates.stride()
+    p_x, p_gates = x.data_ptr(), gates.data_ptr()
+    if x_number != 1 or gates_number != 1 or (p_x | p_gates) & (x.itemsize - 1):
+        return None
+    y = x.new_empty(x.shape)
+    function(
+        p_x, p_gates, y.data_ptr(), *x.shape, x_token, x_group, gates_token, gates_group, by_sigmoid, get_num_threads()
+    )  # fmt: skip
     return y
 
 

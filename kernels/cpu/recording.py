@@ -99,7 +99,7 @@ class Workspace:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
         if not num_bytes:
-            raise NotRecordableError(f"a tensor of shape {list(shape)} is empty")
+            return torch.empty(*shape, dtype=dtype)
         address = self._find(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
         memory = (ctypes.c_char * num_bytes).from_address(address)
         weakref.finalize(memory, self._taken.pop, address).atexit = False

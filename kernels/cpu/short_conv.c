@@ -47,7 +47,7 @@ static void convolve(const void *given, long piece) {
                 else store(y + i, sum);
             }
         }
-        for (long j = 0; j < before; j++)
+        for (long j = 0; j < before && a->runs.after[run] >= 0; j++)
             memcpy(a->states + a->runs.after[run] * a->state_stride + j * a->channels + begin, rows[j], n * sizeof(scalar));
     }
 }

@@ -76,7 +76,8 @@ INLINE void advance_over_runs(const void *given, const head_states *s, long piec
     const long first_run = s->runs.first_runs[sequence], end_run = s->runs.first_runs[sequence + 1];
     float *before = block < 0 ? NULL : states + block * s->stride;
     long token = first_token(&s->runs, sequence);
-    if (before && s->columns % COLUMNS == 0 && s->runs.ends[end_run - 1] == token + 1) {  // a decode: from the old block directly to the new one
+    const int is_kept = s->runs.after[first_run] >= 0;
+    if (before && is_kept && s->columns % COLUMNS == 0 && s->runs.ends[end_run - 1] == token + 1) {  // a decode: from the old block directly to the new one
         float *after = states + s->runs.after[first_run] * s->stride;
         advance(given, head, token, 1, (matrix){before, COLUMNS, s->columns}, (matrix){after, COLUMNS, s->columns});
         return;
@@ -88,6 +89,6 @@ INLINE void advance_over_runs(const void *given, const head_states *s, long piec
             tokens = s->runs.ends[run] - token < TOKENS ? s->runs.ends[run] - token : TOKENS;
             advance(given, head, token, tokens, kept, kept);
         }
-        give(numbers, s->rows, s->columns, states + s->runs.after[run] * s->stride);
+        if (is_kept) give(numbers, s->rows, s->columns, states + s->runs.after[run] * s->stride);
     }
 }

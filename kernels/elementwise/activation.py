@@ -1,6 +1,6 @@
-"""Activations of feed-forwards, most of them gated.
+"""Activations of feed-forwards, most of them gated, and gates of mixed tokens.
 
-Gate and up are side by side in one input, as the fused matmul writes them.
+A feed-forward's gate and up are side by side in one input, as the fused matmul writes them.
 """
 
 from collections.abc import Callable
@@ -55,6 +55,26 @@ def _check_plain(operation: str, x: torch.Tensor) -> None:
 def relu2(x: torch.Tensor) -> torch.Tensor:
     """Return the square of relu(x), [tokens, columns], an activation without a gate."""
     return F.relu(x).square()
+
+
+def _check_gates(operation: str, x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> None:
+    if not (
+        x.ndim == 3
+        and x.dtype in FLOATS
+        and gates.dtype == x.dtype
+        and gates.shape == x.shape
+        and x.stride(2) == gates.stride(2) == 1
+        and placed(x, gates)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens groups numbers", dense=1)
+        check.tensor("gates", gates, "tokens groups numbers", (x.dtype,), dense=1)
+
+
+@operation(_check_gates, triton="elementwise.activation", native=ops.apply_gate)
+def apply_gate(x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> torch.Tensor:
+    """Return x * sigmoid(gates), or x * gates; all [tokens, groups, numbers]."""
+    return x * (gates.sigmoid() if by_sigmoid else gates)
 
 
 # The numbers in C of the activations that the C library fuses with the preceding product.

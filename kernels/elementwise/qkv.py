@@ -23,24 +23,29 @@ def _check(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
+    has_gates: bool = False,
 ) -> None:
-    tokens = qkv.shape[0]
+    tokens, kv_heads = qkv.shape[0], k_cache.shape[2]
+    heads, left = divmod(qkv.shape[1] - 2 * kv_heads, 1 + has_gates)
     if not (
         is_cache(k_cache, v_cache, kv_scales)
         and qkv.dim() == 3
         and fits_cache(qkv, k_cache, kv_scales)
-        and qkv.shape[1] > 2 * k_cache.shape[2]
+        and heads > 0
+        and not left
         and qkv.shape[2] == k_cache.shape[3]
         and not qkv.shape[2] & 1
         and qkv.stride(2) == 1
-        and cos.shape == sin.shape == (tokens, qkv.shape[2] >> 1)
+        and cos.shape == sin.shape
+        and cos.shape[:-1] == (tokens,)
+        and 2 * cos.shape[1] <= qkv.shape[2]
         and cos.dtype == sin.dtype == torch.float32
         and cos.is_contiguous()
         and sin.is_contiguous()
         and slot_mapping.shape == (tokens,)
         and slot_mapping.dtype == torch.int64
         and slot_mapping.is_contiguous()
-        and (norm is None or (norm.shape == (qkv.shape[1] - k_cache.shape[2], qkv.shape[2]) and norm.is_contiguous()))
+        and (norm is None or (norm.shape == (heads + kv_heads, qkv.shape[2]) and norm.is_contiguous()))
         and (norm is None or norm.dtype == qkv.dtype or norm.dtype == torch.float32)
         and placed(qkv, norm, cos, sin, slot_mapping)
     ):
@@ -48,20 +53,25 @@ def _check(
         require_cache(check, k_cache, v_cache, kv_scales)
         check.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", kinds_for(k_cache, kv_scales), dense=1)
         head_dim, kv_heads, all_heads = qkv.shape[2], k_cache.shape[2], qkv.shape[1]
+        heads, left = divmod(all_heads - 2 * kv_heads, 1 + has_gates)
         check.require(
             "qkv",
-            all_heads > 2 * kv_heads,
+            heads > 0,
             f"has {all_heads} heads, of which {2 * kv_heads} are keys and values; there must be some for queries",
+        )
+        check.require(
+            "qkv", not left, f"has {all_heads - 2 * kv_heads} heads of queries and gates; wanted an even number"
         )
         check.require(
             "qkv",
             head_dim % 2 == 0,
             f"has heads of {head_dim} values; wanted an even number, because they are rotated in pairs",
         )
-        check.derive("head_dim/2", head_dim // 2, "qkv")
-        check.derive("heads+kv_heads", all_heads - kv_heads, "qkv")
+        check.derive("heads+kv_heads", heads + kv_heads, "qkv")
         for name, values in (("cos", cos), ("sin", sin)):
-            check.tensor(name, values, "tokens head_dim/2", (torch.float32,), dense=1)
+            check.tensor(name, values, "tokens pairs", (torch.float32,), dense=1)
+        pairs = cos.shape[1]
+        check.require("cos", 2 * pairs <= head_dim, f"has {pairs} pairs; a head has {head_dim // 2}")
         check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
         if norm is not None:
             check.tensor("norm", norm, "heads+kv_heads head_dim", (qkv.dtype, torch.float32), dense=2)
@@ -80,17 +90,21 @@ def rotate_and_cache(
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
+    has_gates: bool = False,
 ) -> torch.Tensor:
-    """Normalise heads, rotate queries and keys, cache keys and values.
+    """Normalise heads, rotate the first numbers of queries and keys, cache keys and values.
 
     Return queries [tokens, heads, head_dim]. qkv [tokens, heads + 2 * kv_heads, head_dim], may be overwritten; norm [heads + kv_heads, head_dim] or
-    None; cos, sin [tokens, head_dim / 2] fp32; caches, slots and scales as in kv_write. The result is strided between tokens.
+    None; cos, sin [tokens, pairs] fp32, of which there may be none; caches, slots and scales as in kv_write. `has_gates`: each query of qkv is
+    followed by its gate, which is left as it is. The result is strided between tokens.
     """
     kv_heads = k_cache.shape[2]
-    heads = qkv.shape[1] - 2 * kv_heads
-    qk = qkv[:, : heads + kv_heads]  # one call for both, because queries and keys are rotated alike
+    qk, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]  # one call for both, because queries and keys are rotated alike
+    if has_gates:
+        qk = torch.cat((qk[:, :-kv_heads:2], qk[:, -kv_heads:]), dim=1)
     if norm is not None:
         qk = head_rms_norm(qk, norm, eps)
-    qk = turned(qk, cos, sin)
-    store(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping, kv_scales)
-    return qk[:, :heads]
+    turning = 2 * cos.shape[1]
+    qk = torch.cat((turned(qk[..., :turning], cos, sin), qk[..., turning:]), dim=2)
+    store(qk[:, -kv_heads:], v, k_cache, v_cache, slot_mapping, kv_scales)
+    return qk[:, :-kv_heads]

@@ -1,7 +1,8 @@
 """The sequences of a step for layers with a recurrent state: their tokens, and places of their states.
 
 A sequence's tokens are computed in *runs*. The first run starts from a state in a block of the cache, every later run from the state after the
-previous run; the state after each run is written to a block. This module knows tokens and blocks, and is independent of what a state contains.
+previous run; the state after each run is written to a block, or dropped. This module knows tokens and blocks, and is independent of what a state
+contains.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import torch
 
 from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
 
-NO_BLOCK = -1  # means that a sequence has no earlier state: it starts from zero
+NO_BLOCK = (
+    -1
+)  # in place of a block: a sequence without earlier state starts from zero, and a state after a run is dropped
 
 # A function that computes some tokens of a sequence, or one token of each of several sequences: (tokens, states before) -> (outputs, states after).
 Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -23,13 +26,24 @@ class StateBatch(NamedTuple):
     # [sequences + 1] int64: the index of each sequence's first run; the last entry is the number of runs
     first_runs: torch.Tensor
     ends: torch.Tensor  # [runs] int64: the index of the token after the last token of each run
-    after: torch.Tensor  # [runs] int64: the block to which the state after each run is written
+    # [runs] int64: the block to which the state after each run is written, or NO_BLOCK for all runs of a sequence
+    after: torch.Tensor
     host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs, on the host
 
     @property
     def num_alone(self) -> int:
         """The number of sequences at the beginning of the batch that have one token each."""
         return next((i for i, ends in enumerate(self.host_ends) if ends != (i + 1,)), len(self.host_ends))
+
+    @property
+    def num_stepwise(self) -> int:
+        """The number of sequences at the beginning of the batch whose runs have one token each: decodes, and their drafts."""
+        start = 0
+        for i, ends in enumerate(self.host_ends):
+            if ends != tuple(range(start + 1, start + len(ends) + 1)):
+                return i
+            start = ends[-1]
+        return len(self.host_ends)
 
     @property
     def longest(self) -> int:
@@ -69,7 +83,7 @@ class StateBatch(NamedTuple):
     def check_blocks(self, operation: str, num_blocks: int) -> None:
         """Raise ArgumentError for a block that does not exist. Waits for the device: only for debug mode."""
         check_indices(operation, "batch.before", self.before, num_blocks, "the existing blocks, or -1", NO_BLOCK)
-        check_indices(operation, "batch.after", self.after, num_blocks, "the existing blocks")
+        check_indices(operation, "batch.after", self.after, num_blocks, "the existing blocks, or -1", NO_BLOCK)
 
     def compute(self, states: torch.Tensor, at_once: Advance, run: Advance) -> torch.Tensor:
         """Compute all tokens with torch, update `states` [blocks, ...] and return the outputs.
@@ -79,7 +93,7 @@ class StateBatch(NamedTuple):
         outputs, alone = [], self.num_alone
         if alone:
             output, state = at_once(slice(alone), _states_of(states, self.before[:alone]))
-            states[self.after[:alone]] = state
+            _keep(states, self.after[:alone], state)
             outputs.append(output)
         start = number = alone
         for sequence in range(alone, len(self.host_ends)):
@@ -90,7 +104,7 @@ class StateBatch(NamedTuple):
                 outputs.append(output)
                 left.append(state)
                 start = end
-            states[self.after[number : number + len(left)]] = torch.stack(left)
+            _keep(states, self.after[number : number + len(left)], torch.stack(left))
             number += len(left)
         if not outputs:
             return at_once(slice(0), states[:0])[0]
@@ -101,3 +115,11 @@ def _states_of(states: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """Return copies of the states in `blocks`, zero for NO_BLOCK."""
     there = (blocks >= 0).view(-1, *(1,) * (states.dim() - 1))
     return torch.where(there, states[blocks.clamp(min=0)], 0)
+
+
+def _keep(states: torch.Tensor, blocks: torch.Tensor, new: torch.Tensor) -> None:
+    """Write each state of `new` to its block, except those for NO_BLOCK."""
+    if not blocks.is_meta:
+        kept = blocks >= 0
+        blocks, new = blocks[kept], new[kept]
+    states[blocks] = new

@@ -76,6 +76,33 @@ _RELU2 = Operation(
     bench=_bench(),
     cost=lambda arguments: Cost(2 * size(arguments["x"])),
 )
+
+
+def _gating(tokens: int, groups: int, numbers: int, by_sigmoid: bool, target: Target | None = None) -> Case:
+    """Make a case whose gates are between the queries of a projection."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        gates = torch.randn(tokens, 2 * groups, numbers).to(dtype)[:, 1::2]
+        return {"x": torch.randn(tokens, groups, numbers).to(dtype), "gates": gates, "by_sigmoid": by_sigmoid}
+
+    return Case(f"{tokens} x {groups} x {numbers}" + (" by sigmoid" if by_sigmoid else ""), make, target)
+
+
+# Tolerance: torch's form rounds after the sigmoid and after the product.
+_APPLY_GATE = Operation(
+    name="apply_gate",
+    function=activation.apply_gate,
+    reference=lambda x, gates, by_sigmoid: x * (1 / (1 + (-gates).exp()) if by_sigmoid else gates),
+    roundings=2,
+    arithmetic=2,
+    cases=tuple(
+        _gating(*shape, by_sigmoid)
+        for shape in ((0, 2, 4), (1, 1, 1), (3, 2, 1025), (7, 5, 44))
+        for by_sigmoid in (False, True)
+    ),
+    bench=(_gating(64, 16, 256, True), _gating(2048, 16, 256, True)),
+    cost=lambda arguments: Cost(3 * size(arguments["x"])),
+)
 # Tolerance: torch's plain form rounds after the activation and after the product; in fp32, the error of the exponential counts. The clamped form adds
 # 1 to an `up` that may be near -1, so that earlier roundings become a larger part of the result.
 OPERATIONS = (
@@ -83,4 +110,5 @@ OPERATIONS = (
     _operation("gelu_tanh_and_mul", _gelu_tanh, 2),
     _operation("clamped_swiglu", _clamped, 3, alpha=1.702, limit=0.9),
     _RELU2,
+    _APPLY_GATE,
 )

@@ -53,21 +53,30 @@ def _kv_write(tokens: int, heads: Heads, fp8: bool, target: Target | None = None
 
 
 def _fused(
-    tokens: int, heads: Heads, norm: bool, fp8: bool = False, gap: int = 0, target: Target | None = None
+    tokens: int,
+    heads: Heads,
+    norm: bool,
+    fp8: bool = False,
+    gap: int = 0,
+    target: Target | None = None,
+    pairs: int | None = None,
+    has_gates: bool = False,
 ) -> Case:
-    """Make a case. `gap`: padding columns between two tokens' heads."""
+    """Make a case. `gap`: padding columns between two tokens' heads; `pairs`: rotated pairs of a head, None for all."""
 
     def make(dtype: torch.dtype) -> Arguments:
-        all_heads = heads.heads + 2 * heads.kv_heads
+        all_heads = heads.heads * (1 + has_gates) + 2 * heads.kv_heads
         rows = torch.randn(tokens, all_heads * heads.head_dim + gap).to(dtype)[:, : all_heads * heads.head_dim]
         weight = torch.randn(heads.heads + heads.kv_heads, heads.head_dim).to(dtype) if norm else None
         return (
             {"qkv": rows.view(tokens, all_heads, heads.head_dim), "norm": weight, "eps": _EPS}
-            | _angles(tokens, heads.head_dim)
+            | _angles(tokens, heads.head_dim if pairs is None else 2 * pairs)
             | _written(tokens, heads, dtype, fp8)
+            | {"has_gates": has_gates}
         )
 
     kinds = (", normed" if norm else "") + (", fp8" if fp8 else "") + (", strided" if gap else "")
+    kinds += (f", {pairs} pairs" if pairs is not None else "") + (", gated" if has_gates else "")
     return Case(f"{tokens} tokens, {heads}{kinds}", make, target)
 
 
@@ -92,14 +101,19 @@ def _kept(
 
 def _normed_turned_kept(
     qkv: Tensor, norm: Tensor | None, eps: float, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
-    kv_scales: Tensor | None,
+    kv_scales: Tensor | None, has_gates: bool,
 ) -> Tensor:  # fmt: skip
     kv_heads = k_cache.shape[2]
+    if has_gates:
+        gated = qkv.shape[1] - 2 * kv_heads
+        qkv = torch.cat((torch.unflatten(qkv[:, :gated], 1, (-1, 2))[:, :, 0], qkv[:, gated:]), dim=1)
     heads = qkv.shape[1] - 2 * kv_heads
     qk = qkv[:, : heads + kv_heads]
     if norm is not None:
         qk = qk / (qk.square().mean(-1, keepdim=True) + eps).sqrt() * norm
-    qk = _turned(qk, cos, sin)
+    turning = 2 * cos.shape[1]
+    if turning:
+        qk = torch.cat((_turned(qk[..., :turning], cos, sin), qk[..., turning:]), dim=-1)
     _kept(qk[:, heads:], qkv[:, heads + kv_heads :], k_cache, v_cache, slot_mapping, kv_scales)
     return qk[:, :heads]
 
@@ -116,7 +130,7 @@ def _kv_write_cost(arguments: Arguments) -> Cost:
 def _fused_cost(arguments: Arguments) -> Cost:
     qkv, k_cache = arguments["qkv"], arguments["k_cache"]
     kept = 2 * qkv.shape[0] * k_cache.shape[2] * k_cache.shape[3]
-    asked = qkv.numel() - kept
+    asked = (qkv.shape[1] // (1 + arguments["has_gates"])) * qkv.shape[0] * qkv.shape[2] - kept
     small = size(arguments["cos"], arguments["sin"], arguments["slot_mapping"], arguments["norm"])
     return Cost(size(qkv) + asked * qkv.element_size() + kept * k_cache.element_size() + small)
 
@@ -171,6 +185,12 @@ ROTATE_AND_CACHE = Operation(
         _fused(9, _BY_TOKEN, norm=True),
         _fused(6, _PLAIN, norm=True, fp8=True),
         _fused(23, _ODD, norm=False, fp8=True),
+        _fused(6, _PLAIN, norm=True, pairs=3),
+        _fused(7, _ODD, norm=False, gap=5, pairs=2),
+        _fused(6, _PLAIN, norm=False, pairs=0),
+        _fused(9, _BY_TOKEN, norm=True, pairs=2, has_gates=True),
+        _fused(3, _LARGE, norm=True, fp8=True, pairs=16, has_gates=True),
+        _fused(2, _ODD, norm=False, has_gates=True),
     ),
     bench=(
         _fused(64, _LARGE, norm=False, target=_BANDWIDTH),

@@ -15,12 +15,13 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# A pair for each sequence: the lengths of its runs of tokens, and whether its state is in a block (otherwise it is zeros). One block may be both read
-# and written.
-Runs = tuple[tuple[tuple[int, ...], bool], ...]
+# A pair for each sequence: the lengths of its runs of tokens, and whether its state is in a block (otherwise it is zeros); None for a state that is
+# neither read nor kept. One block may be both read and written.
+Runs = tuple[tuple[tuple[int, ...], bool | None], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
 _MIXED: Runs = (((1,), True), ((1,), True), ((2, 3, 1), False), ((7,), True), ((1, 1), False))
+_DROPPED: Runs = (((1,), True), ((1,), True), ((1,), None), ((1,), None))
 _PROMPT: Runs = (((64, 64, 21), False),)
 _NONE: Runs = ()
 
@@ -33,8 +34,11 @@ def state_batch(sequences: Runs) -> tuple[StateBatch, int]:
     block, token = 1, 0
     for lengths, has_state in sequences:
         before.append(block if has_state else NO_BLOCK)
-        after += range(block, block + len(lengths))
-        block += len(lengths)
+        if has_state is None:
+            after += [NO_BLOCK] * len(lengths)
+        else:
+            after += range(block, block + len(lengths))
+            block += len(lengths)
         ends.append(tuple([token := token + length for length in lengths]))
     first_runs = list(accumulate(map(len, ends), initial=0))
     of_runs = _integers([*chain(*ends)]), _integers(after)
@@ -68,7 +72,8 @@ def _convolved(
     for token, before, after in tokens_of(batch):
         seen = torch.cat((_state(states, before), x[token : token + 1]))
         y[token] = (seen * weight.T).sum(0) + (0 if bias is None else bias)
-        states[after] = seen[1:]
+        if after != NO_BLOCK:
+            states[after] = seen[1:]
     return F.silu(y) if activates else y
 
 
@@ -87,7 +92,8 @@ def _corrected(
         seen = torch.einsum("hkv,hk->hv", state, k[token])
         state += torch.einsum("hk,hv->hkv", k[token], b[token][:, None] * (v[token] - seen))
         out[token] = torch.einsum("hkv,hk->hv", state, q[token]) / key**0.5
-        states[after] = state
+        if after != NO_BLOCK:
+            states[after] = state
     return out
 
 
@@ -105,7 +111,8 @@ def _scanned(
         state = kept[:, None, None] * _state(states, before)
         state += torch.einsum("hs,hv->hsv", b[token], widths[token][:, None] * x[token])
         out[token] += torch.einsum("hsv,hs->hv", state, c[token])
-        states[after] = state
+        if after != NO_BLOCK:
+            states[after] = state
     return out
 
 
@@ -244,6 +251,7 @@ SHORT_CONV = Operation(
         _conv("decodes and prompts", _MIXED, 300, 3, biased=False, gap=5),
         _conv("a prompt", _PROMPT, 7, 5, biased=True),
         _conv("decodes and prompts", _MIXED, 5, 2, biased=False),
+        _conv("decodes without a trace", _DROPPED, 40, 4, biased=True),
         _conv("nothing", _NONE, 8, 4, biased=False),
     ),
     bench=(
@@ -269,6 +277,7 @@ GATED_DELTA_RULE = Operation(
         _delta("decodes", _DECODES, 2, 4, 6, 5, by_row=True),
         _delta("decodes and prompts", _MIXED, 3, 3, 17, 9, gap=3, by_row=True),
         _delta("a prompt", _PROMPT, 2, 2, 16, 128, by_row=True),
+        _delta("decodes without a trace", _DROPPED, 2, 4, 6, 128),
         _delta("nothing", _NONE, 1, 1, 4, 4),
     ),
     bench=(
@@ -291,6 +300,7 @@ SSD = Operation(
         _ssd("decodes and prompts", _MIXED, 2, 6, 17, 9, gap=3),
         _ssd("a prompt", _PROMPT, 1, 2, 16, 64),
         _ssd("decodes and prompts", _MIXED, 2, 4, 33, 64),
+        _ssd("decodes without a trace", _DROPPED, 2, 4, 6, 128),
         _ssd("nothing", _NONE, 1, 1, 4, 4),
     ),
     bench=(

@@ -869,6 +869,10 @@ FURTHER_RECORDED = (
     "phi3, fused, six heads over two",
     "seed-oss, biased before attention",
     "gemma2, one kv head, untied, no caps",
+    "phi3, one kv head, window, tied, half of each head turns by short factors",
+    "smollm3, layer 1 does not turn",
+    "lfm2, attention in layer 1",
+    "qwen3.5, attention in layer 2",
 )
 SEVERAL_TABLES = (
     "qwen3, biased, windows from layer 1",

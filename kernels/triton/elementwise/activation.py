@@ -66,3 +66,31 @@ def _run(x: torch.Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> 
             x, out, x.stride(0), columns, 0 if kind == RELU2 else columns, alpha, limit, KIND=kind, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return out
+
+
+@jit
+def _apply_gate(
+    x, gates, y, x_token, x_group, gates_token, gates_group, groups, size, BY_SIGMOID: tl.constexpr, BLOCK: tl.constexpr
+):
+    token, group = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups
+    number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < size
+    stored = tl.load(x + token * x_token + group * x_group + number, mask=inside, other=0.0)
+    gate = tl.load(gates + token * gates_token + group * gates_group + number, mask=inside, other=0.0).to(tl.float32)
+    if BY_SIGMOID:
+        gate = tl.sigmoid(gate)
+    value = stored.to(tl.float32) * gate
+    tl.store(y + (token * groups + group) * size + number, value.to(stored.dtype), mask=inside)
+
+
+def apply_gate(x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> torch.Tensor:
+    """Compute apply_gate of kernels/elementwise/activation.py."""
+    tokens, groups, size = x.shape
+    y = torch.empty((tokens, groups, size), dtype=x.dtype, device=x.device)
+    block = min(1024, triton.next_power_of_2(max(1, size)))
+    check_launch("apply_gate", "x", triton.cdiv(size, block), f"pieces of {block} numbers")
+    if y.numel():
+        _apply_gate[(tokens * groups, triton.cdiv(size, block))](
+            x, gates, y, *x.stride()[:2], *gates.stride()[:2], groups, size, BY_SIGMOID=by_sigmoid, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return y

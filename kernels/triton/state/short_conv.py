@@ -61,7 +61,7 @@ def _keep(
             place = block * state_block + (at - start + BEFORE) * channels + channel
             kept = tl.load(states + place, mask=inside & (at < start) & (block >= 0), other=0.0)
             value = tl.where(at >= start, new, kept)
-            tl.store(states + target * state_block + j * channels + channel, value, mask=inside)
+            tl.store(states + target * state_block + j * channels + channel, value, mask=inside & (target >= 0))
         start, block = end, target
         run += 1
 

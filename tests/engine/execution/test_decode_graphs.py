@@ -24,11 +24,13 @@ from pilotlight.engine.execution.decode_graphs import (
     Recorder,
 )
 from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.execution.state_places import state_groups
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 from tests.cpu_kernels import skip_where_lengths_are_read_on_the_host
 from tests.engine.driver import drain, load_engine, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
+from tests.engine.families import FURTHER_RECORDED, write_family
 
 
 class Replayed:
@@ -74,6 +76,7 @@ def with_graphs(engine: Engine, recorder: Recorder) -> DecodeGraphs:
         runner.layout.block_size,
         recorder,
         runner.kv_cache.device,
+        state_groups(runner._layers),
     )
     return graphs
 
@@ -95,6 +98,46 @@ def test_padded_and_replayed_steps_choose_the_same_tokens(checkpoint: Path, dept
     assert graphs.num_graphs >= 2, "batches shrink as sequences end, so several sizes are recorded"
 
 
+class Uneven(Remembering):
+    """A drafter whose number of drafts depends on the length of the prompt."""
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        return super().propose(sequence, most)[: sequence.num_prompt_tokens % 4]
+
+
+@pytest.fixture(params=[name for name in FURTHER_RECORDED if name.startswith(("lfm2", "qwen3.5"))])
+def with_states(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write_family(tmp_path, request.param)
+    return tmp_path
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_state_advances_once_in_recorded_and_replayed_steps(with_states: Path, depth: int) -> None:
+    expected = tokens(load_engine(with_states))
+    engine = load_engine(with_states, depth=depth)
+    graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
+    assert tokens(engine) == expected
+    assert {shape.sequences for shape in graphs._graphs} == {1, 2, 3, 4, 5}, "nothing is padded"
+
+
+@pytest.mark.parametrize("kind", [Remembering, Uneven])
+def test_drafts_of_a_model_with_states_are_recorded_where_they_are_as_many_for_all(
+    with_states: Path, kind: type[Remembering]
+) -> None:
+    skip_where_lengths_are_read_on_the_host()
+    requests = [submit(f"{i}", random_prompt(8 + 5 * i, seed=i), max_tokens=40) for i in range(3)]
+    alone = drain(load_engine(with_states), requests)
+    engine = load_engine(with_states)
+    answers = {one.prompt_token_ids: alone[one.sequence_id].token_ids for one in requests}
+    engine.scheduler._speculation = kind(answers, num_drafts=3)
+    graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
+    together = drain(engine, requests)
+    assert {name: heard.token_ids for name, heard in together.items()} == {
+        name: heard.token_ids for name, heard in alone.items()
+    }
+    assert any(shape.sequences == 3 and shape.longest == 4 for shape in graphs._graphs) == (kind is Remembering)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path, depth: int) -> None:
     """Three sequences are padded to four. Sequences with different numbers of drafts are computed as separate rows."""
@@ -110,13 +153,6 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
         name: heard.token_ids for name, heard in alone.items()
     }
     assert any(shape.sequences == 4 and shape.longest == 4 for shape in graphs._graphs)
-
-
-class Uneven(Remembering):
-    """A drafter whose number of drafts depends on the length of the prompt."""
-
-    def propose(self, sequence: Sequence, most: int) -> list[int]:
-        return super().propose(sequence, most)[: sequence.num_prompt_tokens % 4]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

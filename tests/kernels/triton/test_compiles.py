@@ -10,13 +10,14 @@ pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 SCRIPT = """
 import sys
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from pilotlight.kernels.triton.elementwise import activation, kv_write, norm, qkv, rotary
 from pilotlight.kernels.triton.launch import warps_for
-from pilotlight.kernels.triton.state import delta_rule, gated_norm, short_conv, ssd
+from pilotlight.kernels.triton.state import chunks, delta_rule, gated_norm, short_conv, ssd
 from pilotlight.kernels.triton.attention import decode_attention, hopper_mla, hopper_prefill, mla, prefill_attention, split_kv
 
 TENSORS = {
@@ -52,8 +53,10 @@ for kind in (0, 1, 2):
     compile(activation._gated, KIND=kind, BLOCK=1024)
 NO_FP8, FP8_BY_BITS, FP8 = 0, 1, 2
 BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
-for has_norm, fp8 in ((False, NO_FP8), (True, FP8), (True, FP8_BY_BITS)):
-    compile(qkv._rotate_and_cache, BYTES if fp8 else (), warps=2, BLOCK_SIZE=16, HEADS=8, BLOCK=64, HAS_NORM=has_norm, FP8=fp8)
+for has_norm, fp8, varied in ((False, NO_FP8, False), (True, FP8, False), (True, FP8_BY_BITS, True)):
+    sizes = dict(BLOCK_SIZE=16, HEADS=8, BLOCK=64, HAS_NORM=has_norm, FP8=fp8, PARTIAL=varied, GATES=varied)
+    compile(qkv._rotate_and_cache, BYTES if fp8 else (), warps=2, **sizes)
+compile(activation._apply_gate, dict.fromkeys(("gates", "y"), "*bf16"), BY_SIGMOID=True, BLOCK=128)
 compile(kv_write._kv_write, BYTES, warps=2, BLOCK_SIZE=16, HEADS=8, BLOCK=128, FP8=FP8)
 for interleaved in (False, True):
     compile(rotary._rotary, warps=2, HEADS=8, BLOCK=64, INTERLEAVED=interleaved)
@@ -90,12 +93,17 @@ compile(mla._attend, {"lens": "*i32"}, 8, 3, ROWS=64, IS_PREFILL=True, DIRECT=Tr
 compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)
 PLACES = dict.fromkeys(("before", "first_runs", "ends", "after"), "*i64")
 STORED = dict.fromkeys(("x", "weight", "bias", "states", "y", "gate", "steps", "decays", "xbc"), "*bf16")
-WIDE = dict.fromkeys(("states", "decay_logs", "decay_bias", "step_bias", "skip"), "*fp32")
+WIDE = dict.fromkeys(("states", "decay_logs", "decay_bias", "step_bias", "skip", "inverse"), "*fp32")
 for tokens in (1, 16):
     compile(short_conv._convolve, STORED | PLACES, WIDTH=4, HAS_BIAS=True, ACTIVATES=True, TOKENS=tokens, BLOCK=256)
 compile(short_conv._keep, STORED | PLACES, BEFORE=3, BLOCK=256)
-compile(delta_rule._apply, STORED | PLACES | WIDE, KEY=128, VALUE=128, SHARED=2, ROWS=128, BLOCK=32)
+for by_row in (False, True):
+    compile(delta_rule._apply, STORED | PLACES | WIDE, BY_ROW=by_row, KEY=128, VALUE=128, SHARED=2, ROWS=128, BLOCK=32)
 compile(ssd._scan, STORED | PLACES | WIDE, STATE=128, VALUE=64, SHARED=128, ROWS=128, BLOCK=32)
+CHUNK = dict(ROWS=128, TOKENS=chunks.CHUNK, PRECISION=chunks.PRECISIONS[torch.bfloat16])
+compile(delta_rule._invert, STORED | PLACES | WIDE, KEY=128, SHARED=2, **CHUNK)
+compile(delta_rule._advance, STORED | PLACES | WIDE, KEY=128, VALUE=128, SHARED=2, BLOCK=32, **CHUNK)
+compile(ssd._scan_chunks, STORED | PLACES | WIDE, STATE=128, VALUE=64, SHARED=128, BLOCK=32, **CHUNK)
 for gates_first, block in ((False, 128), (True, 8192)):
     compile(gated_norm._gated_norm, STORED, warps=warps_for(block), GATES_FIRST=gates_first, BLOCK=block)
 """
