@@ -20,7 +20,14 @@ from transformers import (
 
 from pilotlight.engine.api.protocol import Activation, Pooling
 from tests.checkpoints import AWKWARD
-from tests.embedders import BERT, MODERN_BERT, MODERN_BERT_OF_BIASES, XLM_ROBERTA
+from tests.embedders import (
+    BERT,
+    BERT_OF_FIVE_HEADS,
+    MODERN_BERT,
+    MODERN_BERT_OF_BIASES,
+    XLM_ROBERTA,
+    XLM_ROBERTA_OF_FIVE_HEADS,
+)
 
 _DECODER = {key: value for key, value in AWKWARD.items() if value is not None}
 YES, NO = 17, 23  # the tokens by which a judge answers
@@ -50,9 +57,9 @@ class Classifier(NamedTuple):
 
 CLASSIFIERS: dict[str, Classifier] = {
     "bert": Classifier(BERT, "cls"),
-    "bert, three classes": Classifier(BERT, "cls", 3),
+    "bert, three classes": Classifier(BERT_OF_FIVE_HEADS, "cls", 3),
     "roberta, two classes": Classifier(ROBERTA, "cls", 2),
-    "xlm-roberta": Classifier(XLM_ROBERTA, "cls"),
+    "xlm-roberta": Classifier(XLM_ROBERTA_OF_FIVE_HEADS, "cls"),
     "modernbert": Classifier(MODERN_BERT, "cls"),
     "modernbert with biases, mean": Classifier(MODERN_BERT_OF_BIASES, "mean", 4),
     "qwen3": Classifier(Qwen3Config(**_DECODER), "last"),

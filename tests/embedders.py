@@ -28,9 +28,17 @@ BERT = BertConfig(
     vocab_size=431, hidden_size=42, intermediate_size=123, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=96,
     initializer_range=0.15, layer_norm_eps=1e-6, pad_token_id=0,
 )  # fmt: skip
+BERT_OF_FIVE_HEADS = BertConfig(
+    vocab_size=431, hidden_size=45, intermediate_size=77, num_hidden_layers=2, num_attention_heads=5, max_position_embeddings=96,
+    initializer_range=0.15, layer_norm_eps=1e-5, pad_token_id=0,
+)  # fmt: skip
 XLM_ROBERTA = XLMRobertaConfig(
     vocab_size=431, hidden_size=42, intermediate_size=123, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=98,
     initializer_range=0.15, layer_norm_eps=1e-5, pad_token_id=1, type_vocab_size=1,
+)  # fmt: skip
+XLM_ROBERTA_OF_FIVE_HEADS = XLMRobertaConfig(
+    vocab_size=431, hidden_size=45, intermediate_size=77, num_hidden_layers=2, num_attention_heads=5, max_position_embeddings=97,
+    initializer_range=0.15, layer_norm_eps=1e-6, pad_token_id=0, type_vocab_size=1,
 )  # fmt: skip
 MODERN_BERT = ModernBertConfig(
     vocab_size=431, hidden_size=42, intermediate_size=57, num_hidden_layers=4, num_attention_heads=3, max_position_embeddings=1200,
@@ -47,7 +55,14 @@ _GEMMA: dict[str, Any] = {
 }
 EMBEDDING_GEMMA = Gemma3TextConfig(
     **_GEMMA, sliding_window=9, sliding_window_pattern=3, query_pre_attn_scalar=17, use_bidirectional_attention=True
-)  # fmt: skip
+)
+EMBEDDING_GEMMA_OF_ONE_KV_HEAD = Gemma3TextConfig(
+    **_GEMMA | {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 14},
+    sliding_window=14,
+    sliding_window_pattern=2,
+    query_pre_attn_scalar=7,
+    use_bidirectional_attention=True,
+)
 FLAGS: dict[Pooling, str] = {
     "mean": "pooling_mode_mean_tokens", "last": "pooling_mode_lasttoken", "cls": "pooling_mode_cls_token"
 }  # fmt: skip
@@ -67,7 +82,7 @@ class Embedder(NamedTuple):
 
     @property
     def vector_size(self) -> int:
-        return self.dense[-1] if self.dense else 42
+        return self.dense[-1] if self.dense else int(self.config.hidden_size)
 
 
 EMBEDDERS: dict[str, Embedder] = {
@@ -77,11 +92,13 @@ EMBEDDERS: dict[str, Embedder] = {
     "mistral, mean, window": Embedder(MistralConfig(**_DECODER, sliding_window=9), "mean", is_normalized=True),
     "qwen3, first token": Embedder(Qwen3Config(**_DECODER), "cls", is_normalized=True),
     "bert, first token": Embedder(BERT, "cls", is_normalized=True),
-    "bert, mean, of any length": Embedder(BERT, "mean", is_normalized=False),
+    "bert, mean, of any length": Embedder(BERT_OF_FIVE_HEADS, "mean", is_normalized=False),
     "xlm-roberta, mean": Embedder(XLM_ROBERTA, "mean", is_normalized=True),
+    "xlm-roberta, five heads, first token": Embedder(XLM_ROBERTA_OF_FIVE_HEADS, "cls", is_normalized=True),
     "modernbert, first token": Embedder(MODERN_BERT, "cls", is_normalized=True),
     "modernbert with biases, mean": Embedder(MODERN_BERT_OF_BIASES, "mean", is_normalized=False),
     "embeddinggemma, mean and two layers": Embedder(EMBEDDING_GEMMA, "mean", is_normalized=True, dense=(57, 30)),
+    "embeddinggemma, one kv head, mean": Embedder(EMBEDDING_GEMMA_OF_ONE_KV_HEAD, "mean", is_normalized=False),
 }
 DECODERS = [name for name, embedder in EMBEDDERS.items() if not embedder.is_encoder]
 
@@ -99,15 +116,22 @@ def write_embedder(directory: Path, embedder: Embedder) -> PreTrainedModel:
                     if "norm" in name.lower() or name.endswith("bias"):
                         parameter.add_(torch.randn_like(parameter) * 0.2)
         model.save_pretrained(directory)
-    write_recipe(directory, embedder.pooling, embedder.is_normalized, embedder.dense)
+    write_recipe(
+        directory, embedder.pooling, embedder.is_normalized, embedder.dense, hidden_size=embedder.config.hidden_size
+    )
     return model
 
 
 def write_recipe(
-    directory: Path, pooling: Pooling, is_normalized: bool, dense: tuple[int, ...] = (), **extra: Any
+    directory: Path,
+    pooling: Pooling,
+    is_normalized: bool,
+    dense: tuple[int, ...] = (),
+    hidden_size: int = 42,
+    **extra: Any,
 ) -> None:
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    inputs = 42
+    inputs = hidden_size
     for number, outputs in enumerate(dense, 2):
         kinds.append((f"{number}_Dense", "Dense"))
         write_dense(directory / f"{number}_Dense", inputs, outputs, has_bias=number > 2)
@@ -121,7 +145,8 @@ def write_recipe(
     (directory / "modules.json").write_text(json.dumps(modules))
     (directory / "1_Pooling").mkdir(exist_ok=True)
     flags = {flag: mode == pooling for mode, flag in FLAGS.items()}
-    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 42, **flags, **extra}))
+    described = {"word_embedding_dimension": hidden_size, **flags, **extra}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(described))
 
 
 def write_dense(directory: Path, inputs: int, outputs: int, *, has_bias: bool) -> None:

@@ -35,8 +35,8 @@ that file only, before anything is downloaded, and refuses another class by name
 after a cached prefix, after preemption, and through host memory and disk; classes that end in ForConditionalGeneration in chunks and in a batch.
 *Ranks*: several ranks give the answers of one, divided by tensors, layers and, if there are any, experts. *GGUF*: files of llama.cpp are read.
 
-Weights may be quantized as FP8, GPTQ, AWQ or by compressed-tensors, those of gpt-oss as MXFP4. GPTQ and AWQ are refused by name for Phi and GLM-4,
-which store several projections in one tensor.
+Weights may be quantized as FP8 (ModelOpt's, too), GPTQ, AWQ or by compressed-tensors, those of gpt-oss as MXFP4. GPTQ and AWQ are refused by name
+for Phi and GLM-4, which store several projections in one tensor.
 
 """
 REMARKS = {
@@ -139,7 +139,8 @@ def _proofs() -> dict[str, list[str]]:
     for row, embedder in EMBEDDERS.items():
         if embedder.is_encoder:
             found.setdefault(_architecture(MODEL_MAPPING_NAMES, embedder.config), []).append(row)
-    for name, row in zip(_WITH_IMAGES, WITH_IMAGES, strict=True):
+    of_images = (*_WITH_IMAGES, *_WITH_IMAGES[:-1], "Glm4vMoeForConditionalGeneration")
+    for name, row in zip(of_images, WITH_IMAGES, strict=True):
         found.setdefault(name, []).append(row)
     return found
 

@@ -6,7 +6,7 @@ gemma.py (https://github.com/ggml-org/llama.cpp). Refuses unsupported families, 
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -34,6 +34,19 @@ _MIXTRAL_LAYERS = _LAYERS | {
 _QWEN2_MOE_LAYERS = _LAYERS | {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}  # fmt: skip
+_GRANITE_MOE_LAYERS = _LAYERS | {
+    "ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.up_proj", "ffn_down_exps": "block_sparse_moe.experts.down_proj",
+}  # fmt: skip
+_MINIMAX_LAYERS = _MIXTRAL_LAYERS | {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+_SHARED_LAYERS = _LAYERS | {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}  # fmt: skip
+_ERNIE_MOE_LAYERS = _SHARED_LAYERS | {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}
+_GLM_MOE_LAYERS = _SHARED_LAYERS | {
+    "exp_probs_b": "mlp.gate.e_score_correction_bias", "post_attention_norm": "post_attention_layernorm",
 }  # fmt: skip
 _GLM_LAYERS = _LAYERS | {
     "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
@@ -93,7 +106,8 @@ def describe(file: GgufFile) -> Described:
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path.name} lacks the tensor token_embd.weight")
     config = {"architectures": [family.architecture], **_shared(metadata, file, family), **family.configure(metadata)}
-    return Described(config, list(_named(file, family)))
+    unused = range(config["num_hidden_layers"], metadata.integer("{arch}.block_count"))
+    return Described(config, list(_named(file, family, unused)))
 
 
 def _variant(metadata: Metadata) -> str:
@@ -134,6 +148,7 @@ def _shared(metadata: Metadata, file: GgufFile, family: _Family) -> dict[str, An
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **({"partial_rotary_factor": turned / head_dim} if family.may_turn_a_part else {}),
         **({"attention_bias": "blk.0.attn_q.bias" in file.tensors} if family.may_have_biases else {}),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,  # read by GLM-4.5, which may lack these norms
     }
 
 
@@ -277,6 +292,45 @@ def _granite(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _granite_moe(metadata: Metadata) -> dict[str, Any]:
+    return {**_experts(metadata), **_granite(metadata)}
+
+
+def _minimax(metadata: Metadata) -> dict[str, Any]:
+    return {**_experts(metadata), "intermediate_size": metadata.integer("{arch}.expert_feed_forward_length")}
+
+
+def _ernie_moe(metadata: Metadata) -> dict[str, Any]:
+    return {
+        **_dense(metadata),
+        "moe_num_experts": metadata.integer("{arch}.expert_count"),
+        "moe_k": metadata.integer("{arch}.expert_used_count"),
+        "moe_intermediate_size": metadata.integer("{arch}.expert_feed_forward_length"),
+        "moe_num_shared_experts": metadata.integer("{arch}.expert_shared_count", 0),
+        "moe_layer_interval": metadata.integer("{arch}.interleave_moe_layer_step", 1),
+        "moe_layer_start_index": metadata.integer("{arch}.leading_dense_block_count", 0),
+    }
+
+
+def _glm_moe(metadata: Metadata) -> dict[str, Any]:
+    """Return the config of GLM-4.5, 4.6 and 4.7.
+
+    Files count the layers that predict further tokens as blocks; these layers are not used.
+    """
+    further = metadata.integer("{arch}.nextn_predict_layers", 0)
+    return {
+        **_dense(metadata),
+        "num_hidden_layers": metadata.integer("{arch}.block_count") - further,
+        "n_routed_experts": metadata.integer("{arch}.expert_count"),
+        "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
+        "moe_intermediate_size": metadata.integer("{arch}.expert_feed_forward_length"),
+        "n_shared_experts": metadata.integer("{arch}.expert_shared_count", 0),
+        "first_k_dense_replace": metadata.integer("{arch}.leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.number("{arch}.expert_weights_scale", 1.0),
+        "norm_topk_prob": metadata.flag("{arch}.expert_weights_norm", True),
+    }
+
+
 def _phi3(metadata: Metadata) -> dict[str, Any]:
     return {**_dense(metadata), "sliding_window": metadata.integer("{arch}.attention.sliding_window", 0) or None}
 
@@ -304,12 +358,20 @@ READ = {
     "ernie4_5": _Family("Ernie4_5ForCausalLM", _dense),
     "seed_oss": _Family("SeedOssForCausalLM", _dense, _OLMO_LAYERS, may_have_biases=True),
     "glm4": _Family("Glm4ForCausalLM", _dense, _GLM_LAYERS, may_turn_a_part=True, may_have_biases=True),
+    "granitemoe": _Family("GraniteMoeForCausalLM", _granite_moe, _GRANITE_MOE_LAYERS, is_turned=True),
+    "minimax-m2": _Family("MiniMaxM2ForCausalLM", _minimax, _MINIMAX_LAYERS, may_turn_a_part=True),
+    "glm4moe": _Family("Glm4MoeForCausalLM", _glm_moe, _GLM_MOE_LAYERS, may_turn_a_part=True, may_have_biases=True),
+    "ernie4_5-moe": _Family("Ernie4_5_MoeForCausalLM", _ernie_moe, _ERNIE_MOE_LAYERS),
 }
 # Architectures that mean another family if a key of the metadata is not zero.
 _VARIANTS = {"llama": ("expert_count", "with experts"), "olmo2": ("attention.sliding_window", "with windows")}
 
 
-def _named(file: GgufFile, family: _Family) -> Iterator[NamedTensor]:
+def _named(file: GgufFile, family: _Family, unused: Container[int]) -> Iterator[NamedTensor]:
+    """Name the tensors, except those of the layers `unused`.
+
+    Raises CheckpointError for tensors that the family does not have.
+    """
     for stored in file.tensors.values():
         stem, _, part = stored.name.rpartition(".")
         if stem == _ROPE_FACTORS:
@@ -318,10 +380,12 @@ def _named(file: GgufFile, family: _Family) -> Iterator[NamedTensor]:
             yield NamedTensor(f"{_OUTER[stem]}.weight", stored)
             continue
         found = _LAYER.fullmatch(stored.name)
+        if found is not None and int(found[1]) in unused:
+            continue
         name = None if found is None else family.layers.get(found[2])
         if found is None or name is None or (family.is_turned and part == "bias"):
             raise CheckpointError(f"{file.path.name} has the tensor {stored.name}, which no {family.architecture} has")
-        whole = f"model.layers.{found[1]}.{name}.{part}"
+        whole = f"model.layers.{found[1]}.{name}" + ("" if name.endswith("_bias") else f".{part}")
         if name == "mlp.shared_expert_gate":  # files have this row as a vector
             stored = stored._replace(shape=(1, stored.shape[-1]))
         if ".experts." not in name:

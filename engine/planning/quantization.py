@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.tensor_sizes import WeightShape
-from pilotlight.engine.weights.config import positive_int, quantization, quantization_method
+from pilotlight.engine.weights.config import positive_int, quantization, quantization_method, require_modelopt_fp8
 
 _BLOCK = 32  # columns per block of four-bit codes; rows are padded to whole blocks (kernels/matrices/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
@@ -91,7 +91,9 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     ignored = _ignored(described)
     if method == "mxfp4":
         return Quantization(method, 4, _BLOCK, scale_bytes=1, of_experts=True)
-    if method == "fp8":
+    if method == "modelopt":
+        require_modelopt_fp8(described)
+    if method in ("fp8", "modelopt"):
         rows, columns = described.get("weight_block_size") or (1, None)
         return Quantization(method, 8, columns, rows, 4, ignored=ignored, is_float=True)
     if method in ("gptq", "awq"):

@@ -84,6 +84,15 @@ def quantization_method(config: Mapping[str, Any]) -> str | None:
     return str(method or "by an unnamed method")
 
 
+def require_modelopt_fp8(described: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if the quantization_config of ModelOpt describes another format than FP8."""
+    algorithm = described.get("quant_algo")
+    if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        raise CheckpointError(
+            f"config.json's quantization_config has quant_algo = {algorithm!r}; supported for modelopt are FP8 and FP8_PER_CHANNEL_PER_TOKEN"
+        )
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     return read_json(directory, "config.json", wanted=("architectures",))
 

@@ -60,7 +60,8 @@ def divide(tensors: Mapping[str, StoredTensor], fused: tuple[FusedRows, ...]) ->
 
 def _parts(name: str, stored: StoredTensor, fused: FusedRows, kind: str) -> list[tuple[str, StoredTensor]]:
     if not fused.experts:
-        if kind in _OF_ALL or prod(stored.shape) == 1:
+        is_renamed = len(fused.parts) == 1 and kind in _TURNED
+        if kind in _OF_ALL or is_renamed or prod(stored.shape) == 1:
             return [(part, stored) for part in fused.parts]
         return _runs(name, stored, fused.parts)
     if len(stored.shape) != 3 or stored.shape[0] != fused.experts:

@@ -1,7 +1,7 @@
 """A checkpoint's calibrated scales for a KV cache in FP8: one for keys and one for values per layer.
 
-This module knows their names (`self_attn.k_scale` from compressed-tensors; `self_attn.k_proj.k_scale` from ModelOpt), and is independent of the
-cache.
+This module knows their names (`self_attn.k_scale` from compressed-tensors; `self_attn.k_proj.k_scale` from ModelOpt, with `mixer` instead of
+`self_attn` in Nemotron), and is independent of the cache.
 """
 
 import re
@@ -13,7 +13,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
 from pilotlight.engine.weights.filling import DTYPES
 
-_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_scale")
+_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|mixer)\.(?:[kv]_proj\.)?([kv])_scale")
 
 
 def read_kv_scales(directory: Path) -> dict[int, tuple[float, float]]:

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForImageTextToText,
     DeepseekV3Config,
     Glm4vConfig,
+    Glm4vMoeConfig,
     Kimi_K25Config,
     Kimi_K25ForConditionalGeneration,
     Llama4Config,
@@ -32,7 +33,7 @@ from pilotlight.engine.description.image_sizes import ImageSizes, RowedImages, S
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, SizedImage
 from pilotlight.engine.vision.picture import prepare_image
 from tests.checkpoints import AWKWARD
-from tests.engine.families import DELTA, LATENT, config
+from tests.engine.families import DELTA, LATENT, YARN, config
 
 PLACEHOLDER, MARKER = 9, 5  # token ids; only Llama 4 has a marker other than its placeholder
 TOKENS = {
@@ -53,6 +54,19 @@ FAMILIES = (
     "qwen 3.5",
     "mistral 3",
     "glm 4.1 v",
+    "llama 4, five heads over one, two experts, biased",
+    "kimi k2.5, five heads, no groups",
+    "qwen 2.5 vl, three heads over one, tied",
+    "qwen 3 vl, three heads over one, tied",
+    "qwen 3 vl, experts, three heads over one, a dense layer, tied",
+    "qwen 3.5, four heads over one, attention first, tied",
+    "mistral 3, three heads over one, queries grow, tied",
+    "glm 4.5 v, experts, three heads over one",
+)
+# Checkpoints that two ranks can share.
+DIVISIBLE = (
+    *(name for name in FAMILIES[:8] if name != "qwen 3.5"),
+    "qwen 3.5, four heads over one, attention first, tied",
 )
 
 
@@ -173,9 +187,9 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
         (directory / "preprocessor_config.json").write_text(json.dumps(described_size))
     elif name.startswith("qwen"):
         (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 576, "max_pixels": 2304}))
-    elif name == "mistral 3":
+    elif name.startswith("mistral 3"):
         (directory / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 60}}))
-    elif name == "kimi k2.5":
+    elif name.startswith("kimi k2.5"):
         _rename(directory)
         described["architectures"] = ["KimiK25ForConditionalGeneration"]
         (directory / "preprocessor_config.json").write_text(json.dumps({"max_patches": 40, "size": {"max_height": 9}}))
@@ -203,50 +217,36 @@ def _rename(directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-def _llama4() -> PreTrainedModel:
-    text = config(
-        Llama4TextConfig,
-        intermediate_size=30,
-        intermediate_size_mlp=57,
-        num_local_experts=5,
-        num_hidden_layers=4,
-        no_rope_layers=[1, 0, 1, 1],
-        moe_layers=[0, 1, 3],
-        attention_chunk_size=16,
-        floor_scale=9,
-        attn_scale=0.3,
-    )
-    vision = {
-        "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 96, "image_size": 56, "patch_size": 14,
-        "projector_input_dim": 22, "projector_output_dim": 22, "vision_output_dim": 22,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+def _llama4(vision: dict[str, Any], joined: int, **text: Any) -> PreTrainedModel:
+    """Return a model; `joined`: the size after each projection of its tower."""
+    described = config(
+        Llama4TextConfig, intermediate_size=30, intermediate_size_mlp=57, num_hidden_layers=4, floor_scale=9, attn_scale=0.3, **text
+    )  # fmt: skip
+    vision = vision | {
+        "image_size": 56, "patch_size": 14, "projector_input_dim": joined, "projector_output_dim": joined, "vision_output_dim": joined,
         "initializer_range": 0.15,
     }  # fmt: skip
     whole = Llama4Config(
-        text_config=text.to_dict(), vision_config=vision, image_token_index=PLACEHOLDER, tie_word_embeddings=False
+        text_config=described.to_dict(), vision_config=vision, image_token_index=PLACEHOLDER, tie_word_embeddings=False
     )
     whole.eos_token_id = 1
     return Llama4ForConditionalGeneration._from_config(whole)
 
 
-def _kimi() -> PreTrainedModel:
-    text = config(
-        DeepseekV3Config,
-        **LATENT,
-        n_routed_experts=12,
-        num_experts_per_tok=3,
-        n_group=4,
-        topk_group=2,
-        first_k_dense_replace=1,
-    )
+def _kimi(hidden: int, heads: int, side: int, **text: Any) -> PreTrainedModel:
+    """Return a model; `hidden`, `heads`, `side`: its tower's hidden size, heads, and learned positions in a row."""
+    described = config(
+        DeepseekV3Config, **{**LATENT, "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, **text}
+    )  # fmt: skip
     vision = {
-        "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 50, "patch_size": 6, "pos_emb_height": 4,
-        "pos_emb_width": 4, "initializer_range": 0.15, "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
+        "hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": 2, "intermediate_size": 50, "patch_size": 6,
+        "pos_emb_height": side, "pos_emb_width": side, "initializer_range": 0.15,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
     }  # fmt: skip
     whole = Kimi_K25Config(
-        text_config=text.to_dict(),
+        text_config=described.to_dict(),
         vision_config=vision,
-        projection_hidden_size=32,
+        projection_hidden_size=hidden,
         image_token_id=PLACEHOLDER,
         tie_word_embeddings=False,
     )
@@ -262,7 +262,8 @@ _TOWER = {
 
 def _qwen(kind: type[PreTrainedConfig], vision: dict[str, Any], **text: Any) -> PreTrainedModel:
     keys = {key: value for key, value in (AWKWARD | {"num_hidden_layers": 4} | text).items() if value is not None}
-    whole = kind(text_config=keys, vision_config=_TOWER | vision, tie_word_embeddings=False, **_IDS)
+    tied = keys["tie_word_embeddings"]
+    whole = kind(text_config=keys, vision_config=_TOWER | vision, tie_word_embeddings=tied, **_IDS)
     whole.eos_token_id = whole.text_config.eos_token_id = 1
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
     return model
@@ -272,16 +273,19 @@ def _rows_and_columns(*sections: int, **more: Any) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections), **more}
 
 
-def _mistral() -> PreTrainedModel:
+def _mistral(kind: str, heads: int, activation: str, **text: Any) -> PreTrainedModel:
+    """Return a model; `heads`, `activation`: those of its tower."""
     vision = {
-        "model_type": "pixtral", "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 12,
-        "image_size": 60, "patch_size": 6, "hidden_act": "silu", "initializer_range": 0.15,
+        "model_type": "pixtral", "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2, "num_attention_heads": heads,
+        "head_dim": 24 // heads, "image_size": 60, "patch_size": 6, "hidden_act": activation, "initializer_range": 0.15,
     }  # fmt: skip
+    keys = AWKWARD | {"model_type": kind, "sliding_window": None} | text
     whole = Mistral3Config(
-        text_config=AWKWARD | {"model_type": "mistral", "sliding_window": None},
+        text_config=keys,
         vision_config=vision,
         image_token_index=PLACEHOLDER,
-        tie_word_embeddings=False,
+        multimodal_projector_bias=activation == "gelu",
+        tie_word_embeddings=keys["tie_word_embeddings"],
     )
     whole.eos_token_id = 1
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
@@ -290,9 +294,47 @@ def _mistral() -> PreTrainedModel:
 
 _SQUARE = {"num_position_embeddings": 9, "out_hidden_size": AWKWARD["hidden_size"]}
 _DEEP = _SQUARE | {"deepstack_visual_indexes": [0, 2]}
+_ONE: dict[str, Any] = {"num_attention_heads": 3, "num_key_value_heads": 1}
 _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama 4": _llama4,
-    "kimi k2.5": _kimi,
+    "llama 4": lambda: _llama4(
+        {
+            "hidden_size": 24,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 2,
+            "intermediate_size": 96,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        joined=22,
+        num_local_experts=5,
+        no_rope_layers=[1, 0, 1, 1],
+        moe_layers=[0, 1, 3],
+        attention_chunk_size=16,
+    ),
+    "llama 4, five heads over one, two experts, biased": lambda: _llama4(
+        {"hidden_size": 40, "num_attention_heads": 5, "num_hidden_layers": 3, "intermediate_size": 160},
+        joined=26,
+        num_attention_heads=5,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        interleave_moe_layer_step=2,
+        no_rope_layer_interval=3,
+        attention_chunk_size=23,
+        attention_bias=True,
+        use_qk_norm=False,
+    ),
+    "kimi k2.5": lambda: _kimi(32, 2, 4, first_k_dense_replace=1),
+    "kimi k2.5, five heads, no groups": lambda: _kimi(
+        36,
+        3,
+        3,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        v_head_dim=16,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+    ),
     "qwen 2.5 vl": lambda: _qwen(
         Qwen2_5_VLConfig,
         {"window_size": 24, "fullatt_block_indexes": [1], "out_hidden_size": 60},
@@ -300,7 +342,24 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
         hidden_size=60,
         rope_parameters=_rows_and_columns(2, 2, 1),
     ),
+    "qwen 2.5 vl, three heads over one, tied": lambda: _qwen(
+        Qwen2_5_VLConfig,
+        {"num_heads": 3, "window_size": 36, "fullatt_block_indexes": [0], "out_hidden_size": 48},
+        **_ONE,
+        head_dim=None,
+        hidden_size=48,
+        tie_word_embeddings=True,
+        rope_parameters=_rows_and_columns(3, 3, 2),
+    ),
     "qwen 3 vl": lambda: _qwen(Qwen3VLConfig, _DEEP, rope_parameters=_rows_and_columns(2, 2, 1)),
+    "qwen 3 vl, three heads over one, tied": lambda: _qwen(
+        Qwen3VLConfig,
+        _SQUARE | {"num_heads": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [1]},
+        **_ONE,
+        head_dim=14,
+        tie_word_embeddings=True,
+        rope_parameters=_rows_and_columns(3, 2, 2),
+    ),
     "qwen 3 vl, experts": lambda: _qwen(
         Qwen3VLMoeConfig,
         _DEEP,
@@ -310,13 +369,59 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
         num_experts_per_tok=2,
         moe_intermediate_size=27,
     ),
+    "qwen 3 vl, experts, three heads over one, a dense layer, tied": lambda: _qwen(
+        Qwen3VLMoeConfig,
+        _DEEP | {"num_heads": 3},
+        **_ONE,
+        tie_word_embeddings=True,
+        rope_parameters=_rows_and_columns(2, 2, 1),
+        norm_topk_prob=True,
+        num_experts=5,
+        num_experts_per_tok=1,
+        moe_intermediate_size=21,
+        mlp_only_layers=[1],
+    ),
     "qwen 3.5": lambda: _qwen(Qwen3_5Config, _SQUARE, **DELTA, layer_types=["linear_attention", "full_attention"] * 2),
-    "mistral 3": _mistral,
+    "qwen 3.5, four heads over one, attention first, tied": lambda: _qwen(
+        Qwen3_5Config,
+        _SQUARE | {"num_heads": 3},
+        **DELTA
+        | {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "head_dim": 16,
+            "rope_parameters": _rows_and_columns(2, 1, 1, partial_rotary_factor=0.5),
+        },
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        layer_types=["full_attention", "linear_attention"] * 2,
+    ),
+    "mistral 3": lambda: _mistral("mistral", 2, "silu"),
+    "mistral 3, three heads over one, queries grow, tied": lambda: _mistral(
+        "ministral3",
+        3,
+        "gelu",
+        **_ONE,
+        tie_word_embeddings=True,
+        rope_parameters=YARN | {"llama_4_scaling_beta": 0.1},
+    ),
     "glm 4.1 v": lambda: _qwen(
         Glm4vConfig,
         {"image_size": 18, "out_hidden_size": 72},
         head_dim=None,
         hidden_size=72,
         rope_parameters=_rows_and_columns(1, 1, 1, partial_rotary_factor=0.5),
+    ),
+    "glm 4.5 v, experts, three heads over one": lambda: _qwen(
+        Glm4vMoeConfig,
+        {"num_heads": 3, "image_size": 24, "out_hidden_size": 42, "attention_bias": True},
+        **_ONE,
+        head_dim=16,
+        rope_parameters=_rows_and_columns(2, 1, 1, partial_rotary_factor=0.5),
+        moe_intermediate_size=21,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
     ),
 }

@@ -29,7 +29,10 @@ def write_quantized(
     left_alone: str = "lm_head",
     **changes: Any,
 ) -> PreTrainedModel:
-    """Write a tiny checkpoint whose linear layers are quantized, except the head, routers, and layers whose name contains `left_alone`."""
+    """Write a tiny checkpoint whose linear layers are quantized, except the head, routers, and layers whose name contains `left_alone`.
+
+    Returns the model of `transformers` with the rounded values.
+    """
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -38,24 +41,29 @@ def write_quantized(
         "num_key_value_heads": 2,
     }
     model = write_checkpoint(directory, config(kind, **(sizes | changes)))
-    tensors = apart(load_file(directory / "model.safetensors"))
-    parameters = dict(model.named_parameters())
-    for name in list(tensors):
+    rounded, stored = load_file(directory / "model.safetensors"), {}
+    for name, tensor in apart(rounded).items():
         stem = name.removesuffix(".weight")
         is_matrix = name.endswith("_proj.weight") or name.endswith((".w1.weight", ".w2.weight", ".w3.weight"))
         if not is_matrix or left_alone in name:
+            stored[name] = tensor.contiguous()
             continue
-        parts, values = quantizer(tensors.pop(name))
-        tensors |= {f"{stem}.{part}": tensor.contiguous() for part, tensor in parts.items()}
-        put(parameters, name, values)
-    save_file(tensors, directory / "model.safetensors")
+        parts, values = quantizer(tensor.contiguous())
+        stored |= {f"{stem}.{part}": of_part.contiguous() for part, of_part in parts.items()}
+        tensor.copy_(values)
+    save_file(stored, directory / "model.safetensors")
     written = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(written | {"quantization_config": described}))
-    return model
+    reference = type(model).from_pretrained(None, config=model.config, state_dict=rounded, dtype=torch.float32).eval()
+    reference.set_experts_implementation("eager")
+    return reference
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Separate the experts of Llama 4, which are stacked as [experts, columns, rows] with gates beside ups: quantizers write them one by one."""
+    """Separate experts that are stacked, with gates and ups in one tensor: quantizers write them one by one.
+
+    Stacks are [experts, rows, columns], but Llama 4's [experts, columns, rows]. Returns views of the tensors.
+    """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         stem, _, part = name.rpartition(".")
@@ -64,29 +72,10 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
         for i, expert in enumerate(tensor):
-            pieces = zip(parts, expert.T.chunk(len(parts)), strict=True)
-            found |= {f"{stem}.{i}.{one}.weight": rows.contiguous() for one, rows in pieces}
+            rows_first = expert.T if ".feed_forward." in name else expert
+            pieces = zip(parts, rows_first.chunk(len(parts)), strict=True)
+            found |= {f"{stem}.{i}.{one}.weight": rows for one, rows in pieces}
     return found
-
-
-def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
-    """Replace the values of a parameter.
-
-    Newer versions of transformers keep all experts in one parameter, but save them one by one.
-    """
-    if name in parameters:
-        parameters[name].data.copy_(values)
-        return
-    stem, _, rest = name.partition(".experts.")
-    expert, part, _ = rest.split(".")
-    fused = next(parameters[key] for key in (f"{p}.experts.{'down_proj' if part in ('down_proj', 'w2') else 'gate_up_proj'}"
-                 for p in (stem, stem.replace("block_sparse_moe", "mlp"))) if key in parameters)  # fmt: skip
-    rows = fused.data[int(expert)]
-    rows = rows.T if ".feed_forward." in name and part.endswith("_proj") else rows  # Llama 4
-    if part in ("down_proj", "w2"):
-        rows.copy_(values)
-    else:
-        rows.chunk(2)[0 if part in ("gate_proj", "w1") else 1].copy_(values)
 
 
 def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:

@@ -150,12 +150,13 @@ def test_scales_of_the_checkpoint_are_the_caches(tmp_path: Path) -> None:
         SCALE.format(0, "k"): torch.tensor([0.25]),
         SCALE.format(0, "v"): torch.tensor(0.5, dtype=torch.bfloat16),
         SCALE.format(1, "k_proj.k"): torch.tensor([2.0]),
+        "model.layers.1.mixer.v_proj.v_scale": torch.tensor([3.0]),  # Nemotron's name
     }
     directory = with_scales(tmp_path, scales)
-    assert read_kv_scales(directory) == {0: (0.25, 0.5), 1: (2.0, 1.0)}
+    assert read_kv_scales(directory) == {0: (0.25, 0.5), 1: (2.0, 3.0)}
     engine = load_engine(directory, kv_dtype="fp8")
     views = engine.runner.layout.views(engine.runner.layout.new_blocks(1, torch.device("cpu")))  # type: ignore[attr-defined]
-    assert [view.scales.tolist() for view in views[:2]] == [[0.25, 0.5], [2.0, 1.0]]
+    assert [view.scales.tolist() for view in views[:2]] == [[0.25, 0.5], [2.0, 3.0]]
     assert len(one(engine, submit("a", PROMPT)).token_ids) == 8
 
 

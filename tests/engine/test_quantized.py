@@ -12,22 +12,18 @@ import pytest
 import torch
 from transformers import (
     DeepseekV3Config,
-    GraniteMoeHybridConfig,
-    Lfm2Config,
-    Lfm2MoeConfig,
+    FalconH1Config,
+    KimiLinearConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MixtralConfig,
+    NemotronHConfig,
     Phi3Config,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
     Qwen3MoeConfig,
-    Qwen3NextConfig,
 )
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -35,6 +31,7 @@ from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.layers.latent_attention import LatentAttention
 from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.recurrent import JoinedMixers
 from pilotlight.engine.loading.dry_run import DryRun, lay_out
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.models.model_registry import find_family
@@ -53,7 +50,7 @@ from tests.checkpoints import change_tensors
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
-from tests.engine.families import DELTA, PACKED, write_family
+from tests.engine.families import PACKED, write_family
 from tests.engine.parallel.test_compositions import FURTHER, MODELS
 from tests.engine.quantizers import pack_quantized, write_quantized
 from tests.engine.test_mapped_weights import answer
@@ -115,6 +112,12 @@ INTEGERS: dict[str, Callable[[Path], PreTrainedModel]] = {
     "minimax-m2, awq": lambda d: write_quantized(
         d, MiniMaxM2Config, quantizers.awq, AWQ, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2
     ),
+    "falcon-h1, gptq": lambda d: write_quantized(
+        d, FalconH1Config, quantizers.gptq, GPTQ, **sizes_for_groups("falcon-h1") | {"mamba_d_state": 8}
+    ),
+    "kimi-linear, awq": lambda d: write_quantized(
+        d, KimiLinearConfig, quantizers.awq, AWQ, **sizes_for_groups("kimi-linear") | {"linear_num_heads": 8}
+    ),
     "qwen2-moe, gptq": lambda d: write_quantized(
         d, Qwen2MoeConfig, quantizers.gptq, GPTQ, head_dim=None, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
         shared_expert_intermediate_size=32,
@@ -153,36 +156,17 @@ FP8: dict[str, Callable[[Path], PreTrainedModel]] = {
         {"quant_method": "fp8", "weight_block_size": [128, 128]}, hidden_size=192, intermediate_size=160, num_local_experts=4,
         num_experts_per_tok=2,
     ),
+    "nemotron-h, modelopt": lambda d: write_quantized(
+        d, NemotronHConfig, quantizers.fp8, {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        **sizes_for_groups("nemotron-h"),
+    ),
     "llama4, fp8 by row": lambda d: write_quantized(
         d, Llama4TextConfig, partial(quantizers.fp8, by_row=True),
         pack_quantized(num_bits=8, type="float", strategy="channel", group_size=None), **SCOUT
     ),
 }  # fmt: skip
 
-# Layers of hybrid families, which `test_compositions` lacks.
-_STATES: dict[str, Any] = DELTA | {
-    "linear_num_value_heads": 4,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-}
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_CONVOLUTIONS: dict[str, Any] = {"head_dim": None, "layer_types": ["conv", "full_attention"] * 2}
-HYBRIDS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
-    "lfm2": (Lfm2Config, _CONVOLUTIONS | {"block_auto_adjust_ff_dim": False}),
-    "lfm2-moe": (Lfm2MoeConfig, _CONVOLUTIONS | _EXPERTS | {"num_dense_layers": 1}),
-    "qwen3-next": (Qwen3NextConfig, _STATES | _EXPERTS | {"shared_expert_intermediate_size": 32}),
-    "qwen3.5": (Qwen3_5TextConfig, _STATES),
-    "qwen3.5-moe": (Qwen3_5MoeTextConfig, _STATES | _EXPERTS | {"shared_expert_intermediate_size": 32}),
-    "granite-4": (
-        GraniteMoeHybridConfig,
-        {
-            "head_dim": None, "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 4, "mamba_d_state": 5,
-            "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 32,
-        },
-    ),
-}  # fmt: skip
-_LEFT_OUT = ("gpt-oss", "nemotron-h", "falcon-h1", "kimi-linear")  # the first is published in MXFP4
-FAMILIES = {name: row for name, row in (MODELS | FURTHER | HYBRIDS).items() if name not in _LEFT_OUT}
+FAMILIES = {name: row for name, row in (MODELS | FURTHER).items() if name != "gpt-oss"}  # published in MXFP4
 FORMS: dict[str, tuple[quantizers.Quantizer, dict[str, Any]]] = {
     "int4": (quantizers.compressed_tensors, pack_quantized()),
     "int8": (quantizers.int8, pack_quantized(num_bits=8, strategy="channel", group_size=None)),
@@ -190,13 +174,15 @@ FORMS: dict[str, tuple[quantizers.Quantizer, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+_HEADS = {"head_dim": 16, "v_head_dim": 8, "mamba_head_dim": 8, "linear_head_dim": 32, "linear_value_head_dim": 8}
+
+
 def sizes_for_groups(name: str) -> dict[str, Any]:
     """Return a family's settings with matrices whose columns are groups of 32."""
     sizes = {"num_hidden_layers": 4} | FAMILIES[name][1]
-    sizes |= {
-        key: -(-sizes[key] // 32) * 32 for key in sizes if key.endswith(("hidden_size", "intermediate_size", "_mlp"))
-    }
-    sizes |= {key: size for key, size in (("head_dim", 16), ("v_head_dim", 8)) if sizes.get(key)}
+    rounded = ("hidden_size", "intermediate_size", "latent_size", "d_ssm", "_mlp")
+    sizes |= {key: -(-sizes[key] // 32) * 32 for key in sizes if key.endswith(rounded)}
+    sizes |= {key: size for key, size in _HEADS.items() if sizes.get(key)}
     return sizes | ({key: DEEPSEEK[key] for key in sizes if key in DEEPSEEK} if "kv_lora_rank" in sizes else {})
 
 
@@ -420,10 +406,8 @@ def packed_weights(engine: Any) -> int:
 
 
 def matrices(model: Any) -> list[Any]:
-    layers = model.layers
-    of_layers = [linear.weight for layer in layers for linear in projections(layer.attention)]
-    for layer in layers:
-        mlp = layer.feed_forward
+    of_layers = [linear.weight for layer in model.layers for linear in projections(layer.attention)]
+    for mlp in (layer.feed_forward for layer in model.layers if layer.feed_forward is not None):
         of_layers += (
             [mlp.gate_up_proj.weight, mlp.down_proj.weight]
             if hasattr(mlp, "down_proj")
@@ -433,6 +417,10 @@ def matrices(model: Any) -> list[Any]:
 
 
 def projections(attention: Any) -> list[Linear]:
+    if attention is None:
+        return []
+    if isinstance(attention, JoinedMixers):
+        return projections(attention.attention) + projections(attention.recurrent)
     if isinstance(attention, LatentAttention):
         queries = attention.queries
         return [queries.down_proj, queries.proj, attention.latent_proj, attention.o_proj]
@@ -536,6 +524,10 @@ def test_biases_that_a_quantizer_adds_are_added(tmp_path: Path) -> None:
         (pack_quantized() | {"config_groups": {}}, "no config_groups with weights"),
         ({"quant_method": "fp8", "weight_block_size": [128, 100]}, r"blocks of \[128, 100\]; they must be"),
         ({"quant_method": "fp8", "weight_block_size": 128}, "blocks of 128; they must be"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            "quant_algo = 'NVFP4'; supported for modelopt are FP8 and",
+        ),
     ],
 )
 def test_a_format_that_no_kernel_computes_is_refused_with_its_words(described: dict[str, Any], words: str) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
+from pilotlight.engine.weights.config import require_modelopt_fp8
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.shard import AxisRange, MatrixPart
 from pilotlight.kernels.matrices.fp8 import GROUP, Fp8Weight
@@ -113,6 +114,15 @@ class _Scales:
 def read_fp8(described: Mapping[str, Any]) -> Fp8Format:
     block = described.get("weight_block_size")
     return Fp8Format(None if block is None else read_block(block))
+
+
+def read_modelopt(described: Mapping[str, Any]) -> Fp8Format:
+    """Parse NVIDIA ModelOpt's description.
+
+    The tensors of scales show whether there is one scale per matrix or one per row. Raises CheckpointError for formats other than FP8.
+    """
+    require_modelopt_fp8(described)
+    return Fp8Format(None)
 
 
 def read_block(value: Any) -> tuple[int, int]:

@@ -15,6 +15,7 @@ FORMATS = {
     "gptq": "pilotlight.engine.weights.formats.int4:read_gptq",
     "awq": "pilotlight.engine.weights.formats.int4:read_awq",
     "fp8": "pilotlight.engine.weights.formats.fp8:read_fp8",
+    "modelopt": "pilotlight.engine.weights.formats.fp8:read_modelopt",
     "gguf": "pilotlight.engine.weights.formats.gguf:read_gguf",
     "mxfp4": "pilotlight.engine.weights.formats.mxfp4:read_mxfp4",
 }

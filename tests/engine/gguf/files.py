@@ -24,9 +24,10 @@ ARCHITECTURES = {
     "olmo2": gguf.MODEL_ARCH.OLMO2, "phi3": gguf.MODEL_ARCH.PHI3, "smollm3": gguf.MODEL_ARCH.SMOLLM3, "mistral": gguf.MODEL_ARCH.LLAMA,
     "mixtral": gguf.MODEL_ARCH.LLAMA, "olmo3": gguf.MODEL_ARCH.OLMO2, "olmoe": gguf.MODEL_ARCH.OLMOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5, "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
-    "glm4": gguf.MODEL_ARCH.GLM4,
+    "glm4": gguf.MODEL_ARCH.GLM4, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE, "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
 }  # fmt: skip
-TURNED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+TURNED = ("llama", "mistral", "mixtral", "granite", "granitemoe", "smollm3")
 Kind = gguf.GGMLQuantizationType
 
 
@@ -74,7 +75,10 @@ def write_file(
         values = _as_converted(name, tensor, described)
         wanted = kind if is_matrix(name) else Kind.F32
         stored = gguf.quants.quantize(values.float().numpy(), wanted)
+        name = name.replace("_correction_bias", "_correction.bias")
         writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), stored, raw_dtype=wanted)
+    if described["model_type"] == "glm4_moe":  # one tensor of the layer that predicts a further token
+        writer.add_tensor(f"blk.{described['num_hidden_layers']}.nextn.enorm.weight", np.ones(1, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,6 +97,11 @@ def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) ->
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Join the experts of each layer in one tensor, as in GGUF files."""
     found: dict[str, Any] = {}
+    for name in [name for name in tensors if name.endswith("block_sparse_moe.input_linear.weight")]:  # Granite's stacks
+        stem = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
+        gates, ups = tensors[name].chunk(2, 1)
+        tensors = {key: tensor for key, tensor in tensors.items() if key != name}
+        tensors |= {f"{stem}.gate_proj.weight": gates, f"{stem}.up_proj.weight": ups}
     for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else 0 for part in name.split(".")]):
         whole = re.sub(r"experts\.\d+\.", "experts.", name)
         whole = re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", whole)
@@ -103,7 +112,7 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
     writer.add_context_length(described["max_position_embeddings"])
     writer.add_embedding_length(described["hidden_size"])
-    writer.add_block_count(described["num_hidden_layers"])
+    writer.add_block_count(described["num_hidden_layers"] + (described["model_type"] == "glm4_moe"))
     writer.add_feed_forward_length(described["intermediate_size"])
     writer.add_head_count(described["num_attention_heads"])
     writer.add_head_count_kv(described["num_key_value_heads"])
@@ -123,7 +132,7 @@ def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if described.get("sliding_window"):
         writer.add_sliding_window(described["sliding_window"])
-    if described["model_type"] == "granite":
+    if described["model_type"] in ("granite", "granitemoe"):
         writer.add_attention_scale(described["attention_multiplier"])
         writer.add_embedding_scale(described["embedding_multiplier"])
         writer.add_residual_scale(described["residual_multiplier"])
@@ -136,10 +145,25 @@ def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
     if rope.get("partial_rotary_factor", 1.0) < 1.0:
         writer.add_rope_dimension_count(int(described["head_dim"] * rope["partial_rotary_factor"]))
     if "num_experts_per_tok" in described:
-        writer.add_expert_count(described.get("num_experts") or described["num_local_experts"])
+        count = next(key for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in described)
+        writer.add_expert_count(described[count])
         writer.add_expert_used_count(described["num_experts_per_tok"])
     if "moe_intermediate_size" in described:
         writer.add_expert_feed_forward_length(described["moe_intermediate_size"])
+    if described["model_type"] == "glm4_moe":
+        writer.add_nextn_predict_layers(1)
+        writer.add_expert_shared_count(described["n_shared_experts"])
+        writer.add_leading_dense_block_count(described["first_k_dense_replace"])
+        writer.add_expert_weights_scale(described["routed_scaling_factor"])
+        writer.add_expert_weights_norm(described["norm_topk_prob"])
+    if described["model_type"] == "minimax_m2":
+        writer.add_expert_feed_forward_length(described["intermediate_size"])
+    if described["model_type"] == "ernie4_5_moe":
+        writer.add_expert_count(described["moe_num_experts"])
+        writer.add_expert_used_count(described["moe_k"])
+        writer.add_expert_shared_count(described["moe_num_shared_experts"])
+        writer.add_interleave_moe_layer_step(described["moe_layer_interval"])
+        writer.add_leading_dense_block_count(described["moe_layer_start_index"])
     if "shared_expert_intermediate_size" in described:
         writer.add_expert_shared_feed_forward_length(described["shared_expert_intermediate_size"])
 

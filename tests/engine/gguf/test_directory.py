@@ -8,13 +8,17 @@ from typing import Any
 import gguf
 import pytest
 from transformers import (
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -103,6 +107,43 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "ernie": (Ernie4_5Config, {}),
     "seed-oss": (SeedOssConfig, {"attention_dropout": 0.0, "residual_dropout": 0.0}),
     "glm4": (Glm4Config, {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
+    "granite-moe": (
+        GraniteMoeConfig,
+        {
+            "head_dim": None, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.5,
+            "num_local_experts": 4, "num_experts_per_tok": 2,
+        },
+    ),
+    "minimax-m2": (
+        MiniMaxM2Config,
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "ernie-moe": (
+        Ernie4_5_MoeConfig,
+        {
+            "head_dim": None, "num_hidden_layers": 3, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+        },
+    ),
+    "glm-4.5": (
+        Glm4MoeConfig,
+        {
+            "num_hidden_layers": 3, "use_qk_norm": True, "attention_bias": True, "moe_intermediate_size": 32, "n_routed_experts": 4,
+            "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "glm-4.5, no norms, unbiased": (
+        Glm4MoeConfig,
+        {
+            "use_qk_norm": False, "attention_bias": False, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 1,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
     "glm4, biased": (Glm4Config, {
         "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
     }),
@@ -195,10 +236,11 @@ def test_what_is_not_computed_is_refused_by_name(extra: dict[str, Any], message:
     assert not (tmp_path / "store").exists()
 
 
-def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "mamba")
+@pytest.mark.parametrize("name", ["mamba", "nemotron_h", "nemotron_h_moe", "falcon-h1", "kimi-linear"])
+def test_another_architecture_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), name)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match="architecture 'mamba'; for GGUF files, supported are llama, qwen2"):
+    with pytest.raises(CheckpointError, match=f"architecture '{name}'; for GGUF files, supported are llama, qwen2"):
         directory_of(tmp_path / "x.gguf", tmp_path / "store")

@@ -1,13 +1,15 @@
 """Every family with every composition of ranks: tokens equal those of one rank and log-probabilities are close, or the composition is refused by
 name."""
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
@@ -27,11 +29,13 @@ from transformers import (
     GraniteMoeHybridConfig,
     KimiLinearConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    Mistral4Config,
     MistralConfig,
     MixtralConfig,
     NemotronHConfig,
@@ -42,6 +46,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -53,8 +58,9 @@ from transformers import (
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig, Submit
 from pilotlight.engine.api.struct import replace
+from pilotlight.engine.core.engine import Engine
 from tests.checkpoints import write_checkpoint
-from tests.engine.driver import drain, drain_preempting, load_engine, random_prompt, submit
+from tests.engine.driver import Heard, drain, drain_preempting, load_engine, random_prompt, submit
 from tests.engine.families import DELTA, LATENT, NEMOTRON, YARN, config
 from tests.engine.parallel.test_ranks import Ranks, assert_same, group_memory, group_of, several
 from tests.engine.quantizers import apart
@@ -134,6 +140,15 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         MiniMaxM2Config,
         {"head_dim": 12, "intermediate_size": 28, "num_local_experts": 8, "num_experts_per_tok": 3, "rope_parameters": HALF},
     ),
+    "mistral4": (
+        Mistral4Config,
+        LATENT
+        | {
+            "num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
+            "first_k_dense_replace": 1, "moe_intermediate_size": 28,
+            "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
     "olmo2": (Olmo2Config, {"hidden_size": 48, "head_dim": None}),
     "olmoe": (OlmoeConfig, {"hidden_size": 48, "head_dim": None, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 28}),
     "seed-oss": (SeedOssConfig, {"attention_out_bias": True, "attention_dropout": 0.0, "residual_dropout": 0.0}),
@@ -145,7 +160,7 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mimo-v2": (
         MiMoV2FlashConfig,
         {
-            "head_dim": 12, "v_head_dim": 6, "sliding_window": 13, "moe_intermediate_size": 28, "n_routed_experts": 8,
+            "head_dim": 12, "v_head_dim": 8, "sliding_window": 13, "moe_intermediate_size": 28, "n_routed_experts": 8,
             "num_experts_per_tok": 3, "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), HALF),
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
         },
@@ -171,13 +186,18 @@ _DELTA = DELTA | {
     "linear_num_value_heads": 8,
     "layer_types": _HYBRID["layer_types"],
 }
+_QWEN_EXPERTS = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "shared_expert_intermediate_size": 20
+}  # fmt: skip
+_CONVOLUTIONS = _HYBRID | {"layer_types": ["conv", "full_attention"] * 2}
 FURTHER |= {
-    "lfm2": (Lfm2Config, _HYBRID | {"layer_types": ["conv", "full_attention"] * 2}),
-    "qwen3-next": (
-        Qwen3NextConfig,
-        _DELTA | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "shared_expert_intermediate_size": 20},
+    "lfm2": (Lfm2Config, _CONVOLUTIONS),
+    "lfm2-moe": (
+        Lfm2MoeConfig, _CONVOLUTIONS | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "num_dense_layers": 1},
     ),
+    "qwen3-next": (Qwen3NextConfig, _DELTA | _QWEN_EXPERTS),
     "qwen3.5": (Qwen3_5TextConfig, _DELTA),
+    "qwen3.5-moe": (Qwen3_5MoeTextConfig, _DELTA | _QWEN_EXPERTS),
     "granite-4": (
         GraniteMoeHybridConfig,
         _HYBRID | {
@@ -203,12 +223,16 @@ FURTHER |= {
 }  # fmt: skip
 FAMILIES = (*MODELS, EACH, *FURTHER)
 QUICK = (*MODELS, EACH, "minimax-m2")
-STATES = ("lfm2", "qwen3-next", "qwen3.5", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear")
+STATES = (
+    "lfm2", "lfm2-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear"
+)  # fmt: skip
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
-          "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "qwen3-next", "nemotron-h", "kimi-linear")  # fmt: skip
+          "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "mistral4", "lfm2-moe", "qwen3-next", "qwen3.5-moe",
+          "nemotron-h", "kimi-linear")  # fmt: skip
 
 
+Run = Callable[[Engine, list[Submit]], dict[str, Heard]]
 EXPERTS = {"expert_parallel": True}
 COMPOSITIONS: dict[str, HostConfig] = {
     "tp 2": group_of(2),
@@ -241,11 +265,43 @@ def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]
         yield Ranks(host, memory)
 
 
-def write(directory: Path, family: str, **changes: Any) -> None:
+def write(directory: Path, family: str, seed: int = 0, **changes: Any) -> None:
     kind, own = (MODELS | FURTHER)["llama 4" if family == EACH else family]
-    write_checkpoint(directory, config(kind, **SHARED | own | changes))
+    write_checkpoint(directory, config(kind, **SHARED | own | changes), seed)
     if family == EACH:
-        save_file(apart(load_file(directory / "model.safetensors")), directory / "model.safetensors")
+        tensors = apart(load_file(directory / "model.safetensors"))
+        save_file({name: one.contiguous() for name, one in tensors.items()}, directory / "model.safetensors")
+
+
+class SmallestGap(TorchFunctionMode):
+    """Records in `value` how far apart the closest two candidates of all choices by `topk` are: experts of a token, and probable tokens."""
+
+    value = math.inf
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "topk":
+            scores, count = args[0].float(), min(args[1] + 1, args[0].shape[-1])
+            gaps = -scores.sort(dim=-1, descending=True).values[..., :count].diff(dim=-1)
+            self.value = min([self.value, *gaps[gaps.isfinite()].flatten().tolist()])
+        return func(*args, **(kwargs or {}))
+
+
+def write_without_ties(
+    directory: Path, family: str, asked: list[Submit], run: Run = drain, budget: int = 2048, **changes: Any
+) -> tuple[Path, dict[str, Heard]]:
+    """Write a model whose choices of experts and tokens do not depend on the order of sums; return its directory and one rank's answers to `asked`.
+
+    Such orders change scores by about 1e-6. Where two are closer, one rank and several may rightly choose differently, so other weights are drawn.
+    """
+    for seed in range(20):
+        place = directory / str(seed)
+        write(place, family, seed, **changes)
+        engine = load_engine(place, max_num_batched_tokens=budget)
+        with SmallestGap() as gap:
+            expected = run(engine, asked)
+        if gap.value > 1e-5:
+            return place, expected
+    raise AssertionError(f"each of 20 models of {family} has a tie")
 
 
 def refused_with(family: str, host: HostConfig) -> str | None:
@@ -265,20 +321,19 @@ def refused_with(family: str, host: HostConfig) -> str | None:
 def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
     tmp_path: Path, ranks: Ranks, family: str
 ) -> None:
-    write(tmp_path, family)
     if refusal := refused_with(family, ranks.host):
+        write(tmp_path, family)
         with pytest.raises(CheckpointError, match=refusal), ranks.loaded(tmp_path):
             pass
         return
     asked = several(prompt_logprobs=True)  # greedy sequences, and below a sampled one
     asked.append(submit("drawn", random_prompt(31, seed=9), max_tokens=12, temperature=0.9, seed=5, num_logprobs=3))
-    expected = drain(load_engine(tmp_path), asked)
-    with ranks.loaded(tmp_path) as model:
+    directory, expected = write_without_ties(tmp_path, family, asked)
+    with ranks.loaded(directory) as model:
         assert_same(drain(model.engine, asked), expected)
 
 
-# A draw in which the order of sums decides between two experts fails: with other sizes such a tie was 9e-8, as the experts' scores in fp64 showed.
-NUM_DRAWS = 200
+NUM_DRAWS = 14  # for each composition
 
 
 def drawn_submits(rng: random.Random) -> list[Submit]:
@@ -306,9 +361,15 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
     sizes["num_key_value_heads"] = (
         heads if "kv_lora_rank" in (MODELS | FURTHER).get(family, ({}, {}))[1] else rng.choice([1, 2, heads])
     )
-    if family in ("mimo-v2", "gemma4"):
-        kinds = ["full_attention", "sliding_attention"]
-        sizes["layer_types"] = [*rng.choices(kinds, k=layers - 1), "full_attention"]
+    for key, given in (MODELS | FURTHER).get(family, ({}, {}))[1].items():
+        if key in ("layer_types", "layers_block_type"):
+            kinds = sorted(set(given))
+            types = [*kinds, *rng.choices(kinds, k=layers - len(kinds))]
+            rng.shuffle(types)
+            types.remove("full_attention")
+            sizes[key] = [*types, "full_attention"]
+    if family == "nemotron-h":
+        del sizes["num_hidden_layers"]  # the list of types is as long
     if family == "mimo-v2":  # layers with a window have twice as many
         sizes["num_key_value_heads"] = rng.choice([1, 2])
     if family.startswith("llama 4"):
@@ -319,38 +380,23 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
     return sizes
 
 
-@pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_drawn_models_and_requests_get_the_tokens_of_one_rank_in_drawn_compositions(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    drawn = random.Random(2)
-    computed = {
-        name: [family for family in FAMILIES if refused_with(family, host) is None]
-        for name, host in COMPOSITIONS.items()
-    }
-    draws = sorted(drawn.choice([*COMPOSITIONS]) for _ in range(NUM_DRAWS))  # sorted, so that each group starts once
-    for name in COMPOSITIONS:
-        host = COMPOSITIONS[name]
-        with group_memory(host) as memory:
-            for i in range(draws.count(name)):
-                rng = random.Random(f"{name} {i}")
-                family = rng.choice(computed[name])
-                directory = tmp_path_factory.mktemp("model")
-                write(directory, family, **drawn_sizes(rng, family))
-                asked, budget, run = (
-                    drawn_submits(rng),
-                    rng.choice([16, 48, 2048]),
-                    rng.choice([drain, drain_preempting]),
-                )
-                expected = run(load_engine(directory, max_num_batched_tokens=budget), asked)
-                shared = Ranks(replace(host, max_num_batched_tokens=budget), memory)
-                with shared.loaded(directory) as model:
-                    if host.stages == 1:
-                        model.engine.runner.depth = rng.choice([1, 2])
-                    try:
-                        assert_same(run(model.engine, asked), expected)
-                    except AssertionError as difference:
-                        difference.add_note(f"{name}, draw {i}: {family}")
-                        raise
+@pytest.mark.timeout(900)
+def test_drawn_models_and_requests_get_the_tokens_of_one_rank(tmp_path: Path, ranks: Ranks) -> None:
+    [name] = [name for name, host in COMPOSITIONS.items() if host == ranks.host]
+    families = [family for family in FAMILIES if refused_with(family, ranks.host) is None]
+    for i in range(NUM_DRAWS):
+        rng = random.Random(f"{name} {i}")
+        family = rng.choice(families)
+        sizes, asked = drawn_sizes(rng, family), drawn_submits(rng)
+        budget, run = rng.choice([16, 48, 2048]), rng.choice([drain, drain_preempting])
+        directory, expected = write_without_ties(tmp_path / str(i), family, asked, run, budget, **sizes)
+        shared = Ranks(replace(ranks.host, max_num_batched_tokens=budget), ranks.memory)
+        with shared.loaded(directory) as model:
+            if ranks.host.stages == 1:
+                model.engine.runner.depth = rng.choice([1, 2])
+            try:
+                assert_same(run(model.engine, asked), expected)
+            except AssertionError as difference:
+                difference.add_note(f"{name}, draw {i}: {family}")
+                raise

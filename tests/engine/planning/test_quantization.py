@@ -33,6 +33,15 @@ def test_patterns_and_names_are_ignored(pattern: str, is_ignored: bool) -> None:
     assert quantization.holds(shape) is not is_ignored
 
 
+def test_modelopt_has_eight_bits_and_its_other_formats_are_refused() -> None:
+    described = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    quantization = read_quantization({"quantization_config": described})
+    assert quantization is not None
+    assert (quantization.bits, quantization.is_float, quantization.ignored) == (8, True, ("lm_head",))
+    with pytest.raises(CheckpointError, match="quant_algo = 'NVFP4'; supported for modelopt are FP8"):
+        read_quantization({"quantization_config": described | {"quant_algo": "NVFP4"}})
+
+
 @pytest.mark.parametrize(
     ("ignore", "reason"),
     [

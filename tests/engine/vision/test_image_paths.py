@@ -10,7 +10,7 @@ from pilotlight.engine.loading.kv_memory import KvMemory
 from tests.engine.agreement import assert_agrees
 from tests.engine.driver import drain_preempting, load_engine, one
 from tests.engine.parallel.test_ranks import group_memory, group_of, loaded
-from tests.engine.pictures import FAMILIES, VisionCheckpoint, write_vision
+from tests.engine.pictures import DIVISIBLE, FAMILIES, VisionCheckpoint, write_vision
 from tests.engine.test_hand_over import Pair
 from tests.engine.test_images import SMALL, TALL, WIDE, encodes, text, until_all_run, with_images
 from tests.engine.test_tier_families import open_anew
@@ -66,9 +66,8 @@ def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[KvMemo
         yield memory
 
 
+@pytest.mark.parametrize("written", DIVISIBLE, indirect=True)
 def test_two_ranks_agree(written: VisionCheckpoint, ranks: KvMemory) -> None:
-    if written.model.config.model_type == "qwen3_5":
-        pytest.skip("several ranks refuse states by name")
     prompt = written.prompt([*text(9, 1), -1, *text(5, 2), -1, *text(7, 3)], WIDE, SMALL)
     with loaded(written.directory, ranks) as model:
         heard = one(model.engine, with_images("a", prompt, max_tokens=5))
