@@ -37,7 +37,7 @@ class StateBatch(NamedTuple):
 
     @property
     def num_stepwise(self) -> int:
-        """The number of sequences at the beginning of the batch whose runs have one token each: decodes, and their drafts."""
+        """The number of sequences at the beginning whose runs have one token each: decodes, and their drafts."""
         start = 0
         for i, ends in enumerate(self.host_ends):
             if ends != tuple(range(start + 1, start + len(ends) + 1)):

@@ -62,7 +62,10 @@ def _fused(
     pairs: int | None = None,
     has_gates: bool = False,
 ) -> Case:
-    """Make a case. `gap`: padding columns between two tokens' heads; `pairs`: rotated pairs of a head, None for all."""
+    """Make a case.
+
+    `gap`: padding columns between two tokens' heads; `pairs`: rotated pairs of a head, None for all.
+    """
 
     def make(dtype: torch.dtype) -> Arguments:
         all_heads = heads.heads * (1 + has_gates) + 2 * heads.kv_heads

@@ -1,4 +1,4 @@
-"""What chunks of a prompt's tokens have in common in recurrent layers.
+"""The common parts of recurrent layers that compute prompts by chunks of tokens.
 
 A chunk ends with its run of tokens. Its tokens are computed together by matrix products, with the factors by which a state decays between any two.
 """
@@ -22,9 +22,9 @@ def softplus(x):
 
 @jit
 def decays_between(sums, is_reached):
-    """Return the factor [tokens, tokens] from each earlier token (column) to each later one (row), 0 where not `is_reached`.
+    """Return the factors [tokens, tokens] by which a state decays from the token of the column to that of the row.
 
-    `sums` [tokens]: sums of the logarithms of the decays up to each token.
+    `sums` [tokens]: sums of the logarithms of the decays up to each token. Factors are 0 where not `is_reached`.
     """
     return tl.where(is_reached, tl.exp(tl.where(is_reached, sums[:, None] - sums[None, :], 0.0)), 0.0)
 
