@@ -22,9 +22,9 @@ def softplus(x):
 
 @jit
 def decays_between(sums, is_reached):
-    """Return the factors [tokens, tokens] by which a state decays from the token of the column to that of the row.
+    """Return the factors by which a state decays from one token (column) to a later one (row).
 
-    `sums` [tokens]: sums of the logarithms of the decays up to each token. Factors are 0 where not `is_reached`.
+    [tokens, tokens], 0 where not `is_reached`; `sums` [tokens]: sums of the logarithms of the decays up to each token.
     """
     return tl.where(is_reached, tl.exp(tl.where(is_reached, sums[:, None] - sums[None, :], 0.0)), 0.0)
 
