@@ -130,7 +130,10 @@ def kept_cases(path: Path | None, seed: int) -> list[dict[str, Any]]:
 
 class _Cases:
     def __init__(self, sites: LendingSites, seed: int, expected: dict[int, list[Heard]]) -> None:
-        """Prepare cases at sites that have just started. `expected` gets each trace's undisturbed answers without lending."""
+        """Prepare cases at sites that have just started.
+
+        `expected` gets each trace's undisturbed answers without lending.
+        """
         warming = [Asked(0.0, site, drawn_prompt(random.Random(site), 500, 700), GREEDY) for site in sites.sites]
         asyncio.run(sites.play(warming, lends=False))  # a site that has computed nothing has no rate to predict with
         self._sites = sites

@@ -39,7 +39,7 @@ def map_rows(results: Record) -> Iterable[list[str]]:
 
 
 def fault_rows(results: Record) -> Iterable[list[str]]:
-    """Show the cases by fault, and what went wrong."""
+    """Show the cases and the errors of each fault."""
     yield ["fault", "cases", "answers with other tokens", "failed answers", "open work left"]
     for fault, count in results["by_fault"].items():
         of_fault = [row for row in results["rows"] if f"{row['how']}, {row['site']}" == fault]
