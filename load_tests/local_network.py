@@ -77,7 +77,7 @@ class LocalNetwork:
         started = time.perf_counter()
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self._tree,
-            env={**os.environ, "XDG_STATE_HOME": str(folder), **self._environment},
+            env={**start_environment(), "XDG_STATE_HOME": str(folder), **self._environment},
         )  # fmt: skip
         try:
             self._wait_until_ready(router_port)
@@ -154,6 +154,14 @@ class LocalNetwork:
             if time.monotonic() > deadline:
                 break
         raise RuntimeError("pilotlight up did not become ready:\n" + "\n".join(self.output))
+
+
+def start_environment() -> dict[str, str]:
+    """Return this process's environment with bytecode files enabled.
+
+    Installed packages, such as the peers', have them. Without them each start would compile the modules again.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def free_ports(count: int) -> list[int]:

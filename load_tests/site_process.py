@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from load_tests.local_network import free_ports
+from load_tests.local_network import free_ports, start_environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +57,7 @@ class SiteProcess:
         with self._log.open("wb") as sink:
             self.began_s = time.time()
             command = [*self._prefix, sys.executable, "-m", "pilotlight.runtime", str(file)]
-            self.process = subprocess.Popen(command, stderr=sink, cwd=ROOT, env=_environment() | self._added)
+            self.process = subprocess.Popen(command, stderr=sink, cwd=ROOT, env=start_environment() | self._added)
         return self
 
     def __exit__(
@@ -159,14 +159,6 @@ class SiteProcess:
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the site does not listen:\n{self.log()[-2000:]}") from None
                 time.sleep(0.005)
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment with bytecode files enabled, as for installed packages such as the peers'.
-
-    Without them each start would compile the modules again.
-    """
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 _JSON = {"content-type": "application/json"}

@@ -436,7 +436,7 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     socket_message_mib: Annotated[float, Meta(gt=0, le=16)] = 1.0
     """Maximum size of one WebSocket message, in either direction."""
     zygotes_mib: Annotated[int, Meta(ge=0)] = 1024
-    """Memory for idle processes that have imported a function's code, from which new processes are forked."""
+    """Memory for the processes of idle functions: per function one that has imported its packages, and a spare one forked from it."""
 
     logs_days: NonNegative = 7.0
     """Time for which invocations and their output are stored (`pilotlight logs`)."""

@@ -5,7 +5,6 @@ because by default it would end a site at once and leave its weights in shared m
 reload.
 """
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -30,6 +29,8 @@ class Terminal:
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
     """Call `stop` or `reload` in the running event loop at these signals.
     The service manager, if any, is notified."""
+    import asyncio  # imported here: `pilotlight up` follows signals without an event loop
+
     loop, terminal = asyncio.get_running_loop(), Terminal()
 
     def on_stop() -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.sites.config import ConfigError
-from pilotlight.sites.joining.authority import Authority, AuthorityError
 from pilotlight.sites.joining.network_file import add_site
 from pilotlight.sites.joining.tokens import TokenError, Tokens, join_line
 from pilotlight.sites.network import load_network
@@ -28,6 +27,9 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.joining import AUTHORITY_PATH, JOIN_PATH, Joined, JoinRequest, NetworkFace
 from pilotlight.wire.hop.status import Place
 from pilotlight.wire.http.asgi import read_body
+
+if TYPE_CHECKING:
+    from pilotlight.sites.joining.authority import Authority
 
 MAX_BODY = 64 << 10
 JSON = "application/json"
@@ -38,7 +40,7 @@ log = logging.getLogger("pilotlight.joining")
 class _Network(NamedTuple):
     folder: Path
     file: Path
-    authority: Authority
+    authority: "Authority"
     tokens: Tokens
 
 
@@ -57,6 +59,9 @@ class JoinRoutes:
                 raise ConfigError(
                     f"machines that join need the network's secret: set hop.secret_file, or {HOP_SECRET_ENV}"
                 )
+            # Imported here, because few routers need cryptography.
+            from pilotlight.sites.joining.authority import Authority, AuthorityError
+
             try:
                 self._network = _Network(Path(folder), file, Authority(Path(folder)), Tokens(Path(folder)))
             except AuthorityError as error:
@@ -111,6 +116,8 @@ class JoinRoutes:
 
     def _join(self, network: _Network, asked: JoinRequest, host: str) -> Joined:
         """Issue a certificate and add the site to the file. Raises ApiError."""
+        from pilotlight.sites.joining.authority import AuthorityError
+
         if asked.name in self._router.backends:
             raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
         try:

@@ -13,7 +13,6 @@ from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
 from pilotlight.dialects import ollama
-from pilotlight.dialects.openapi import document, page
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.metering.objectives import slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
@@ -101,9 +100,13 @@ class OwnRoutes:
         return _json({"version": own_version()})
 
     async def openapi(self, request: Request) -> Response:
+        from pilotlight.dialects.openapi import document  # imported here: with every dialect's types
+
         return Response(document(own_version()), media_type=JSON)
 
     async def docs(self, request: Request) -> Response:
+        from pilotlight.dialects.openapi import page
+
         return HTMLResponse(page(own_version()))
 
     async def metrics(self, request: Request) -> Response:

@@ -21,7 +21,6 @@ from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
-SUFFIX = ".gguf"
 _FORM = 3  # version of the written files; increment it to make directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 # The values of llama.cpp (common/common.h) for what a file does not state: with these its publisher has tried it.

@@ -34,6 +34,7 @@ from pilotlight.engine.api.protocol import (
 from pilotlight.engine.api.step_journal import HeldSequences, StepJournal
 from pilotlight.engine.api.validation import host_problem
 from pilotlight.engine.core.open_sequences import error_output
+from pilotlight.engine.host import torch_parts
 from pilotlight.engine.host.hosted_models import HostedModels
 from pilotlight.engine.host.model_loader import ModelLoader
 from pilotlight.engine.host.process import configure_process
@@ -265,6 +266,8 @@ def main(words: Sequence[str]) -> None:
     if config.threads is not None:
         # torch reads this variable when it is imported
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    if config.device == "cpu" and not config.group:
+        torch_parts.leave_out()
     # With keys, the front end is on another machine, and its lease shows whether it is alive.
     parent = arguments.parent if arguments.parent is not None or keys is not None else os.getppid()
     transport = SocketTransport(arguments.address, keys)

@@ -21,10 +21,12 @@ _STEPS_BACK = 5
 def configure_process() -> None:
     """Set environment variables that libraries read when they are imported. Call it first.
 
-    Only for a process that is nothing but an engine host. Numpy gets one thread, because nothing computes with it.
+    Only for a process that is nothing but an engine host. Numpy gets one thread, because nothing computes with it. torch does not look for devices of
+    other packages, for which it reads the metadata of every installed one.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def at_low_priority(work: Callable[[], T]) -> T:

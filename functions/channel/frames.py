@@ -118,7 +118,10 @@ class Pong(Frame, frozen=True, tag="pong"):
 
 
 class Note(Frame, frozen=True, tag="note"):
-    """Isolate to runtime, without a reply: it is ready, has background work left, or cannot start."""
+    """A message without a reply.
+
+    Isolate to runtime: it is ready, has background work left, or cannot start. Runtime to isolate: import the function's module.
+    """
 
     name: str
     value: Any = None

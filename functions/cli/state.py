@@ -4,7 +4,6 @@ The function need not run. The commands work on the state directory of a site, o
 code, so they refuse what a binding refuses, and a running site sees the changes. Imports are local to the commands, to start fast.
 """
 
-import asyncio
 import json
 import re
 import sys
@@ -152,6 +151,8 @@ class State:
                 await services.databases.close()
 
         try:
+            import asyncio
+
             return asyncio.run(run())
         except BindingError as error:
             raise CliError(error.message) from None

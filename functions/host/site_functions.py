@@ -262,6 +262,7 @@ class SiteFunctions:
             for pool in tuple(self.pools.values()):
                 is_busy = self._look(pool) or is_busy
             self._zygote_budget.trim(self.pools.values())
+            is_busy = self._zygote_budget.fork_spares(self.pools.values()) or is_busy
             if not is_busy:
                 self._requested.clear()
                 with suppress(TimeoutError):

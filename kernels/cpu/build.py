@@ -181,9 +181,9 @@ def build_level(level: levels.Level, folder: Path) -> Path:
     return path
 
 
-def limits_file(library: Path) -> Path:
-    """Return the path of the file with measurements of a library on this machine. Raises BuildError."""
-    return private_cache("kernels") / f"{library.stem}.json"
+def limits_file(library: Path, num_threads: int) -> Path:
+    """Return the path of the file with a library's measurements on this machine. Raises BuildError."""
+    return private_cache("kernels") / f"{library.stem}-{num_threads}.json"
 
 
 def _compile(compiler: str, scratch: Path, progress: Progress, tuning: tuple[str, ...]) -> Path:

@@ -1,12 +1,15 @@
 """Find up to how many rows the library's products and attention beat torch's.
 
-Torch is faster for many rows on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
-library, whose name identifies the CPU. This module knows products of one size, too large for any cache, and prompts of one shape, and is independent
-of models. Until the measurement is done the limits are those of c_library.py.
+Torch is faster for many rows on CPUs with matrix units or conversions of bf16. Measured once per machine and number of threads, for about a second,
+and stored beside the library, whose name identifies the CPU. This module knows products of one size, too large for any cache, and prompts of one
+shape, and is independent of models. Until the measurement is done the limits are those of c_library.py.
 """
 
+import fcntl
 import json
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +36,8 @@ _LEAST_GAIN = 1.15  # torch must win by this factor, because a step with a produ
 _QUERIES = (16, 64, 256, 512)
 _CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
 
+_NICENESS = 19  # of the thread that measures: the lowest priority
+
 ProductForm = Callable[[torch.Tensor, torch.Tensor], object]  # x, weight
 AttentionForm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch, AttentionRule], object]
 
@@ -52,19 +57,29 @@ class Limits(NamedTuple):
 
 
 def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
-    """Fill `into` with stored measurements, or measure in the background."""
+    """Fill `into` with stored measurements, or measure in the background, at a low priority.
+
+    Of several processes one measures, and the others wait for its result.
+    """
     wanted = list(dtypes)
-    try:
-        kept = json.loads(file.read_bytes())
-        if kept["of"] == _circumstances():
-            found = [{dtype: int(kept[name][str(dtype)]) for dtype in wanted} for name in Limits._fields]
-            into.rows.update(found[0])
-            into.queries.update(found[1])
-            return
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not measured on this machine, or only by an earlier version
+    if _fill(into, wanted, file):
+        return
     # The thread is not a daemon, so the process waits for it at exit: ending a thread inside torch's code aborts the process.
     threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
+
+
+def _fill(into: Limits, wanted: list[torch.dtype], file: Path) -> bool:
+    """Fill `into` with stored measurements. Return False if there are none of these circumstances."""
+    try:
+        kept = json.loads(file.read_bytes())
+        if kept["of"] != _circumstances():
+            return False
+        found = [{dtype: int(kept[name][str(dtype)]) for dtype in wanted} for name in Limits._fields]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # not measured on this machine, or only by an earlier version
+    into.rows.update(found[0])
+    into.queries.update(found[1])
+    return True
 
 
 def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
@@ -81,8 +96,17 @@ def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int
     return UNLIMITED
 
 
-@torch.inference_mode()
 def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
+    if sys.platform == "linux":  # where each thread has its own priority; the model is being loaded meanwhile
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _fill(into, dtypes, file):
+            _measure_alone(into, dtypes, ours, torchs, file)
+
+
+@torch.inference_mode()
+def _measure_alone(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
     for dtype in dtypes:
         weight = torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype)
         into.rows[dtype] = crossover(_ROWS, partial(_gain_in_product, ours, torchs, weight))

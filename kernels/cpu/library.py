@@ -92,5 +92,5 @@ def _opened(path: Path) -> Library:
         ours = Forms(library.product, partial(ops.prefill_attention, library))
         torchs = Forms(torch.nn.functional.linear, attend_by_torch)
         limits = Limits(library.most_rows, library.most_queries)
-        keep_limits(limits, library.slow, ours, torchs, limits_file(path))
+        keep_limits(limits, library.slow, ours, torchs, limits_file(path, torch.get_num_threads()))
     return library

@@ -82,7 +82,9 @@ def _gain(rows: int, plain: Weight, coded: Weight) -> float:
 
 
 def _file() -> Path | None:
-    return None if library.loaded is None else library.loaded.path.with_suffix(".lossless.json")
+    if library.loaded is None:
+        return None
+    return library.loaded.path.with_suffix(f".lossless-{torch.get_num_threads()}.json")
 
 
 def _circumstances() -> list[Any]:

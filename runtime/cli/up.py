@@ -9,20 +9,15 @@ import signal
 import socket
 import tempfile
 import time
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-
 from pilotlight.runtime.cli.api import DEFAULT_URL
 from pilotlight.runtime.cli.child import KILL_AFTER_S, Child
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.local_token import make_local_token
-from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
-from pilotlight.runtime.models.sources import SourceError, local_directory, name_of, source_of
 from pilotlight.sites.network import NetworkConfig, load_network
 from pilotlight.sites.site import SiteConfig, load_site
 from pilotlight.support.signals import STOP_SIGNALS, Terminal
@@ -51,13 +46,7 @@ def up(
 
     `model` is served by all sites instead of the models in their files. With `functions`, all sites serve the functions that are deployed with this
     machine's token. Raises CliError if the network cannot start."""
-    console = Console()
-    source = None if model is None else source_of(model)
-    if source is not None:
-        try:
-            local_directory(source)  # checked once here, before each site does it
-        except SourceError as error:
-            raise CliError(str(error)) from None
+    source = None if model is None else checked_source(model)
     network = load_network(network_file)
     sites = load_sites(sites_dir, network)
     port = network.listen.port if port is None else port
@@ -66,15 +55,33 @@ def up(
         require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
     url = f"http://{network.listen.host}:{port}"
     children = make_children(network_file, port, sites, verbose, source, url if functions else None)
-    servers = [ServerStart("router", url, publishes_status=False)]
-    servers += [ServerStart(ref.name, ref.url, publishes_status=True) for ref in network.sites]
-    with running(console, children):
-        wait_until_ready(console, children, servers)
-        models = [name_of(source)] if source is not None else [each.name for _, site in sites for each in site.models]
-        greet(console, url, models[0] if models else None, children, functions=functions)
-        if open_page and not webbrowser.open(url):
-            console.print(f"No browser could be started: open {url} in one.", style="yellow")
-        keep_alive(console, children)
+    with running(children):
+        wait_until_ready(children, network, url)
+        greet(url, first_model(source, sites), children, functions=functions)
+        if open_page:
+            show_page(url)
+        keep_alive(children)
+
+
+def checked_source(model: str) -> str:
+    """Return the source of a model for all sites. Raises CliError, once, for what each site would refuse."""
+    from pilotlight.runtime.models.sources import SourceError, local_directory, source_of
+
+    source = source_of(model)
+    try:
+        local_directory(source)
+    except SourceError as error:
+        raise CliError(str(error)) from None
+    return source
+
+
+def first_model(source: str | None, sites: list[tuple[Path, SiteConfig]]) -> str | None:
+    """Return the name of the first model that is served; None if all sites serve functions only."""
+    if source is None:
+        return next((model.name for _, site in sites for model in site.models), None)
+    from pilotlight.runtime.models.sources import name_of
+
+    return name_of(source)
 
 
 def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
@@ -145,7 +152,7 @@ def require_free(host: str, port: int, hint: str = "choose another with --port")
 
 
 @contextmanager
-def running(console: Console, children: list[Child]) -> Iterator[None]:
+def running(children: list[Child]) -> Iterator[None]:
     """Open a scope in which the children run. They are stopped at its end in any case.
 
     Ctrl-C, SIGTERM and a closed terminal stop them in order; any other SIGHUP is passed on to them."""
@@ -167,7 +174,7 @@ def running(console: Console, children: list[Child]) -> Iterator[None]:
             child.start()
         yield
     except Stop:
-        console.print("Stopping: open streams may finish; Ctrl-C again stops at once.", highlight=False)
+        print("Stopping: open streams may finish; Ctrl-C again stops at once.", flush=True)
     finally:
         end(children)
         for number, handler in previous.items():
@@ -191,10 +198,21 @@ def end(children: list[Child]) -> None:
             child.wait(KILL_AFTER_S)
 
 
-def wait_until_ready(console: Console, children: list[Child], servers: list[ServerStart]) -> None:
-    progress = StartProgress(console, servers)
+def wait_until_ready(children: list[Child], network: NetworkConfig, url: str) -> None:
+    """Show the start of the router at `url` and of its sites, until all are ready.
+
+    Raises CliError if one of them cannot start.
+    """
+    print("Starting Pilotlight: a router and its sites on this machine.", flush=True)
+    # Imported while the children import, too: rich takes 0.1 s.
+    from rich.console import Console
+
+    from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
+
+    servers = [ServerStart("router", url, publishes_status=False)]
+    servers += [ServerStart(ref.name, ref.url, publishes_status=True) for ref in network.sites]
+    progress = StartProgress(Console(), servers)
     deadline = time.monotonic() + START_TIMEOUT_S
-    console.print("Starting Pilotlight: a router and its sites on this machine.", highlight=False)
     with progress.shown():
         while not progress.poll():
             for child in children:
@@ -211,7 +229,7 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Serv
             time.sleep(POLL_S)
 
 
-def greet(console: Console, url: str, model: str | None, children: list[Child], *, functions: bool) -> None:
+def greet(url: str, model: str | None, children: list[Child], *, functions: bool) -> None:
     """Print the network's URL and an example request.
 
     `model` is None if all sites serve functions only.
@@ -228,17 +246,22 @@ def greet(console: Console, url: str, model: str | None, children: list[Child], 
         *([f"Functions: pilotlight init hello && pilotlight deploy hello{where}", ""] if functions else []),
         f"Logs: {children[0].log.parent}   Ctrl-C stops everything.",
     ]
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    print("\n".join(lines), flush=True)
 
 
-def keep_alive(console: Console, children: list[Child]) -> None:
+def show_page(url: str) -> None:
+    import webbrowser  # imported here: few starts open a browser
+
+    if not webbrowser.open(url):
+        print(f"No browser could be started: open {url} in one.", flush=True)
+
+
+def keep_alive(children: list[Child]) -> None:
     """Restart each server that ends; meanwhile the other servers answer its requests."""
     while True:
         time.sleep(0.25)
         for child in children:
             if child.exit_code is not None:
-                console.print(
-                    f"{child.name} ended ({child.last_line()}); starting it again.", highlight=False, markup=False
-                )
+                print(f"{child.name} ended ({child.last_line()}); starting it again.", flush=True)
                 time.sleep(max(0.0, child.started_at + RESTART_AFTER_S - time.monotonic()))
                 child.start()

@@ -252,7 +252,7 @@ def host_config(
     """
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
-        device=group[0],
+        device="cpu" if is_surely_cpu(group[0]) else group[0],
         group=group if len(group) > 1 else (),
         ray_address=config.ray_address,
         stages=config.stages if len(group) > 1 else 1,

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.gpu_state import read_states
-from pilotlight.engine.gguf.directory import SUFFIX, license_of
+from pilotlight.engine.gguf import SUFFIX
+from pilotlight.engine.gguf.directory import license_of
 from pilotlight.engine.planning.devices import GIB, DeviceSet, cpu
 from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.engine.planning.planner import SplitPlan, Workload, make_plan

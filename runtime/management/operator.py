@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pilotlight.engine.planning.model_plan import architecture_of
 from pilotlight.runtime.fetching.errors import FetchError
 from pilotlight.runtime.fetching.hub import searched
 from pilotlight.runtime.management.added_models import AddedModels
-from pilotlight.runtime.management.catalogue import LocalCatalogue, device_readings
 from pilotlight.runtime.management.downloads import Downloads
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.models.sources import SourceError, directory_of, is_url, local_directory, name_of, source_of
@@ -18,6 +19,8 @@ from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import (
     Catalogue,
+    CatalogueModel,
+    DeviceReading,
     FunctionStore,
     HubModel,
     HubQuery,
@@ -25,6 +28,9 @@ from pilotlight.wire.hop.management import (
     StorePage,
     StoreQuery,
 )
+
+if TYPE_CHECKING:
+    from pilotlight.runtime.management.catalogue import LocalCatalogue
 
 log = logging.getLogger("pilotlight.models")
 
@@ -35,7 +41,7 @@ class SiteOperator:
         folder = site.catalogue.state_dir
         self._path = (state_directory(site.name) if folder is None else Path(folder).expanduser()) / "models.json"
         self._added = AddedModels(self._path)
-        self._catalogue = LocalCatalogue(site)
+        self._site = site
         self._models = models
         self._downloads = Downloads(directory_of, self._note_downloaded)
 
@@ -53,8 +59,8 @@ class SiteOperator:
 
     async def catalogue(self) -> Catalogue:
         served = {state.name: state.config.source for state in self._models.states.values()}
-        models = await asyncio.to_thread(self._catalogue.models, served, self._added.downloaded)
-        return Catalogue(models, self._downloads.statuses(), device_readings())
+        models, devices = await asyncio.to_thread(self._read_catalogue, served)
+        return Catalogue(models, self._downloads.statuses(), devices)
 
     async def perform(self, operation: SiteOperation) -> None:
         """Start an operation. Raises ApiError."""
@@ -94,7 +100,7 @@ class SiteOperator:
         source = _source(operation)
         config = _config(source, operation)
         try:
-            fit = await asyncio.to_thread(self._catalogue.describe, source)
+            fit = await asyncio.to_thread(lambda: self._catalogue.describe(source))
         except SourceError as error:
             raise ApiError("invalid_request", str(error), param="source") from None
         if fit is not None and not fit.fits:
@@ -102,6 +108,20 @@ class SiteOperator:
         self._models.add(config)
         self._keep()
         self._models.wake(config.name)
+
+    @cached_property
+    def _catalogue(self) -> "LocalCatalogue":
+        # Imported by the first operator: plans and GGUF files are a tenth of a site's imports.
+        from pilotlight.runtime.management.catalogue import LocalCatalogue
+
+        return LocalCatalogue(self._site)
+
+    def _read_catalogue(
+        self, served: Mapping[str, str]
+    ) -> tuple[tuple[CatalogueModel, ...], tuple[DeviceReading, ...]]:
+        from pilotlight.runtime.management.catalogue import device_readings
+
+        return self._catalogue.models(served, self._added.downloaded), device_readings()
 
     def _named(self, operation: SiteOperation) -> str:
         name = self._models.registry.resolve(operation.model)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pilotlight.engine
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.gguf import directory as gguf
+from pilotlight.engine.gguf import SUFFIX as GGUF_SUFFIX
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.runtime.fetching.hub import downloaded
 from pilotlight.runtime.fetching.short_names import ON_HUB, PACKAGED
@@ -50,11 +50,11 @@ def local_directory(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_dir():
         return path
-    if path.suffix == gguf.SUFFIX and path.is_file():
+    if path.suffix == GGUF_SUFFIX and path.is_file():
         return _of_gguf(path)
     if path.exists():
         raise SourceError(
-            f"{source} is a file; name the directory that holds config.json and the weights, or a file called NAME{gguf.SUFFIX}"
+            f"{source} is a file; name the directory that holds config.json and the weights, or a file called NAME{GGUF_SUFFIX}"
         )
     if source in PACKAGED:
         return _of_package(source)
@@ -79,7 +79,7 @@ def source_of(given: str) -> str:
 def name_of(source: str) -> str:
     """Return the default name of a model: the last part of its source's path."""
     place = source.split("#")[0].removeprefix(PREFIX).rstrip("/")
-    return place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(gguf.SUFFIX)
+    return place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(GGUF_SUFFIX)
 
 
 def is_url(source: str) -> bool:
@@ -105,10 +105,11 @@ async def _fetched(source: str, on_progress: Progress | None) -> Path:
 
 
 def _of_gguf(path: Path) -> Path:
+    from pilotlight.engine.gguf.directory import directory_of as directory_of_gguf
     from pilotlight.runtime.fetching.store import store
 
     try:
-        return gguf.directory_of(path, store() / "gguf")
+        return directory_of_gguf(path, store() / "gguf")
     except (CheckpointError, OSError) as error:
         raise SourceError(f"{path} cannot be served: {error}") from None
 

@@ -65,10 +65,14 @@ def unmeasured() -> Limits:
     return Limits({BF16: 24}, {BF16: UNLIMITED})
 
 
-def measured_as(most: int, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure small sizes, compute each once, and report `most` rows as the limit."""
+def measured_as(
+    most: int, calls: list[object], monkeypatch: pytest.MonkeyPatch, begin: threading.Event | None = None
+) -> None:
+    """Measure small sizes, after `begin`, compute each once, and report `most` rows as the limit."""
 
     def measured(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
+        if begin is not None:
+            begin.wait()
         calls.append(torchs_gain(2))
         return most
 
@@ -89,6 +93,19 @@ def test_what_was_measured_is_found_again_by_the_next_process(tmp_path: Path, mo
     keep_limits(again, [BF16], TORCHS, TORCHS, file)
     assert again == limits
     assert len(calls) == 2
+
+
+def test_of_hosts_that_start_together_one_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    have_started = threading.Event()
+    measured_as(8, calls, monkeypatch, have_started)
+    file, hosts = tmp_path / "kernels.json", [unmeasured(), unmeasured()]
+    for limits in hosts:
+        keep_limits(limits, [BF16], TORCHS, TORCHS, file)
+    have_started.set()
+    wait_for_measurement()
+    assert hosts == [Limits({BF16: 8}, {BF16: 8})] * 2
+    assert len(calls) == 2, "rows and queries, once each"
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"of": ["1.0", 2], "rows": {}}'])

@@ -59,7 +59,8 @@ def test_what_came_with_the_package_needs_no_compiler(tmp_path: Path, monkeypatc
     monkeypatch.setattr(levels.find, "__defaults__", (tmp_path,))
     monkeypatch.setattr(build, "_processor", lambda: processor("avx2"))
     assert build.find_library() == build.build_library() == shipped["avx2"]
-    assert build.limits_file(shipped["avx2"]).parent != tmp_path, "a package may be read-only"
+    assert build.limits_file(shipped["avx2"], 1).parent != tmp_path, "a package may be read-only"
+    assert build.limits_file(shipped["avx2"], 1) != build.limits_file(shipped["avx2"], 2), "both are kept"
     monkeypatch.setenv("PILOTLIGHT_CPU", "torch")
     assert build.find_library() is None
 

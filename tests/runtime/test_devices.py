@@ -91,6 +91,12 @@ def test_devices_that_make_no_sense_are_refused(model_directory: Path, engine: d
         site_config(model_directory, engine=engine)
 
 
+def test_a_host_that_can_only_use_the_cpu_starts_for_it(model_directory: Path) -> None:
+    engine = site_config(model_directory, engine={"device": "auto"}).engine
+    assert host_config(engine, ("auto",), "ams1", None).device == ("cpu" if is_surely_cpu("auto") else "auto")
+    assert host_config(engine, ("cuda:1",), "ams1", None).device == "cuda:1"
+
+
 def test_devices_in_brackets_are_one_host(model_directory: Path) -> None:
     engine = site_config(model_directory, engine={"devices": [["cpu", "cpu"], "cpu"]}).engine
     assert engine.device_groups == (("cpu", "cpu"), ("cpu",))

@@ -36,6 +36,8 @@ LATER = {
     "pilotlight.functions",
     "pilotlight.runtime.cli",
     "pilotlight.runtime.fetching.store",
+    "pilotlight.runtime.management.catalogue",
+    "pilotlight.engine.gguf.directory",
     "edge_router",
 }
 
@@ -85,6 +87,23 @@ def told(found: set[str], when: str) -> str:
 def test_a_site_that_starts_imports_nothing_that_can_wait() -> None:
     found = LATER & imported_by("import pilotlight.runtime.__main__, pilotlight.runtime.serve")
     assert not found, told(found, "a starting site")
+
+
+@pytest.mark.parametrize(
+    ("modules", "later"),
+    [
+        (
+            "pilotlight.runtime.cli.commands, pilotlight.runtime.cli.up",
+            {"asyncio", "rich", "pilotlight.engine.gguf.directory"},
+        ),
+        ("pilotlight.edge_router.serve", {"cryptography", "numpy", "pilotlight.dialects.openapi"}),
+    ],
+)
+def test_up_starts_its_servers_and_a_router_serves_before_they_import_what_can_wait(
+    modules: str, later: set[str]
+) -> None:
+    found = later & imported_by(f"import {modules}")
+    assert not found, told(found, "a starting network")
 
 
 def test_a_site_answers_texts_and_scrapes_without_jinja() -> None:

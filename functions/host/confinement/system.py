@@ -5,6 +5,7 @@ This module calls them through ctypes, in 200 lines, instead of using three depe
 
 import ctypes
 import fcntl
+import functools
 import os
 import platform
 import signal
@@ -201,6 +202,18 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
     waits until another process allows it through the listener (`asked`, `answer`). clone3 fails with ENOSYS, because a filter cannot inspect its
     flags; the C library then uses clone.
     """
+    raw = seccomp_filter(tuple(denied), asks=asks)
+    buffer = ctypes.create_string_buffer(raw, len(raw))
+    program = _Program(len(raw) // _OP_BYTES, ctypes.cast(buffer, ctypes.c_void_p))
+    flags = _NEW_LISTENER if asks else 0
+    result = int(_libc.syscall(_need("seccomp"), _SET_MODE_FILTER, flags, ctypes.byref(program)))
+    _checked("seccomp", result)
+    return result
+
+
+@functools.cache  # takes 0.4 ms in a process that was just forked
+def seccomp_filter(denied: tuple[str, ...], *, asks: bool) -> bytes:
+    """Return the instructions of `seccomp`. Raises OSError if the machine's system calls are unknown."""
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(_ENOSYS, f"seccomp: no table of system calls for {machine}")
@@ -220,13 +233,7 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
     code += [_op(_JUMP_EQUAL, _need("clone"), 0, 5), _op(_LOAD, _DATA_ARG0)]
     code += [_op(_JUMP_ANY_BIT, CLONE_ANY_NAMESPACE | CLONE_PARENT, 0, 1), _op(_RETURN, _ERRNO | _EPERM)]
     code += [_op(_JUMP_ANY_BIT, CLONE_THREAD, 1, 0), _op(_RETURN, forks), _op(_RETURN, _ALLOW)]
-    raw = b"".join(code)
-    buffer = ctypes.create_string_buffer(raw, len(raw))
-    program = _Program(len(code), ctypes.cast(buffer, ctypes.c_void_p))
-    flags = _NEW_LISTENER if asks else 0
-    result = int(_libc.syscall(_need("seccomp"), _SET_MODE_FILTER, flags, ctypes.byref(program)))
-    _checked("seccomp", result)
-    return result
+    return b"".join(code)
 
 
 def asked(listener: int) -> int:
@@ -250,6 +257,9 @@ def _need(name: str) -> int:
     found = number(name)
     assert found is not None
     return found
+
+
+_OP_BYTES = 8  # struct sock_filter
 
 
 def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:

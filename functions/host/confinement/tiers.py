@@ -11,6 +11,7 @@ import resource
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -110,6 +111,14 @@ def confine_copy(limits: Confinement) -> None:
         system.seccomp((), asks=False)
 
 
+def prepare() -> None:
+    """Compute the results that all functions share; called once, in the site's zygote."""
+    interpreter_root()
+    for denied, asks in ((DENIED, True), ((), False)):
+        with suppress(OSError):  # `confine` raises it again, at the tiers that need the filter
+            system.seccomp_filter(denied, asks=asks)
+
+
 @functools.cache  # sysconfig takes 4 ms
 def interpreter() -> tuple[str, ...]:
     """Return the paths that Python needs to read."""
@@ -119,7 +128,7 @@ def interpreter() -> tuple[str, ...]:
     return (*sorted(os.path.realpath(path) for path in paths), *LIBRARIES, *AUTHORITIES, *told, sdk)
 
 
-@functools.cache  # once, in the site's zygote, because it makes 100 system calls
+@functools.cache  # makes 100 system calls
 def interpreter_root() -> tuple[list[str], list[tuple[str, str]]]:
     """Return the directories of `interpreter`, and its symbolic links with their targets."""
     return [*top_most(interpreter())], [*_links(interpreter())]

@@ -61,8 +61,7 @@ class IsolateHandle:
         self._why_ended: Fault | None = None
 
     async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
-        """Fork the isolate; if this fails, it must be closed. Raises ZygoteError and OSError.
-        The module is imported later; requests may be sent at once and wait for it."""
+        """Fork the isolate; if this fails, it must be closed. Raises ZygoteError and OSError."""
         try:
             ours, asked = self.process.start(zygote, boot)
             self._broker = SocketBroker(asked, self._subrequests)
@@ -75,6 +74,12 @@ class IsolateHandle:
                 raise
         finally:
             self.started.set()
+
+    def load(self) -> None:
+        """Order the import of the module. Requests may be sent at once and wait for it."""
+        assert self._channel is not None
+        self.watcher.begin_import()
+        self._channel.note("load")
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
 

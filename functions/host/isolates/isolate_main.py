@@ -1,7 +1,7 @@
 """The main module of an isolate: imports a function's module and answers the runtime's events.
 
-Many requests run concurrently. The process is confined (tiers.py) and holds no credentials; it has the SDK, the author's module and one channel. An
-exception of the author's code is sent to the runtime as a failure with its traceback.
+The first note of the runtime starts the import. Many requests run concurrently. The process is confined (tiers.py) and holds no credentials; it has
+the SDK, the author's module and one channel. An exception of the author's code is sent to the runtime as a failure with its traceback.
 """
 
 import asyncio
@@ -14,9 +14,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from types import ModuleType
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType
 from typing import Any
 
 import workers
@@ -55,37 +57,48 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
 
 
 async def serve(sock: socket.socket, boot: Boot) -> None:
-    function = Function()
-    function.load(boot)
+    function, is_wanted = Function(boot), asyncio.Event()
+    channel = await Channel.open(
+        sock, function.answer, is_runtime=False, describe=trouble.describe, on_note=lambda note: is_wanted.set()
+    )
+    closed = asyncio.ensure_future(channel.closed.wait())
+    closed.add_done_callback(lambda _: is_wanted.set())
+    await is_wanted.wait()  # the note comes first, so this task continues before the first request's task runs
+    if closed.done():
+        return
+    function.load()
     gc.freeze()  # exempts the module's objects from garbage collection, which would pause a response for 10 ms
-    channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
     host.connect(channel)
     entrypoint.on_background = lambda count: channel.note("background", count)
     entrypoint.on_object_background = lambda object, count: channel.note("object_background", [*object, count])
     channel.note(
         "ready" if function.broken is None else "broken", None if function.broken is None else function.broken.detail
     )
-    await channel.closed.wait()
+    await closed
 
 
 class Function:
     """The author's module, and its handlers."""
 
-    def __init__(self) -> None:
+    def __init__(self, boot: Boot) -> None:
+        """Compile the module; `load` imports it."""
         self.broken: Failure | None = None
+        self._boot = boot
+        self._loader = EarlyLoader(boot.main)
         self._module = ModuleType("nothing")
         self._objects = Objects()
 
-    def load(self, boot: Boot) -> None:
+    def load(self) -> None:
         """Import the module. If that fails, all later requests fail with the same error."""
+        main = self._boot.main
         try:
-            for kind, name, options in boot.bindings:
+            for kind, name, options in self._boot.bindings:
                 setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
-            self._module = _imported(boot.main)
+            self._module = self._loader.imported()
         except (Exception, SystemExit) as error:
             what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
             name, detail = type(error).__name__, trouble.text_of(error)
-            sentence = f"{os.path.basename(boot.main)} {what}: {name}: {error}"
+            sentence = f"{os.path.basename(main)} {what}: {name}: {error}"
             if isinstance(error, PermissionError):
                 sentence += "; functions run as another user: run chmod -R go+rX on the function's folder"
             self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
@@ -226,21 +239,33 @@ class Function:
         return await self._objects.run(kind, options, act)
 
 
+class EarlyLoader(SourceFileLoader):
+    """A loader that compiles a module before its import; again if the file has changed since."""
+
+    def __init__(self, path: str) -> None:
+        name = os.path.splitext(os.path.basename(path))[0]
+        if name in sys.modules:
+            name = f"{name}_function"  # a module such as queue.py must not hide the standard library's
+        super().__init__(name, path)
+        self._compiled: tuple[Mapping[str, Any], CodeType | None] | None = None
+        with suppress(Exception):  # the import raises it again
+            self._compiled = self.path_stats(path), super().get_code(name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        stats, code = self._compiled or (None, None)
+        return code if stats == self.path_stats(self.path) else super().get_code(fullname)
+
+    def imported(self) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(self.name, self.path, loader=self)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.name] = module
+        self.exec_module(module)
+        return module
+
+
 def _exited(error: SystemExit) -> Failure:
     return Failure(f"the function called exit({error.code!r})", code="exit", detail=trouble.text_of(error))
-
-
-def _imported(main: str) -> ModuleType:
-    name = os.path.splitext(os.path.basename(main))[0]
-    if name in sys.modules:
-        name = f"{name}_function"  # a module such as queue.py must not hide the standard library's
-    spec = importlib.util.spec_from_file_location(name, main)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _is_entrypoint(value: Any) -> bool:

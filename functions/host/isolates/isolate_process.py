@@ -28,7 +28,6 @@ class IsolateProcess:
         self.log = log
         self.history = history
         self.child: ChildProcess | None = None
-        self.created_at = asyncio.get_running_loop().time()
         self._priority = PriorityClass.NORMAL  # the priority that was set last
         self._zygote: FunctionZygote | None = None
         self._trace_fd = -1

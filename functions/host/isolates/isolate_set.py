@@ -14,6 +14,7 @@ from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.isolates.restarts import MAX_WAIT_S, Restarts
+from pilotlight.functions.host.isolates.spare_isolate import SpareIsolate
 from pilotlight.functions.host.waiters import Waiters
 from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 
@@ -33,6 +34,7 @@ class IsolateSet:
         self._not_imported: Fault | None = None  # the import error of the last attempt
         self._gone_cpu_s = 0.0  # CPU time of ended isolates
         self._told_cpu_s = 0.0
+        self._spare = SpareIsolate(factory, self.failed)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -61,6 +63,25 @@ class IsolateSet:
         """Tell whether this Durable Object (class, id) has unfinished background work."""
         return any(object in isolate.work.objects for isolate in self.living)
 
+    def wants_spare(self, now: float) -> bool:
+        """Tell whether a spare isolate should be forked now: all isolates have started, and none ended badly."""
+        return (
+            self._spare.is_wanted(now)
+            and len(self.living) < self._factory.limits.max_isolates
+            and all(isolate.is_ready for isolate in self.living)
+            and not self.restarts.is_on_probation(now)
+        )
+
+    @property
+    def has_spare(self) -> bool:
+        return self._spare.exists
+
+    def fork_spare(self) -> None:
+        self._keep(self._spare.run())
+
+    def end_spare(self) -> None:
+        self._keep(self._spare.close())
+
     async def start(self) -> IsolateHandle | None:
         """Start an isolate; or, if a pause is due before the next start, wait for its end and return None.
         Raises Fault if it cannot start, and Failure if the pause is too long to wait."""
@@ -71,10 +92,15 @@ class IsolateSet:
         is_on_probation = self.restarts.is_on_probation(now)
         is_on_probation |= any(isolate.process.is_deprioritized or isolate.lags for isolate in self.living)
         self._not_imported = None
-        isolate = self._factory.new(self.failed, is_on_probation=is_on_probation)
+        if is_on_probation:
+            self.end_spare()  # it has another priority
+        spare = None if is_on_probation else self._spare.take(now)
+        isolate = spare or self._factory.new(self.failed, is_on_probation=is_on_probation)
         self.living.append(isolate)
         try:
-            await self._factory.start(isolate, is_on_probation=is_on_probation)
+            if spare is None:
+                await self._factory.start(isolate, is_on_probation=is_on_probation)
+            isolate.load()
         except BaseException as error:  # including the cancellation of the request that needs it
             self._retire(isolate)
             self._waiters.notify()
@@ -98,6 +124,7 @@ class IsolateSet:
             except Exception:  # an isolate that cannot be measured would have no limits
                 log.exception("%s: an isolate cannot be measured and is ended", self._function)
                 isolate.end("its usage cannot be measured", "unwatched")
+        self._spare.watch()
         self._factory.enforce_disk(self.living)
         return is_busy
 
@@ -138,6 +165,7 @@ class IsolateSet:
                 stream.end(Fault(f"the function {self._function!r} is being replaced", code="closing"))
 
     async def close(self) -> None:
+        await self._spare.close()
         for isolate in tuple(self.living):
             self._retire(isolate)
         while self._tasks:

@@ -24,7 +24,8 @@ class IsolateWatch:
         self._limits = limits
         self._process = process
         self._work = work
-        self._meter = CpuMeter(work, asyncio.get_running_loop().time())
+        self._importing_since = asyncio.get_running_loop().time()
+        self._meter = CpuMeter(work, self._importing_since)
         self._looked_at = 0.0
 
     @property
@@ -35,6 +36,9 @@ class IsolateWatch:
     def last_look(self) -> None:
         """Measure before the isolate is ended, because it cannot be measured afterwards."""
         self._spent()
+
+    def begin_import(self) -> None:
+        self._importing_since = asyncio.get_running_loop().time()
 
     def begin(self) -> None:
         """Charge the requests that have waited for the import from now on, but not for the import."""
@@ -57,7 +61,7 @@ class IsolateWatch:
     def look_at_start(self) -> Exceeded | None:
         now = asyncio.get_running_loop().time()
         self._spent()  # not charged to requests, because an import may take long
-        if now - self._process.created_at > self._limits.start_s:
+        if now - self._importing_since > self._limits.start_s:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
         return None
 

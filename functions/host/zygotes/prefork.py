@@ -34,6 +34,7 @@ async def _warm_up() -> None:
     ours, theirs = socket.socketpair()
     serving = asyncio.ensure_future(isolate_main.serve(theirs, Boot(str(FUNCTION), [], [])))
     channel = await Channel.open(ours, _nothing_outside, is_runtime=True)
+    channel.note("load")
     event = frames.FetchEvent(frames.UNNUMBERED, "GET", "http://here/", HEADERS, options={"cf": {"colo": ""}})
     for _ in range(REQUESTS):
         await channel.request(event)

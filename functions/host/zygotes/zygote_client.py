@@ -286,6 +286,11 @@ class FunctionZygote:
         return not self._connection.closed and not self.why_failed and not self._child.died.done()
 
     @property
+    def can_fork(self) -> bool:
+        """Tell whether it has imported its packages and carried out all commands."""
+        return self.is_alive and self._connection.is_imported and self._connection.is_settled
+
+    @property
     def memory_mib(self) -> int:
         """The memory in MiB that the end of this zygote would free."""
         if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:

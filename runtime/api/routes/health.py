@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from pilotlight.dialects.openapi import document, page
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.site import Site, own_version
 from pilotlight.runtime.telemetry.digest_editions import DigestEditions
@@ -48,9 +47,13 @@ class Health:
         return json_response(orjson.dumps({"version": own_version()}))
 
     async def openapi(self, request: Request) -> Response:
+        from pilotlight.dialects.openapi import document  # imported here: few read it
+
         return json_response(document(own_version()))
 
     async def docs(self, request: Request) -> Response:
+        from pilotlight.dialects.openapi import page
+
         return HTMLResponse(page(own_version()))
 
     async def metrics(self, request: Request) -> Response:

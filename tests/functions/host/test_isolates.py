@@ -3,14 +3,17 @@
 import asyncio
 import json
 import os
+import time
 
 import pytest
 
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.priority import OWN_NICE, YIELD_NICE
+from pilotlight.functions.host.isolates.processes import descendants
 from pilotlight.functions.host.zygotes import zygote_budget
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
+from tests.functions.host.test_zygotes import zygote_pid
 
 
 async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
@@ -25,6 +28,43 @@ async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_ther
             pool = served.functions.pools["f"]
             assert (pool.factory.zygote.current is not None) == (zygotes_mib > 0)
             assert pool.isolates.num_started == 0
+
+
+@pytest.mark.long
+async def test_a_request_is_answered_by_an_isolate_that_was_forked_before_it_and_imports_the_module_then(
+    make_served: ServedMaker,
+) -> None:
+    async with make_served(limits={"idle_s": 0.05}) as served:
+        served.add(
+            """
+            import time
+            from workers import WorkerEntrypoint, Response
+            IMPORTED_AT = time.time()
+
+            class Default(WorkerEntrypoint):
+                async def fetch(self, request):
+                    return Response(str(IMPORTED_AT))
+            """
+        )
+        pool = served.functions.pools["f"]
+
+        used: set[int] = set()
+
+        def forked() -> set[int]:
+            zygote = pool.factory.zygote.current
+            has_reported = zygote is not None and zygote.can_fork
+            return descendants(zygote_pid(served, "f")) - used if has_reported else set()
+
+        for _ in range(2):
+            await eventually(forked)
+            (spare,) = forked()
+            used.add(spare)
+            asked_at = time.time()
+            assert float(await served.get("/")) >= asked_at
+            child = pool.isolates.living[0].process.child
+            assert child is not None
+            assert child.pid == spare
+            await eventually(lambda: not pool.isolates.living)
 
 
 async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_its_session_and_cannot_leave_it(

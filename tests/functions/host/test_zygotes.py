@@ -43,8 +43,8 @@ def add(served: Served, package: str) -> None:
     served.add(USES, "bad", python_modules__evil_dot_py=package)
 
 
-def zygote_pid(served: Served) -> int:
-    zygote = served.functions.pools["bad"].factory.zygote.current
+def zygote_pid(served: Served, name: str = "bad") -> int:
+    zygote = served.functions.pools[name].factory.zygote.current
     return 0 if zygote is None else zygote._child.pid
 
 

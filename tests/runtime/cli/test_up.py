@@ -1,11 +1,9 @@
 """Servers that `pilotlight up` restarts when they end."""
 
-import io
 import time
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from pilotlight.runtime.cli import up
 
@@ -29,8 +27,10 @@ class Server:
         self.exit_code = 1
 
 
-def test_a_server_that_does_not_start_is_started_again_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, server, said = [0.0], Server(), io.StringIO()
+def test_a_server_that_does_not_start_is_started_again_once_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, server = [0.0], Server()
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -41,6 +41,6 @@ def test_a_server_that_does_not_start_is_started_again_once_a_second(monkeypatch
     monkeypatch.setattr(time, "sleep", sleep)
     server.start()
     with pytest.raises(up.Stop):
-        up.keep_alive(Console(file=said), cast("Any", [server]))
+        up.keep_alive(cast("Any", [server]))
     assert server.started == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert "router ended (the port is taken); starting it again." in said.getvalue()
+    assert "router ended (the port is taken); starting it again." in capsys.readouterr().out

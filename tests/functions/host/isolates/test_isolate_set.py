@@ -22,7 +22,7 @@ LIMITS = FunctionLimits(idle_s=30.0)
 class Isolate:
     def __init__(self, cpu_s: float = 0.0) -> None:
         self.work = IsolateWork(asyncio.get_running_loop().time())
-        self.process = SimpleNamespace(is_deprioritized=False)
+        self.process = SimpleNamespace(is_deprioritized=False, is_running=True)
         self.watcher = SimpleNamespace(total_s=0.0, last_look=lambda: setattr(self.watcher, "total_s", cpu_s))
         self.started = asyncio.Event()
         self.started.set()
@@ -30,7 +30,11 @@ class Isolate:
         self.is_retiring = self.is_tainted = self.lags = self.has_answered = self.is_closed = False
         self.looks: list[str] = []
         self.ended = ""
+        self.num_loads = 0
         self.gone = asyncio.Event()
+
+    def load(self) -> None:
+        self.num_loads += 1
 
     def watch(self) -> None:
         self.looks.append("at work")
@@ -51,8 +55,10 @@ class Isolate:
 
 class Zygote:
     why_to_end = ""
+    is_alive = can_fork = True
 
     def __init__(self) -> None:
+        self.current = self
         self.asked: list[bool] = []
         self.failed: list[str] = []
 
@@ -280,6 +286,43 @@ async def test_a_misbehaving_zygote_is_ended_and_its_author_gets_an_error(kept: 
     }
     now = asyncio.get_running_loop().time()
     assert (kept.isolates.restarts.pause_s(now) > 0) is not lives, "the ends of living isolates are counted instead"
+
+
+async def test_a_request_takes_the_isolate_that_was_forked_before_it(kept: Kept) -> None:
+    now = asyncio.get_running_loop().time()
+    assert kept.isolates.wants_spare(now)
+    kept.isolates.fork_spare()
+    await settle()
+    spare = kept.factory.made[0]
+    assert (kept.living, kept.isolates.num_started, kept.isolates.wants_spare(now)) == ([], 0, False)
+    kept.isolates.watch()
+    assert spare.looks == ["idle"], "packages may compute in it"
+    assert [await kept.started(), await kept.started()] == kept.factory.made == kept.living
+    assert [isolate.num_loads for isolate in kept.living] == [1, 1]
+    assert spare is kept.living[0]
+    assert kept.isolates.num_started == 2
+
+
+async def test_an_isolate_on_probation_is_forked_for_the_request(kept: Kept) -> None:
+    kept.isolates.fork_spare()
+    await settle()
+    kept.isolates.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=True)
+    assert await kept.started() is kept.factory.made[1]
+    await settle()
+    assert (kept.factory.made[0].is_closed, kept.factory.probations) == (True, [False, True])
+    assert not kept.isolates.wants_spare(asyncio.get_running_loop().time() + 1.0)
+
+
+async def test_no_spare_isolate_is_forked_beside_a_start_or_beyond_the_limit(kept: Kept) -> None:
+    isolate = await kept.started()
+    later = asyncio.get_running_loop().time() + 10.0
+    isolate.is_ready = False
+    assert not kept.isolates.wants_spare(later)
+    isolate.is_ready = True
+    assert kept.isolates.wants_spare(later)
+    for _ in range(LIMITS.max_isolates - 1):
+        await kept.started()
+    assert not kept.isolates.wants_spare(later)
 
 
 async def test_when_a_version_is_closed_all_have_ended(kept: Kept) -> None:

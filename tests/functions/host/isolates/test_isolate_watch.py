@@ -18,7 +18,7 @@ LIMITS = FunctionLimits(cpu_ms=200, cpu_total_s=2.0, memory_mib=64, start_s=20.0
 
 class Process:
     def __init__(self) -> None:
-        self.created_at, self.cpu, self.memory = 100.0, 0.0, 1
+        self.cpu, self.memory = 0.0, 1
         self.spent: list[tuple[float, float]] = []
         self.num_updates = 0
         self.history = SimpleNamespace(spent=lambda seconds, now: self.spent.append((seconds, now)))
@@ -75,6 +75,16 @@ async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(now: 
     assert exceeded is not None
     assert (exceeded[1], "not imported within 20 s" in exceeded[0]) == ("start_time", True)
     assert watch.look(None) is None, "no request is charged for the import"
+
+
+async def test_a_spare_isolate_has_the_whole_time_for_its_import(now: list[float]) -> None:
+    watch, _, _ = watched()
+    now[0] += 1000.0
+    watch.begin_import()
+    now[0] += LIMITS.start_s
+    assert watch.look_at_start() is None
+    now[0] += 0.1
+    assert watch.look_at_start() is not None
 
 
 async def test_a_request_is_charged_the_spending_between_two_looks(now: list[float]) -> None:
