@@ -33,7 +33,7 @@ def test_a_faster_site_pays_without_a_queue_and_must_gain_more_than_its_error() 
     [
         LentTerms(700.0),  # it computes more slowly than the site itself
         LentTerms(4000.0, link_tokens_per_s=700.0),  # its link does not keep pace with the site itself
-        LentTerms(4000.0, queue_s=1.0),  # it has a queue, and the site has a shorter one
+        LentTerms(4000.0, queue_s=2.0),  # its queue is longer than the site's by more than it gains
     ],
 )
 def test_a_loan_whose_early_end_would_delay_the_prompt_pays_only_within_its_wait(terms: LentTerms) -> None:
