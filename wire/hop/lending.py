@@ -60,12 +60,12 @@ class LentTerms(msgspec.Struct, frozen=True):
         """Tell whether it is better to have a prompt computed there than at the borrowing site.
 
         It would cost `here_s` at that site, of which it waits `queue_s`, and be computed at `tokens_per_s`. A loan can end early, because the lender
-        has clients, too. If blocks come about as fast as the site would compute them, that costs the prompt only the time that it has waited longer
-        there than here; otherwise it must be computed there while it would wait here.
+        has clients, too. That costs the prompt the time that it has waited longer there than here, and the tokens by which its blocks came more
+        slowly than the site would have computed them.
         """
         arriving_per_s = min(self.tokens_per_s, self.link_tokens_per_s or self.tokens_per_s)
-        may_end_early = arriving_per_s * (1 + FIRST_ERROR) >= tokens_per_s
-        limit_s = here_s - max(0.0, self.queue_s - queue_s) if may_end_early else queue_s
+        pace = min(1.0, arriving_per_s * (1 + FIRST_ERROR) / tokens_per_s)
+        limit_s = queue_s + pace * (here_s - queue_s) - max(0.0, self.queue_s - queue_s)
         return cost.total_s * (1 + self.error) < limit_s
 
 
