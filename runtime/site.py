@@ -88,12 +88,11 @@ class Site:
             self.tracing,
         )
         self.fleet.on_step(self.metrics.engines.step)
-        lenders = self.models.lenders
         self.metrics.watch(
             self.fleet.loads,
             self._gauges(),
             self.models.registry.statuses,
-            None if lenders is None else lenders.statuses,
+            None if self.models.lenders is None else self.models.lender_statuses,
         )
 
     @asynccontextmanager

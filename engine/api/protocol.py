@@ -12,8 +12,6 @@ from pilotlight.engine.api.struct import Struct, replace
 
 VERSION = (3, 8)  # version of the protocol
 PRIORITIES = range(-8, 9)
-# Most tokens in the last chunk of a prompt that is handed over. It is short, because the transfer of its blocks does not overlap with computation.
-LAST_CHUNK_TOKENS = 512
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Lossless = Literal["auto", "off", "always"]

@@ -10,8 +10,8 @@ request if they wait for more than `rtt`, since its tokens are a few bytes each.
 from typing import NamedTuple
 
 from pilotlight.engine.kv.pool.groups import CacheGroups
-from pilotlight.engine.planning.hand_over import exposed_s
 from pilotlight.engine.planning.planner import SplitPlan
+from pilotlight.support.estimates import exposed_s
 
 
 class Link(NamedTuple):

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
 
-from pilotlight.engine.api.protocol import LAST_CHUNK_TOKENS
 from pilotlight.engine.core.bisection import Turn
 from pilotlight.engine.core.sequence import PENDING, Sequence
 from pilotlight.engine.core.stats import SchedulerCounts
@@ -34,6 +33,7 @@ from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, Speculatio
 from pilotlight.engine.scheduling.preemption import Preemption
 from pilotlight.engine.scheduling.prompt_shares import PromptShares
 from pilotlight.engine.scheduling.waiting import WaitingSequences
+from pilotlight.support.estimates import LAST_CHUNK_TOKENS
 
 
 class Scheduler:

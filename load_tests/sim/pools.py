@@ -16,7 +16,7 @@ import numpy as np
 
 from load_tests.sim.load import Shape, site_capacity
 from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
-from pilotlight.engine.api.protocol import LAST_CHUNK_TOKENS
+from pilotlight.support.estimates import HAND_OVER_S, exposed_s
 from pilotlight.wire.hop.status import Place
 
 NUM_DEVICES, NUM_FOR_PROMPTS = 4, 2
@@ -25,7 +25,6 @@ LINK_TOKENS_PER_S = 25_000.0  # 25 Gbit/s and 128 KiB a token: an 8B model in bf
 WARM_SHARE = 0.2  # the first share of requests warms up and is not measured
 
 # Copies of the runtime's constants, because this module may not import the runtime
-HAND_OVER_S = 0.02
 SHORT_TOKENS = 64
 NEIGHBOUR_SHARE = 0.02
 
@@ -239,8 +238,7 @@ def hand_over_s(prompt: int, link_tokens_per_s: float) -> float:
 
     Earlier blocks are sent while it is computed.
     """
-    unhidden_s = prompt / link_tokens_per_s - prompt / PREFILL_TOKENS_PER_S
-    return HAND_OVER_S + max(min(prompt, LAST_CHUNK_TOKENS) / link_tokens_per_s, unhidden_s)
+    return HAND_OVER_S + exposed_s(prompt, link_tokens_per_s, prompt / PREFILL_TOKENS_PER_S)
 
 
 def arrivals(workload: Workload, load: float, requests: int, seed: int) -> list[tuple[float, int, int]]:

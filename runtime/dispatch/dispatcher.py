@@ -5,20 +5,20 @@ site, or at another site. The cost is the prompt's time, the delay of sequences 
 overlap with computation. Predictions use measured rates (assignments.py, lenders.py) and are sent in a response header.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pilotlight.engine.api.protocol import Submit
-from pilotlight.engine.planning.hand_over import exposed_s
 from pilotlight.runtime.dispatch.assignments import Assignments, Prompt
 from pilotlight.runtime.dispatch.hand_over import OwnHost, PromptHost, can_hand_over
 from pilotlight.runtime.models.model_state import Replica
 from pilotlight.sites.site import Role
+from pilotlight.support.estimates import HAND_OVER_S, exposed_s
 
 if TYPE_CHECKING:
     from pilotlight.runtime.dispatch.lenders import Lender
 
-HAND_OVER_S = 0.02  # fixed cost of a hand-over: handshake, second sequence, copy of the last blocks
 SHORT_TOKENS = 64  # prompts with fewer uncached tokens are computed on the answering host
 # The answering host waits PATIENCE * predicted seconds + PATIENCE_S for the blocks, and then computes the prompt itself.
 PATIENCE, PATIENCE_S = 4.0, 5.0
@@ -89,7 +89,8 @@ class Dispatch:
             ways.append(self._there(prompt, self._open.least_loaded(submit, prompt, others), replica))
         elif has_roles:
             ways[0] = ways[0]._replace(why="reason=no other host for prompts is up")
-        ways += [self._borrowed(submit, prompt, lender, replica) for lender in lenders]
+        here_s = ways[0].cost_s
+        ways += [self._borrowed(submit, prompt, lender, replica, here_s) for lender in lenders]
         best = min(ways, key=lambda way: way.cost_s * (1 + way.error))
         why = "; ".join([way.why for way in ways] + ([why_none] if why_none else []))
         return Placement(replica, best.host, best.cost_s, why)
@@ -108,12 +109,16 @@ class Dispatch:
         cost_s = self._open.prompts_s(prefill) + compute_s + HAND_OVER_S + moved_s
         return _PrefillOption(cost_s, OwnHost(prefill, self._open.assigned), f"there={1e3 * cost_s:.1f}")
 
-    def _borrowed(self, submit: Submit, prompt: Prompt, lender: "Lender", replica: Replica) -> _PrefillOption:
+    def _borrowed(
+        self, submit: Submit, prompt: Prompt, lender: "Lender", replica: Replica, here_s: float
+    ) -> _PrefillOption:
         """Predict a prompt's cost at another site, which is assumed to have none of it cached.
-        It must be lower than here by more than the error of earlier predictions."""
-        info = self._open.info_of(replica)
-        offer = lender.offer(submit, prompt.num_uncached(replica), info, self._open.prompt_rate(replica))
-        return _PrefillOption(offer.cost_s + HAND_OVER_S, lender, f"{lender.name}={offer.why}", lender.error)
+        The cost is infinite if lending the prompt would not pay."""
+        info, rate = self._open.info_of(replica), self._open.prompt_rate(replica)
+        num_missing, queue_s = prompt.num_uncached(replica), self._open.prompts_s(replica)
+        offer = lender.offer(submit, num_missing, info, rate, here_s, queue_s)
+        cost_s = offer.cost_s if offer.pays else math.inf
+        return _PrefillOption(cost_s, lender, f"{lender.name}={offer.why}", lender.error)
 
 
 def with_role(replicas: Sequence[Replica], role: Role) -> list[Replica]:

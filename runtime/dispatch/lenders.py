@@ -11,7 +11,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -19,10 +19,11 @@ import msgspec
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelInfo, Submit, TokenOutput
-from pilotlight.engine.planning.hand_over import exposed_s, prompt_bytes
+from pilotlight.engine.planning.hand_over import prompt_bytes
 from pilotlight.runtime.dispatch.hand_over import StartedPrompt
 from pilotlight.sites.site import LenderConfig
 from pilotlight.support import background
+from pilotlight.support.estimates import PredictionError
 from pilotlight.wire.hop.data_sites import DataSites
 from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
 from pilotlight.wire.hop.lending import (
@@ -32,6 +33,7 @@ from pilotlight.wire.hop.lending import (
     PROMPT_PATH,
     BorrowedPrompt,
     Lendable,
+    LentTerms,
     PromptAccepted,
     PromptComputed,
     decode_line,
@@ -48,11 +50,10 @@ ANSWER_WITHIN_S = 5.0  # limit of an offer or a probe; a probe that takes longer
 ACCEPT_WITHIN_S = 2.0  # limit until a prompt is accepted, because a client waits for it
 PROBE_EVERY_S = 60.0  # interval of probes while no blocks arrive; they take 0.3 Mbit/s
 BELIEVED_S = 600.0  # time in which a slower probe does not replace a rate that was measured by blocks
-ROUND_TRIPS = 2  # round trips before the first block arrives: one for the prompt, one for the blocks
 RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
-# Error of a prediction, as a share of it: the least and first, the most, the weight of the newest one, and the seconds in which it falls by half. It
-# falls so that a site that was busy is tried again.
-FIRST_ERROR, MOST_ERROR, ERROR_WEIGHT, ERROR_HALVES_S = 0.25, 8.0, 0.3, 300.0
+TYPICAL_TOKENS = (
+    4096  # length of the prompts for which terms are published: blocks that windows have left are not moved
+)
 REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt of which no block was fetched; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
 
@@ -64,6 +65,7 @@ class LenderOffer(NamedTuple):
 
     cost_s: float
     why: str  # predicted milliseconds, in total and for the link, or the reason for not lending
+    pays: bool = False  # whether the prompt should be computed there
 
 
 class MeasuredLink:
@@ -90,26 +92,6 @@ class MeasuredLink:
         self.bytes_per_s = max(bytes_per_s, self.bytes_per_s) if now - self._moved_at < BELIEVED_S else bytes_per_s
 
 
-class PredictionError:
-    """The share by which results took longer than predicted.
-
-    It is a moving average that falls with time to FIRST_ERROR."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._error, self._noted_at = FIRST_ERROR, clock()
-
-    @property
-    def share(self) -> float:
-        age = self._clock() - self._noted_at
-        return FIRST_ERROR + (self._error - FIRST_ERROR) * math.exp2(-age / ERROR_HALVES_S)
-
-    def note(self, overrun: float) -> None:
-        """Record a result; `overrun` is its time divided by the predicted one."""
-        error = min(MOST_ERROR, max(FIRST_ERROR, overrun - 1))
-        self._error, self._noted_at = self.share + ERROR_WEIGHT * (error - self.share), self._clock()
-
-
 class Lender:
     """One lending site, in the form of a host that computes prompts (`PromptHost` in hand_over.py)."""
 
@@ -128,11 +110,13 @@ class Lender:
         self._lendable = Lendable({}, "it has not answered yet")
         self._rest_s, self._rests_until = 0.0, -math.inf
 
-    def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
+    def offer(
+        self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float, here_s: float, queue_s: float
+    ) -> LenderOffer:
         """Predict the cost of computing the prompt there and fetching its blocks.
 
-        `num_missing` is the number of tokens that the answering host has not cached. `own_rate` is this site's prefill rate in tokens/s, used if
-        the other site's is unknown.
+        `num_missing` is the number of tokens that the answering host has not cached. `own_rate` is that host's prefill rate in tokens/s, also used if
+        the other site's is unknown. The prompt would cost `here_s` on that host, of which it would wait `queue_s`.
         """
         why_not = self._why_not(submit.model)
         if submit.images or submit.adapter is not None:
@@ -141,16 +125,21 @@ class Lender:
             # the other site's text is escaped for a response header
             return LenderOffer(math.inf, f"no ({ascii(why_not)[1:-1]})")
         num_tokens = len(submit.prompt_token_ids)
-        rate = self._lendable.models[submit.model] or own_rate
-        queue_s = self._open_tokens / rate + max(0.0, self._lendable.queue_s - self._open_tokens_then / rate)
-        compute_s = queue_s + num_tokens / rate
+        terms = self._terms(info, num_tokens, self._lendable.models[submit.model] or own_rate)
+        cost = terms.cost(num_tokens, num_missing)
+        why = f"{1e3 * cost.total_s:.1f} (link {1e3 * cost.link_s:.1f} at {self.link.bytes_per_s * 8e-6:.1f} Mbit/s)"
+        return LenderOffer(cost.total_s, why, terms.pays(cost, here_s, queue_s, own_rate))
+
+    def _terms(self, info: ModelInfo, num_tokens: int, rate: float) -> LentTerms:
+        """Return the terms for prompts of about `num_tokens`, which are computed at `rate` tokens/s."""
         num_bytes = prompt_bytes(info, num_tokens)
-        tokens_per_s = self.link.bytes_per_s * num_tokens / num_bytes if num_bytes else math.inf
-        # the blocks of all prompts share the link
-        link_s = ROUND_TRIPS * self.link.rtt_s + exposed_s(num_missing + self._open_tokens, tokens_per_s, compute_s)
-        mbits = self.link.bytes_per_s * 8e-6
-        return LenderOffer(
-            compute_s + link_s, f"{1e3 * (compute_s + link_s):.1f} (link {1e3 * link_s:.1f} at {mbits:.1f} Mbit/s)"
+        return LentTerms(
+            rate,
+            queue_s=self._open_tokens / rate + max(0.0, self._lendable.queue_s - self._open_tokens_then / rate),
+            rtt_s=self.link.rtt_s,
+            link_tokens_per_s=self.link.bytes_per_s * num_tokens / num_bytes if num_bytes else 0.0,
+            moving_tokens=self._open_tokens,  # the blocks of all prompts share the link
+            error=self.error,
         )
 
     @property
@@ -212,7 +201,9 @@ class Lender:
             self._pool.sweep()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def status(self) -> LenderStatus:
+    def status(self, infos: Mapping[str, ModelInfo]) -> LenderStatus:
+        """Return the lender's status; `infos` are those of the site's awake models, by name."""
+        lent = {name: rate for name, rate in self._lendable.models.items() if rate and not self._why_not(name)}
         return LenderStatus(
             self.name,
             why_not=self._lendable.why_not,
@@ -220,6 +211,9 @@ class Lender:
             mbit_per_s=round(self.link.bytes_per_s * 8e-6, 3),
             borrowed=self.num_borrowed,
             declined=self.num_declined,
+            terms={
+                name: self._terms(infos[name], TYPICAL_TOKENS, rate) for name, rate in lent.items() if name in infos
+            },
         )
 
     def close(self) -> None:
@@ -372,8 +366,8 @@ class Lenders:
         may = [each for each in self._lenders if each.name in data_sites]
         return may, "; ".join(f"{name}=no (data may not go there)" for name in barred)
 
-    def statuses(self) -> tuple[LenderStatus, ...]:
-        return tuple(lender.status() for lender in self._lenders)
+    def statuses(self, infos: Mapping[str, ModelInfo]) -> tuple[LenderStatus, ...]:
+        return tuple(lender.status(infos) for lender in self._lenders)
 
     def close(self) -> None:
         for lender in self._lenders:

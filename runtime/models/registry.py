@@ -36,6 +36,7 @@ from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
+from pilotlight.wire.hop.status import LenderStatus
 
 if TYPE_CHECKING:
     from pilotlight.runtime.dispatch.lenders import Lenders  # only for sites with lenders
@@ -112,6 +113,14 @@ class Models:
         await asyncio.gather(*running, return_exceptions=True)
         if self.lenders is not None:
             self.lenders.close()
+
+    def lender_statuses(self) -> tuple[LenderStatus, ...]:
+        """Return the sites that may compute prompts for this one, with their terms for its models."""
+        if self.lenders is None:
+            return ()
+        return self.lenders.statuses(
+            {name: state.info for name, state in self.states.items() if state.info is not None}
+        )
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from pilotlight.wire.hop.lending import LentTerms
+
 # failed: a recent wake failed. After a while it is "disk" or "host" again, and may be requested again.
 Residency = Literal["device", "host", "disk", "loading", "failed"]
 
@@ -93,6 +95,7 @@ class LenderStatus(msgspec.Struct, frozen=True):
     mbit_per_s: float = 0.0  # measured rate of the link, by blocks and probes; 0 if not measured yet
     borrowed: int = 0  # prompts that the other site accepted (counter)
     declined: int = 0  # prompts that the other site declined (counter)
+    terms: dict[str, LentTerms] = {}  # model -> terms for its prompts now; without models that it would not compute
 
 
 class SiteStatus(msgspec.Struct, frozen=True):

@@ -86,6 +86,6 @@ class Health:
             functions=None if self._functions is None else self._functions.status(),
             uptime_s=round(time.monotonic() - self._started_s, 1),
             finetunes=None if site.finetunes is None else site.finetunes.state,
-            lenders=() if site.models.lenders is None else site.models.lenders.statuses(),
+            lenders=site.models.lender_statuses(),
             fallbacks=site.fleet.fallbacks,
         )

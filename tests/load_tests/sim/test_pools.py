@@ -25,6 +25,7 @@ from load_tests.sim.site import STEP_GROWTH, STEP_S
 from pilotlight.engine.api.protocol import SamplingParams, Submit
 from pilotlight.runtime.dispatch import dispatcher
 from pilotlight.runtime.dispatch.assignments import Assignments
+from pilotlight.support.estimates import HAND_OVER_S
 
 NO_SPLIT, BY_REQUESTS, BY_TOKENS, WHERE_IT_PAYS = ARRANGEMENTS
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
@@ -40,7 +41,7 @@ def test_a_lone_request_takes_its_prompt_and_a_hand_over_and_its_steps() -> None
     assert here.ttft_p90_ms == pytest.approx(1000)
     assert here.itl_p99_ms == pytest.approx(1000 * STEP_S * (1 + STEP_GROWTH))
     there = Pools(BY_TOKENS, Workload("x", 4500, 101)).run(lone)
-    hand_over_ms = 1000 * (dispatcher.HAND_OVER_S + 512 / LINK_TOKENS_PER_S)
+    hand_over_ms = 1000 * (HAND_OVER_S + 512 / LINK_TOKENS_PER_S)
     assert there.ttft_p90_ms == pytest.approx(1000 + hand_over_ms + here.itl_p99_ms)
     assert there.handed_over == 1
 

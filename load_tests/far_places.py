@@ -1,8 +1,9 @@
-"""Two network namespaces with a limited link between them, and cgroups that slow engine hosts down.
+"""Network namespaces with limited links to the caller's, and cgroups that slow engine hosts down.
 
-The namespace of the calling process is the first place. Needs root, iproute2 and util-linux. `tc qdisc tbf` limits the bandwidth on both ends of a
-pair of virtual interfaces; a second pair without a limit carries the scenario's own requests. Many kernels have no netem, so a relay adds the delay:
-it holds back bytes, but the TCP connections on both of its sides have short round trips and start as fast as without distance.
+The namespace of the calling process is one place; each `FarPlace` is another one. Needs root, iproute2, iptables and util-linux. `tc qdisc tbf`
+limits the bandwidth on both ends of a pair of virtual interfaces; a second pair without a limit carries the scenario's own requests. Many kernels
+have no netem, so a relay adds the delay: it holds back bytes, but the TCP connections on both of its sides have short round trips and start as fast
+as without distance.
 """
 
 import asyncio
@@ -14,9 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-HERE, THERE = "10.77.0.1", "10.77.0.2"  # ends of the limited link
-THERE_UNLIMITED = "10.78.0.2"
-RELAY = "127.0.0.2"
 _BURST_S, _LEAST_BURST_BYTES = (
     0.001,
     128 << 10,
@@ -26,33 +24,30 @@ _PERIOD_US = 20_000
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-class TwoPlaces:
-    """The two namespaces and their link, in a `with` statement."""
+class FarPlace:
+    """A namespace and its links to the caller's, in a `with` statement."""
 
-    def __enter__(self) -> "TwoPlaces":
+    def __init__(self, number: int = 0) -> None:
+        """Describe a place. Places of one caller have different numbers."""
+        self.address = f"10.77.{number}.2"  # its end of the limited link
+        self.unlimited_address = f"10.78.{number}.2"
+        self.relay_address = f"127.0.0.{2 + number}"  # where a relay to this place listens
+        self._number = number
+        self._lost = 0.0  # share of packets that is dropped
+
+    def __enter__(self) -> "FarPlace":
         self._holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE
         )
         assert self._holder.stdout is not None
         self._holder.stdout.readline()  # it has its namespace
         self.prefix: Sequence[str] = ("nsenter", f"--net=/proc/{self._holder.pid}/ns/net", "--")
+        pid, number = str(self._holder.pid), self._number
         for name, network in (("limited", 77), ("direct", 78)):
-            _run(
-                "ip",
-                "link",
-                "add",
-                f"{name}0",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"{name}1",
-                "netns",
-                str(self._holder.pid),
-            )
-            for end, prefix in ((0, ()), (1, self.prefix)):
-                _run(*prefix, "ip", "address", "add", f"10.{network}.0.{end + 1}/24", "dev", f"{name}{end}")
-                _run(*prefix, "ip", "link", "set", f"{name}{end}", "up")
+            _run("ip", "link", "add", f"{name}{number}", "type", "veth", "peer", "name", name, "netns", pid)
+            for end, interface, prefix in ((1, f"{name}{number}", ()), (2, name, self.prefix)):
+                _run(*prefix, "ip", "address", "add", f"10.{network}.{number}.{end}/24", "dev", interface)
+                _run(*prefix, "ip", "link", "set", interface, "up")
         _run(*self.prefix, "ip", "link", "set", "lo", "up")
         return self
 
@@ -62,15 +57,23 @@ class TwoPlaces:
         self._holder.kill()
         self._holder.wait()
         with suppress(subprocess.CalledProcessError):
-            _run("ip", "link", "delete", "limited0")
-            _run("ip", "link", "delete", "direct0")
+            _run("ip", "link", "delete", f"limited{self._number}")
+            _run("ip", "link", "delete", f"direct{self._number}")
 
     def limit(self, mbit_per_s: float) -> None:
-        """Set the bandwidth of the link, in both directions."""
+        """Set the bandwidth of the limited link, in both directions."""
         burst = max(_LEAST_BURST_BYTES, int(_BURST_S * mbit_per_s * 125_000))
         shape = ("tbf", "rate", f"{int(mbit_per_s * 1000)}kbit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms")
-        for end, prefix in ((0, ()), (1, self.prefix)):
-            _run(*prefix, "tc", "qdisc", "replace", "dev", f"limited{end}", "root", *shape)
+        for interface, prefix in ((f"limited{self._number}", ()), ("limited", self.prefix)):
+            _run(*prefix, "tc", "qdisc", "replace", "dev", interface, "root", *shape)
+
+    def lose(self, share: float) -> None:
+        """Drop this share of the packets that arrive over the limited link at either end; 0 ends the loss."""
+        for action, lost in (("-D", self._lost), ("-A", share)):
+            drawn = [] if lost >= 1.0 else ["-m", "statistic", "--mode", "random", "--probability", str(lost)]
+            for interface, prefix in ((f"limited{self._number}", ()), ("limited", self.prefix)) if lost else ():
+                _run(*prefix, "iptables", "-w", action, "INPUT", "-i", interface, *drawn, "-j", "DROP")
+        self._lost = share
 
 
 class CpuShare:
@@ -104,12 +107,12 @@ class CpuShare:
 
 
 class Relay:
-    """TCP relay from ports of RELAY to the same ports of another host.
+    """TCP relay to a place, which has the same ports at the place's relay address.
 
     It holds back bytes by half a round trip each way."""
 
-    def __init__(self, host: str, ports: Sequence[int], rtt_s: float) -> None:
-        self._host = host
+    def __init__(self, place: FarPlace, ports: Sequence[int], rtt_s: float) -> None:
+        self._place = place
         self._ports = ports
         self.rtt_s = rtt_s
         self._loop = asyncio.new_event_loop()
@@ -130,7 +133,9 @@ class Relay:
         self._loop.close()
 
     async def _listen(self, port: int) -> None:
-        await asyncio.start_server(lambda reader, writer: self._join(reader, writer, port), RELAY, port)
+        await asyncio.start_server(
+            lambda reader, writer: self._join(reader, writer, port), self._place.relay_address, port
+        )
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -141,7 +146,7 @@ class Relay:
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
         await asyncio.sleep(self.rtt_s)  # the handshake of a connection
         try:
-            there, back = await asyncio.open_connection(self._host, port)
+            there, back = await asyncio.open_connection(self._place.address, port)
         except OSError:
             writer.close()
             return
