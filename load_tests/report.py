@@ -63,6 +63,8 @@ REGIONS: dict[str, Region] = {
     "start-up": Region(engine.start_up, SITE),
     "engines": Region(engine.engines, ENGINE),
     "engines-amx": Region(engine.engines, ENGINE),
+    "states": Region(engine.states, ENGINE),
+    "states-at-length": Region(engine.states_at_length, ENGINE, "states"),
     "step-cost": Region(engine.step_cost, ENGINE),
     "lossless": Region(lossless.in_memory, ENGINE),
     "lossless-disk": Region(lossless.on_disk, ENGINE),
@@ -133,6 +135,8 @@ MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "engine-cpu": (
         "engines",
         "engines-amx",
+        "states",
+        "states-at-length",
         "plot",
         "step-cost",
         "lossless",

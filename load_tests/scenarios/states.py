@@ -7,7 +7,8 @@ The dense model has the same width; contexts are short and long:
 
 The checkpoints have few layers of ordinary width and random weights, in bf16, and are written by transformers. Engines take turns in every round, so
 that noise on the machine affects all of them; a figure is the median of the rounds' ratios. A model with only state layers and feed-forwards shows
-their cost per token at 1,024 and at 32,768 tokens of context. The two must be equal if a token reads nothing of the past except the state.
+their cost per token at 1,024 and at 32,768 tokens of context. The two must be equal if a token reads nothing of the past except the state. A whole
+model's decodes at both contexts are compared with those that `pilotlight plan` predicts.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from rich.console import Console
 from load_tests.peers.checkpoint import VOCAB
 from load_tests.records import spread, write_record
 from load_tests.scenarios.engines import OURS, RUNNERS, Answer, Process, Task, turns
+from pilotlight.engine.planning.devices import DeviceSet, cpu
+from pilotlight.engine.planning.model_plan import read_model
+from pilotlight.engine.planning.planner import Workload, make_plan
 
 SUBJECT = "states"
 PEER = "transformers"
@@ -83,6 +87,7 @@ def main() -> int:
             families[family] = {
                 "beside_others": _beside(hybrid, dense, folder, options, console),
                 "at_long_contexts": _at_lengths(alone, folder, options, console),
+                "whole": _beside_plan(hybrid, folder, options, console),
             }
     results = {
         "threads": options.threads,
@@ -160,6 +165,31 @@ def _at_lengths(alone: Path, folder: Path, options: argparse.Namespace, console:
             rows.append({"measure": name, "short": _SHORT, "long": options.long, "times_as_long": ratio})
             console.print(f"  {name} at {options.long:,} tokens: {ratio['median']:.2f} times as long", highlight=False)
     return rows
+
+
+def _beside_plan(hybrid: Path, folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Return how many times as long a whole model's decodes take at the long context: measured, and predicted."""
+    short, long = (Task("decode", 1, context) for context in (_SHORT, options.long))
+    taken: dict[Task, list[float]] = {short: [], long: []}
+    with ExitStack() as scope:
+        ours = _ours(hybrid, folder, scope, options)
+        for turn, (_, task, _name) in enumerate(turns(max(2, options.rounds // 2), [short, long], [OURS])):
+            taken[task].append(1 / ours.run(task, seed=turn + 1, output_tokens=options.output_tokens).tokens_per_s)
+    short_s, long_s = (_predicted_s(hybrid, context) for context in (_SHORT, options.long))
+    measured = spread([one / other for one, other in zip(taken[long], taken[short], strict=True)])
+    predicted = long_s / short_s
+    console.print(
+        f"  a whole decode: {measured['median']:.2f} times as long, {predicted:.2f} predicted", highlight=False
+    )
+    return {"measured": measured, "predicted": predicted}
+
+
+def _predicted_s(checkpoint: Path, context: int) -> float:
+    """Return the seconds of one sequence's decode behind `context` tokens, as planned for a CPU."""
+    workload = Workload(context, batch=1, prompt_tokens=context // 2)  # an answer as long as the prompt follows it
+    speed = make_plan(read_model(checkpoint), DeviceSet(1, cpu()), workload).splits[0].speed
+    assert speed is not None, "a model of this size fits"
+    return speed.token_s
 
 
 def _ours(checkpoint: Path, folder: Path, scope: ExitStack, options: argparse.Namespace) -> Process:

@@ -98,3 +98,28 @@ def engine_on_gpu(results: Record) -> Iterable[list[str]]:
 
 def median_range_count(values: Record) -> list[str]:
     return [f"{values['median']:g}", f"{values['min']:g} to {values['max']:g}", str(values["n"])]
+
+
+def states(results: Record) -> Iterable[list[str]]:
+    """Show one line per family and measure: our speed beside transformers and a dense model, and what a long context adds."""
+    yield ["model, measure", "tokens/s", "times transformers", "times our dense model"]
+    for family, found in results["families"].items():
+        for row in found["beside_others"]:
+            what = (
+                f"prefill {row['prompt_tokens']:,}" if row["measure"] == "prefill" else f"decode, batch {row['batch']}"
+            )
+            ratios = [f"{row[name]['median']:.2f}" for name in ("times_transformers", "times_dense")]
+            yield [f"{family}, {what}", f"{row['pilotlight']['median']:,.0f}", *ratios]
+
+
+def states_at_length(results: Record) -> Iterable[list[str]]:
+    """Show how many times as long a token takes behind a long context as behind a short one."""
+    yield ["model", "state layers alone: prefill", "decode", "whole model: decode", "as planned"]
+    for family, found in results["families"].items():
+        alone = [f"{row['times_as_long']['median']:.2f}" for row in found["at_long_contexts"]]
+        whole = found.get("whole")
+        yield [
+            family,
+            *alone,
+            *([f"{whole['measured']['median']:.2f}", f"{whole['predicted']:.2f}"] if whole else ["", ""]),
+        ]
