@@ -168,7 +168,7 @@ def _at_lengths(alone: Path, folder: Path, options: argparse.Namespace, console:
 
 
 def _beside_plan(hybrid: Path, folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Return how many times as long a whole model's decodes take at the long context: measured, and predicted."""
+    """Compare a whole model's decodes at both contexts: measured and predicted."""
     short, long = (Task("decode", 1, context) for context in (_SHORT, options.long))
     taken: dict[Task, list[float]] = {short: [], long: []}
     with ExitStack() as scope:

@@ -101,7 +101,7 @@ def median_range_count(values: Record) -> list[str]:
 
 
 def states(results: Record) -> Iterable[list[str]]:
-    """Show one line per family and measure: our speed beside transformers and a dense model, and what a long context adds."""
+    """Show our speed by family and measure, beside transformers and our dense model."""
     yield ["model, measure", "tokens/s", "times transformers", "times our dense model"]
     for family, found in results["families"].items():
         for row in found["beside_others"]:
@@ -113,7 +113,7 @@ def states(results: Record) -> Iterable[list[str]]:
 
 
 def states_at_length(results: Record) -> Iterable[list[str]]:
-    """Show how many times as long a token takes behind a long context as behind a short one."""
+    """Show how much longer a token takes after a long context than after a short one."""
     yield ["model", "state layers alone: prefill", "decode", "whole model: decode", "as planned"]
     for family, found in results["families"].items():
         alone = [f"{row['times_as_long']['median']:.2f}" for row in found["at_long_contexts"]]

@@ -39,7 +39,7 @@ class SpareIsolate:
         return self._isolate is not None
 
     def is_wanted(self, now: float) -> bool:
-        """Tell whether there is none, and the zygote can fork one."""
+        """Return True if no spare exists and the zygote can fork one."""
         zygote = self._factory.zygote.current
         if self._isolate is not None or zygote is None or zygote is self._failed:
             return False
