@@ -147,7 +147,7 @@ class SecretStore:
         return self.directory / "key"
 
     def _keys(self) -> list[bytes]:
-        """Return the keys, the encrypting one first; empty if there is none. Raises SecretError."""
+        """Return the keys, the encrypting one first; an empty list without a key file. Raises SecretError."""
         try:
             with open(self._key_file, "rb") as file:
                 mode, data = os.fstat(file.fileno()).st_mode, file.read()
