@@ -24,6 +24,8 @@ def render(table: type[Table]) -> str:
     _, tables = msgspec.json.schema_components([table], ref_template="#/$defs/{name}")
     for kind in _subclasses(Table):
         if kind.__name__ in tables:
+            if "description" in tables[kind.__name__]:
+                tables[kind.__name__]["description"] = inspect.getdoc(kind)  # msgspec indents it or not
             fields = tables[kind.__name__]["properties"]
             for name, meaning in _meanings(kind).items():
                 fields[name] = {"description": meaning, **fields[name]}
