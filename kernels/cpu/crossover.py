@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -37,6 +37,7 @@ _QUERIES = (16, 64, 256, 512)
 _CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
 
 _NICENESS = 19  # of the thread that measures: the lowest priority
+_POLL_S = 0.05  # between attempts to take the lock that another process has
 
 ProductForm = Callable[[torch.Tensor, torch.Tensor], object]  # x, weight
 AttentionForm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch, AttentionRule], object]
@@ -64,7 +65,7 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
     wanted = list(dtypes)
     if _fill(into, wanted, file):
         return
-    # The thread is not a daemon, so the process waits for it at exit: ending a thread inside torch's code aborts the process.
+    # Not a daemon: the process waits for it at exit, as ending a thread inside torch's code aborts the process. It ends after the call it is in.
     threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
 
 
@@ -100,9 +101,25 @@ def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms
     if sys.platform == "linux":  # where each thread has its own priority; the model is being loaded meanwhile
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _locked(lock):
+            time.sleep(_POLL_S)
         if not _fill(into, dtypes, file):
             _measure_alone(into, dtypes, ours, torchs, file)
+
+
+def _locked(lock: TextIO) -> bool:
+    """Take the lock unless another process has it. Ends this thread if the process is ending."""
+    _end_with_process()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _end_with_process() -> None:
+    if not threading.main_thread().is_alive():
+        sys.exit()
 
 
 @torch.inference_mode()
@@ -147,6 +164,7 @@ def _gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
 
 
 def _duration_s(work: Callable[[], object]) -> float:
+    _end_with_process()
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

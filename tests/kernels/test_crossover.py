@@ -1,5 +1,6 @@
 """The limits above which torch computes products are measured once, if its library has features that ours lacks, and stored."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -178,14 +179,32 @@ def test_where_nothing_is_slow_nothing_is_measured(monkeypatch: pytest.MonkeyPat
             assert library._opened(library.loaded.path).most_queries[BF16] == UNLIMITED
 
 
-@pytest.mark.process
-def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> None:
-    script = f"""
-import pathlib, torch
+# Ends as soon as the first product is being measured, or at once, and prints how many were begun.
+ENDING = """
+import atexit, pathlib, sys, time, torch
 from pilotlight.kernels.cpu.crossover import Forms, Limits, keep_limits
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
-torchs = Forms(torch.nn.functional.linear, attend_by_torch)
-keep_limits(Limits({{}}, {{}}), [torch.bfloat16], torchs, torchs, pathlib.Path({str(tmp_path / "kernels.json")!r}))
+begun = []
+atexit.register(lambda: print(len(begun)))
+torchs = Forms(lambda *args: begun.append(1) or torch.nn.functional.linear(*args), attend_by_torch)
+keep_limits(Limits({}, {}), [torch.bfloat16], torchs, torchs, pathlib.Path(sys.argv[1]))
+while not begun and sys.argv[2:]:
+    time.sleep(0.001)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.process
+def test_a_process_that_ends_while_it_measures_ends_cleanly(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDING, str(tmp_path / "kernels.json"), "measuring"]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert 1 <= int(done.stdout) < 12, "the measurement ends with the process, after the call it is in"
+
+
+@pytest.mark.process
+def test_a_process_ends_while_another_one_measures(tmp_path: Path) -> None:
+    with (tmp_path / "kernels.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", ENDING, str(tmp_path / "kernels.json")]
+        done = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
