@@ -78,13 +78,10 @@ class FunctionsService:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def request_routes(self) -> list[BaseRoute]:
-        """Return the routes of the clients' requests to functions."""
-        return function_routes(self.served, self._admission)
-
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of deployments, of stores and of usage."""
+        """Return the routes of the clients' requests, of deployments, of stores and of usage."""
         return [
+            *function_routes(self.served, self._admission),
             *deployment_routes(self.served, self._hop_secret, self._site),
             *self.stores.routes(),
             Route(USAGE_PATH, self.usage, methods=["POST"]),

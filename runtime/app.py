@@ -38,6 +38,7 @@ from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.http.route_index import RouteIndex
 
 if TYPE_CHECKING:
     from pilotlight.functions.service import FunctionsService
@@ -78,6 +79,7 @@ class SiteApp(Starlette):
         generator, limits = site.generator, site.config.limits
         self.responses = ResponsesEndpoint(generator, site.config, site.access)
         models = [
+            *openai_routes(generator, limits),
             *scoring_routes(generator, limits),
             *anthropic_routes(generator, limits),
             *self.responses.routes(),
@@ -87,11 +89,6 @@ class SiteApp(Starlette):
             *FinetuneRoutes(site.models.registry, site.models.adapters).routes(),
         ]
         self.functions = _functions_of(site, secret)
-        # Starlette tries one route after the other, in 1 to 2 us each, so the most frequent are first.
-        first = [
-            *openai_routes(generator, limits),
-            *(() if self.functions is None else self.functions.request_routes()),
-        ]
         self.functions_path = functions_path
         self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
@@ -112,7 +109,7 @@ class SiteApp(Starlette):
             functions_path=functions_path,
         )
         super().__init__(
-            routes=[*first, *models, *self._own_routes(secret)],
+            routes=[RouteIndex([*models, *self._own_routes(secret)])],
             middleware=[middleware],
             exception_handlers=UNROUTED,
             lifespan=_lifespan,

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from starlette.routing import Mount, Route
 
 from pilotlight.runtime.app import SiteApp
 from pilotlight.sites.accounts import Scope
+from pilotlight.wire.http.route_index import RouteIndex
 from tests.asgi import call
 from tests.runtime.conftest import SiteMaker
 
@@ -132,8 +132,9 @@ KEYS = [
 
 
 def paths(app: SiteApp) -> set[str]:
-    assert all(isinstance(route, Route | Mount) or hasattr(route, "path") for route in app.routes)
-    return {route.path for route in app.routes}  # type: ignore[attr-defined]
+    (index,) = app.routes
+    assert isinstance(index, RouteIndex)
+    return {route.path for route in index.routes}  # type: ignore[attr-defined]
 
 
 @pytest.mark.process
