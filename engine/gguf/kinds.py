@@ -27,8 +27,9 @@ KINDS = {
     14: TensorKind("Q6_K", 256, 210),
     20: TensorKind("IQ4_NL", 32, 18),
     30: TensorKind("BF16", 1, 2, "BF16"),
+    39: TensorKind("MXFP4", 32, 17),
 }  # by number of the type in ggml
 UNREAD = {
     9: "Q8_1", 10: "Q2_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Converts the tokenizer in a GGUF file's metadata to the tokenizer.json of Hugging Face's library.
 
-Two kinds are supported: "gpt2", byte-level BPE with merges, where `tokenizer.ggml.pre` names the patterns that split a text; and "llama", the BPE of
-SentencePiece, whose merges follow from the scores of tokens. Patterns are from the tokenizer.json files of the models with these names; which names
-share a pattern is from llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
+Three kinds are supported: "gpt2", byte-level BPE with merges, where `tokenizer.ggml.pre` names the patterns that split a text; "llama", the BPE of
+SentencePiece, whose merges follow from the scores of tokens; and "gemma4", the same with listed merges. Patterns are from the tokenizer.json files of
+the models with these names; which names share a pattern is from llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
 """
 
 import json
@@ -12,22 +12,49 @@ from typing import Any, NamedTuple
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.text.spelling import WORD_MARK
+from pilotlight.engine.text.tokenizer_files import KIMI_PATTERN
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # ggml's types of tokens
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
-    "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+    "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<turn|>",
 }  # fmt: skip
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
 _QWEN35 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _cased(end: str) -> str:
+    """Return the pattern of words whose capitals precede their small letters, and which may have an `end`."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    return rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{end}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{end}"
+
+
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = _cased("") + r"|\p{N}" + _REST
+_O200K = _cased("(?i:'s|'t|'re|'ve|'m|'ll|'d)?") + r"|\p{N}{1,3}" + _REST
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)  # fmt: skip
+# The letters with case that DeepSeek-V2's tokenizer.json lists.
+_CASED_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d"
+    "\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-"
+    "\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-"
+    "\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-"
+    "\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-"
+    "\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-"
+    "\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
+_DEEPSEEK2 = (
+    r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}",
+)  # fmt: skip
 
 
 class _Cut(NamedTuple):
@@ -48,6 +75,8 @@ _CUTS = {
     "smaug-bpe": _Cut((_LLAMA3,)), "dbrx": _Cut((_LLAMA3,)),
     "qwen2": _QWEN2_CUT, "deepseek-r1-qwen": _QWEN2_CUT, "megrez": _QWEN2_CUT, "qwen35": _Cut((_QWEN35,), normalizer="NFC"),
     "tekken": _Cut((_TEKKEN,), ignores_merges=True, adds_bos=True),
+    "gpt-4o": _Cut((_O200K,)), "llama4": _Cut((_O200K,)), "chatglm-bpe": _Cut((_LLAMA3,)), "glm4": _Cut((_LLAMA3,), ignores_merges=True),
+    "deepseek-llm": _Cut(_DEEPSEEK2), "deepseek-v3": _Cut(_DEEPSEEK3), "kimi-k2": _Cut((KIMI_PATTERN,)),
 }  # fmt: skip
 
 
@@ -67,8 +96,10 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     model = metadata.text("tokenizer.ggml.model")
     if model == "no_vocab":
         return None
-    if model not in ("gpt2", "llama"):
-        raise CheckpointError(f"{metadata.origin} has a tokenizer of the kind {model!r}; supported are gpt2 and llama")
+    if model not in ("gpt2", "llama", "gemma4"):
+        raise CheckpointError(
+            f"{metadata.origin} has a tokenizer of the kind {model!r}; supported are gpt2, llama and gemma4"
+        )
     tokens = metadata.texts("tokenizer.ggml.tokens")
     types = metadata.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
@@ -109,13 +140,8 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: list[int], special
         for pattern in cut.patterns
     ]
     steps = [*splits, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]
-    merges = [merge.split(" ", 1) for merge in metadata.texts("tokenizer.ggml.merges")]
     vocabulary = {text: i for i, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
-    for pair in merges:
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
-            raise CheckpointError(
-                f"{metadata.origin} has the merge {' '.join(pair)!r}, which does not join two of its tokens to a third"
-            )
+    merges = _listed_merges(metadata, vocabulary)
     return {
         "version": "1.0",
         "added_tokens": list(_added(tokens, types)),
@@ -128,10 +154,9 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: list[int], special
 
 
 def _sentencepiece(metadata: Metadata, tokens: list[str], types: list[int], special: dict[str, int]) -> dict[str, Any]:
-    scores = metadata.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise CheckpointError(f"{metadata.origin} lists {len(tokens)} tokens and {len(scores)} scores")
     vocabulary = {text: i for i, (text, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
+    is_listed = metadata.text("tokenizer.ggml.model") == "gemma4"
+    merges = _listed_merges(metadata, vocabulary) if is_listed else _scored_merges(metadata, vocabulary, types)
     unknown = (
         tokens[special["unk"]]
         if "unk" in special
@@ -144,7 +169,6 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: list[int], spec
     decoders = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if has_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    joined = {text: (-scores[i], i) for text, i in vocabulary.items() if types[i] in (_NORMAL, _USER_DEFINED)}
     return {
         "version": "1.0",
         "added_tokens": list(_added(tokens, types)),
@@ -153,9 +177,27 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: list[int], spec
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE", "unk_token": unknown, "fuse_unk": True, "byte_fallback": _BYTE in types, "ignore_merges": False,
-            "vocab": vocabulary, "merges": list(_merges(joined)),
+            "vocab": vocabulary, "merges": merges,
         },
     }  # fmt: skip
+
+
+def _listed_merges(metadata: Metadata, vocabulary: dict[str, int]) -> list[list[str]]:
+    merges = [merge.split(" ", 1) for merge in metadata.texts("tokenizer.ggml.merges")]
+    for pair in merges:
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
+            raise CheckpointError(
+                f"{metadata.origin} has the merge {' '.join(pair)!r}, which does not join two of its tokens to a third"
+            )
+    return merges
+
+
+def _scored_merges(metadata: Metadata, vocabulary: dict[str, int], types: list[int]) -> list[list[str]]:
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(types):
+        raise CheckpointError(f"{metadata.origin} lists {len(types)} tokens and {len(scores)} scores")
+    joined = {text: (-scores[i], i) for text, i in vocabulary.items() if types[i] in (_NORMAL, _USER_DEFINED)}
+    return list(_merges(joined))
 
 
 def _merges(rank_of: dict[str, tuple[float, int]]) -> Iterator[list[str]]:

@@ -210,10 +210,11 @@ typedef void (*multiplying)(const strip *w, const byte_block *x, long rows, long
     static void multiply_##kind(const strip *w, const byte_block *x, long rows, long width, long count, int goes_on, long kept, float *sums) { \
         multiply(kind, w, x, rows, width, count, goes_on, kept, sums); \
     }
-KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(IQ4_NL) KIND(Q3_K) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
+KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(IQ4_NL) KIND(Q3_K) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K) KIND(MXFP4)
 #define EACH_KIND(of) \
     {[Q4_0] = of##_Q4_0,     [Q4_1] = of##_Q4_1, [Q5_0] = of##_Q5_0, [Q5_1] = of##_Q5_1, [Q8_0] = of##_Q8_0, \
-     [IQ4_NL] = of##_IQ4_NL, [Q3_K] = of##_Q3_K, [Q4_K] = of##_Q4_K, [Q5_K] = of##_Q5_K, [Q6_K] = of##_Q6_K}
+     [IQ4_NL] = of##_IQ4_NL, [Q3_K] = of##_Q3_K, [Q4_K] = of##_Q4_K, [Q5_K] = of##_Q5_K, [Q6_K] = of##_Q6_K, \
+     [MXFP4] = of##_MXFP4}
 static const decoding decode[BLOCK_KINDS] = EACH_KIND(decode);
 static const multiplying multiply_by_kind[BLOCK_KINDS] = EACH_KIND(multiply);
 

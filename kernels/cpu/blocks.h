@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q3_K, Q4_K, Q5_K, Q6_K, BLOCK_KINDS };  // in the order of kernels/matrices/blocks.py
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4, BLOCK_KINDS };  // in the order of kernels/matrices/blocks.py
 
 static const struct {
     int columns, bytes;  // per block
@@ -21,7 +21,7 @@ static const struct {
 } block_kinds[BLOCK_KINDS] = {
     [Q4_0] = {32, 18, 32, 4, 8, 0},   [Q4_1] = {32, 20, 32, 4, 0, 1},   [Q5_0] = {32, 22, 32, 5, 16, 0},    [Q5_1] = {32, 24, 32, 5, 0, 1},
     [Q8_0] = {32, 34, 32, 8, 128, 0}, [IQ4_NL] = {32, 18, 32, 8, 128, 0}, [Q3_K] = {256, 110, 16, 3, 4, 0}, [Q4_K] = {256, 144, 32, 4, 0, 1},
-    [Q5_K] = {256, 176, 32, 5, 0, 1}, [Q6_K] = {256, 210, 16, 6, 32, 0},
+    [Q5_K] = {256, 176, 32, 5, 0, 1}, [Q6_K] = {256, 210, 16, 6, 32, 0},  [MXFP4] = {32, 17, 32, 5, 12, 0},
 };
 
 #define CHUNK 512  // columns of a strip that are decoded at a time: with eight rows of x they stay in the first-level cache
@@ -107,19 +107,26 @@ INLINE lanes byte_of(lanes_u32 words, int i) { return __builtin_convertvector((l
 INLINE lanes signed_byte_of(lanes_u32 words, int i) { return __builtin_convertvector((lanes_i32)(words << (24 - 8 * i)) >> 24, lanes); }
 
 static const uint8_t iq4_nl_codes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};  // 128 plus each value
+static const uint8_t mxfp4_codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // 12 plus twice each value
 
-INLINE lanes_u32 looked_up(lanes_u32 places) {
+INLINE lanes_u32 looked_up(const uint8_t *table, lanes_u32 places) {
 #ifdef WIDE
-    return (lanes_u32)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)iq4_nl_codes)), (__m512i)places);
+    return (lanes_u32)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), (__m512i)places);
 #elif LANES == 8 && defined(__AVX2__)
-    return (lanes_u32)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)iq4_nl_codes)), (__m256i)places);
+    return (lanes_u32)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), (__m256i)places);
 #else
     uint8_t bytes[4 * LANES];
     memcpy(bytes, &places, sizeof bytes);
-    for (int i = 0; i < 4 * LANES; i++) bytes[i] = iq4_nl_codes[bytes[i]];
+    for (int i = 0; i < 4 * LANES; i++) bytes[i] = table[bytes[i]];
     memcpy(&places, bytes, sizeof bytes);
     return places;
 #endif
+}
+
+// Returns half of the power of two whose exponent, as in fp32, is the lowest byte of each word.
+INLINE lanes half_power_of(lanes_u32 words) {
+    const lanes_u32 exponent = words & 255, is_tiny = (lanes_u32)(exponent < 2);
+    return (lanes)((0x200000u * (exponent + 1) & is_tiny) | ((exponent - 1) << 23 & ~is_tiny));
 }
 
 // Fetches to the second-level cache, which allows more requests in flight than the first: 10 % faster.
@@ -143,13 +150,14 @@ INLINE void decode_small(const int kind, const uint8_t *const *rows, long at, co
     turn(rows, at, head);
     if (kind == Q8_0) turn_twice(rows, at + begin, raw);
     else turn(rows, at + begin, raw);
-    *scale = halves_of(head[0]);
+    *scale = kind == MXFP4 ? half_power_of(head[0]) : halves_of(head[0]);
     if (block_kinds[kind].has_added) *added = halves_of(head[0] >> 16);
     const lanes_u32 fifths = kind == Q5_0 ? head[0] >> 16 | head[1] << 16 : head[1];
     for (int i = 0; i < 8; i++) {
         lanes_u32 v = kind == Q8_0 ? raw[i] ^ 0x80808080u : raw[i & 3] >> (i & 4) & NIBBLES;
-        if (kind == IQ4_NL) v = looked_up(v);
-        if (block_kinds[kind].bits == 5) v |= ((fifths >> 4 * i & 15) * 0x204081u & ONES) << 4;  // moves bit j to byte j
+        if (kind == IQ4_NL) v = looked_up(iq4_nl_codes, v);
+        if (kind == MXFP4) v = looked_up(mxfp4_codes, v);
+        if (kind == Q5_0 || kind == Q5_1) v |= ((fifths >> 4 * i & 15) * 0x204081u & ONES) << 4;  // moves bit j to byte j
         codes[i] = v;
     }
 }

@@ -37,6 +37,7 @@ class BlockKind(NamedTuple):
 BLOCK_KINDS = {
     "q4_0": BlockKind(32, 18), "q4_1": BlockKind(32, 20), "q5_0": BlockKind(32, 22), "q5_1": BlockKind(32, 24), "q8_0": BlockKind(32, 34),
     "iq4_nl": BlockKind(32, 18), "q3_k": BlockKind(256, 110), "q4_k": BlockKind(256, 144), "q5_k": BlockKind(256, 176), "q6_k": BlockKind(256, 210),
+    "mxfp4": BlockKind(32, 17),
 }  # fmt: skip
 _NUMBERS = {kind: number for number, kind in enumerate(BLOCK_KINDS)}
 
@@ -301,6 +302,16 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
     return table[_nibbles(blocks[..., 2:]).long()]
 
 
+def _mxfp4(blocks: Tensor) -> Tensor:
+    """Decode MXFP4: codes are indices of a table of doubled values; the scale is a power of two.
+
+    Its exponent is stored as in fp32.
+    """
+    table = torch.tensor(_MXFP4, dtype=torch.float32, device=blocks.device)
+    scales = torch.exp2(blocks[..., :1].double() - 128).float()  # half of the power, because values are doubled
+    return table[_nibbles(blocks[..., 1:]).long()] * scales
+
+
 def _q3_k(blocks: Tensor) -> Tensor:
     """Decode Q3_K: sixteen groups of 16 values.
 
@@ -320,8 +331,9 @@ def _q3_k(blocks: Tensor) -> Tensor:
 
 
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 INTEGERS = {"q4_0": _q4_0, "q5_0": _q5_0, "q8_0": _q8_0}
 _SCALED = INTEGERS | {"iq4_nl": _iq4_nl}
 _VALUES = {kind: partial(_scaled, integers=integers) for kind, integers in _SCALED.items()} | {
-    "q4_1": _q4_1, "q5_1": _q5_1, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
+    "q4_1": _q4_1, "q5_1": _q5_1, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "mxfp4": _mxfp4,
 }  # fmt: skip

@@ -28,9 +28,22 @@ QWEN2 = (
 )
 
 
-def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+# Those of gpt-oss and DeepSeek-V3.
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)
+
+
+def split(*patterns: str) -> pre_tokenizers.PreTokenizer:
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), level])
+    return pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(each), "isolated") for each in patterns), level])
 
 
 def metadata(**values: Any) -> Metadata:
@@ -51,6 +64,10 @@ def of(read: Metadata) -> Tokenizer:
         ("smollm", pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]), False),
         ("llama-bpe", split(LLAMA3), True),
         ("qwen2", split(QWEN2), False),
+        ("gpt-4o", split(O200K), False),
+        ("llama4", split(O200K), False),
+        ("deepseek-v3", split(*DEEPSEEK3), False),
+        ("glm4", split(LLAMA3), True),
     ],
 )
 def test_byte_level_tokens_are_those_of_the_original(pre: str, cut: Any, ignores_merges: bool) -> None:
@@ -75,6 +92,39 @@ def test_byte_level_tokens_are_those_of_the_original(pre: str, cut: Any, ignores
     for text in TEXTS:
         assert list(made.encode(text + "<|end|>" + text)) == original.encode(text + "<|end|>" + text).ids
         assert made.decode(made.encode(text)) == (normalizers.NFC().normalize_str(text) if pre == "qwen2" else text)
+
+
+def test_deepseek_v2_splits_at_scripts_signs_and_digits() -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    read = metadata(model="gpt2", pre="deepseek-llm", tokens=alphabet, token_type=[1] * 256, merges=[])
+    found = read_vocabulary(read)
+    assert found is not None
+    steps = Library.from_str(found.tokenizer_json).pre_tokenizer
+    text = "Don't \u00c4rger \u03b2x,! 12\u65e5\u672c\n\uff41 \u10d3\u10d4  "
+    pieces = [text[start:end] for _, (start, end) in steps.pre_tokenize_str(text)]
+    # The signs ":-~" include the letters of ASCII, and the scripts of "\u0800-\u4e00" those of Georgia.
+    assert pieces == [
+        "Don", "'", "t", " \u00c4", "rger", " \u03b2", "x", ",!", " ", "1", "2", "\u65e5\u672c", "\n", "\uff41", " ", "\u10d3\u10d4", "  ",
+    ]  # fmt: skip
+
+
+def test_gemma_joins_its_listed_merges_in_order() -> None:
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "\u2581", *"abc", "ab", "\u2581a", "bc", "<0x0A>", "<turn|>", "\n"]
+    types = [3, 3, 3, 2, *([1] * 7), 6, 3, 1]
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3}
+    read = metadata(
+        model="gemma4",
+        tokens=tokens,
+        token_type=types,
+        merges=["b c", "a b", "\u2581 a"],
+        add_space_prefix=False,
+        **ids,
+    )
+    made, vocabulary = of(read), read_vocabulary(read)
+    assert list(made.encode("abc ab\na", add_special_tokens=True)) == [2, 5, 10, 4, 8, 13, 5]
+    assert made.decode(made.encode("abc ab")) == "abc ab"
+    assert vocabulary is not None
+    assert vocabulary.eos_token_ids == [1, 12]
 
 
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -139,7 +189,7 @@ def test_sentencepiece_tokens_follow_from_their_scores() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "a tokenizer of the kind 'bert'; supported are gpt2 and llama"),
+        ({"model": "bert"}, "a tokenizer of the kind 'bert'; supported are gpt2, llama and gemma4"),
         ({"pre": "poro-chat"}, r"tokenizer.ggml.pre = 'poro-chat'; supported are gpt-2"),
         ({"token_type": [1]}, "lists 2 tokens and 1 types"),
         ({"merges": ["a c"]}, "has the merge 'a c'"),

@@ -21,7 +21,7 @@ ROUNDED = 1 / 254  # largest error of a rounded value of x, relative to the larg
 
 DIGESTS = {
     "q4_0": "49a902a51879", "q4_1": "627f358d9672", "q5_0": "72589bf6244b", "q5_1": "a54753298ff9", "q8_0": "6e4ce0e5580d",
-    "iq4_nl": "5f70818302c2", "q3_k": "b70078840db4", "q4_k": "edc8da49725c", "q5_k": "42a613ea2b21", "q6_k": "ba8b91ae3df1",
+    "iq4_nl": "5f70818302c2", "q3_k": "b70078840db4", "q4_k": "edc8da49725c", "q5_k": "42a613ea2b21", "q6_k": "ba8b91ae3df1", "mxfp4": "d0bd11ff77d1",
 }  # fmt: skip
 
 
@@ -51,6 +51,14 @@ def test_rows_are_decoded_to_the_bit(kind: str) -> None:
     assert torch.equal(weight.rows(wanted, torch.float32, 3.0), 3 * numbers(kind, stored)[wanted])
     in_bf16 = weight.rows(wanted, torch.bfloat16).float()
     assert torch.allclose(in_bf16, numbers(kind, stored)[wanted].bfloat16().float(), rtol=0, atol=1e-30)
+
+
+def test_every_power_of_mxfp4_is_decoded_to_the_bit() -> None:
+    stored = blocks("mxfp4", 252, 32)  # under larger powers than 2^124, the largest values are infinite
+    stored[:, 0] = torch.arange(252)
+    weight = BlockWeight.joined([stored], ["mxfp4"], 32)
+    assert torch.equal(weight.unpack(torch.float32), numbers("mxfp4", stored))
+    assert torch.equal(weight.rows(torch.arange(252), torch.float32), numbers("mxfp4", stored))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
