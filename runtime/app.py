@@ -87,13 +87,14 @@ class SiteApp(Starlette):
             *FinetuneRoutes(site.models.registry, site.models.adapters).routes(),
         ]
         self.functions = _functions_of(site, secret)
+        self._health = Health(site, self.functions)
         # Starlette tries one route after the other, in 1 to 2 us each, so the most frequent are first.
         first = [
             *openai_routes(generator, limits),
             *(() if self.functions is None else self.functions.request_routes()),
+            self._health.probed_route(),
         ]
         self.functions_path = functions_path
-        self._health = Health(site, self.functions)
         self.feed = Feed(SiteActivity(self._health.site_status, site.metrics.requests))
         sessions = Sessions(site.access, secret or "")
         self._page = PageRoutes(

@@ -29,9 +29,12 @@ class Health:
     def routes(self) -> list[Route]:
         paths = {
             "/livez": self.livez, "/readyz": self.readyz, "/health": self.readyz, "/ping": self.livez,
-            "/version": self.version, "/openapi.json": self.openapi, "/docs": self.docs, "/metrics": self.metrics, "/status": self.status,
+            "/version": self.version, "/openapi.json": self.openapi, "/docs": self.docs, "/metrics": self.metrics,
         }  # fmt: skip
         return [Route(path, endpoint) for path, endpoint in paths.items()]
+
+    def probed_route(self) -> Route:
+        return Route("/status", self.status)
 
     async def livez(self, request: Request) -> Response:
         """Report that the process responds; it need not be ready."""
