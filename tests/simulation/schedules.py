@@ -150,7 +150,7 @@ def _wrong(heard: Heard, world: World, schedule: Schedule) -> Iterator[str]:
         return
     if heard.is_complete:
         yield f"the answer {heard.seed} ended early, but looks complete to its client: {heard}"
-    elif heard.cut is not None:
+    elif heard.cut is not None or heard.error is None:
         yield f"the answer {heard.seed} was cut: {heard}"
     elif heard.error is not None and heard.error not in HONEST:
         yield f"the request {heard.seed} ended with {heard.error!r}: {heard}"

@@ -1,5 +1,6 @@
 """The product keeps its promises under faults in any order; further tests break each promise on purpose, to show that this is noticed."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from pilotlight.edge_router.backends.backend import Backend, Ticket
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
 from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
+from tests.simulation import world
 from tests.simulation.__main__ import unfinished
 from tests.simulation.faults import PlannedFault
 from tests.simulation.schedules import PlannedRequest, Schedule, draw, run
@@ -70,6 +72,16 @@ def test_an_exception_in_background_work_is_noticed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(UpstreamResponse, "look", look)
     assert any("on purpose" in sentence for sentence in run(one_stream()))
+
+
+def test_an_answer_that_its_client_cannot_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = world._take
+
+    def unreadable(heard: world.Heard, fields: dict[str, Any]) -> None:
+        take(heard, json.loads("{") if heard.seed == LONG else fields)
+
+    monkeypatch.setattr(world, "_take", unreadable)
+    assert any("was cut" in sentence for sentence in run(one_stream()))
 
 
 def test_a_seed_runs_the_same_steps_again() -> None:
