@@ -61,26 +61,31 @@ def test_work_that_is_counted_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert any("the router counts" in sentence for sentence in run(one_stream()))
 
 
-def test_a_stream_that_stands_still_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UpstreamResponse, "look", lambda self, now, awake_since: None)
-    assert any("no end" in sentence for sentence in run(one_stream(CUT_OFF_FOR_EVER)))
+def stands_still(response: UpstreamResponse, now: float, awake_since: float) -> None:
+    """Leave a silent stream alone for ever."""
 
 
-def test_an_exception_in_background_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(self: Any, now: float, awake_since: float) -> None:
-        raise RuntimeError("on purpose")
+def raises(response: UpstreamResponse, now: float, awake_since: float) -> None:
+    raise RuntimeError("on purpose")
 
+
+@pytest.mark.parametrize(
+    ("look", "faults", "sentence"), [(stands_still, (CUT_OFF_FOR_EVER,), "no end"), (raises, (), "on purpose")]
+)
+def test_a_watch_that_overlooks_a_silent_stream_or_raises_is_noticed(
+    look: Any, faults: tuple[PlannedFault, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(UpstreamResponse, "look", look)
-    assert any("on purpose" in sentence for sentence in run(one_stream()))
+    assert any(sentence in broken for broken in run(one_stream(*faults)))
 
 
 def test_an_answer_that_its_client_cannot_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = world._take
+    read_choices = world.read_choices
 
     def unreadable(heard: world.Heard, fields: dict[str, Any]) -> None:
-        take(heard, json.loads("{") if heard.seed == LONG else fields)
+        read_choices(heard, json.loads("{") if heard.seed == LONG else fields)
 
-    monkeypatch.setattr(world, "_take", unreadable)
+    monkeypatch.setattr(world, "read_choices", unreadable)
     assert any("was cut" in sentence for sentence in run(one_stream()))
 
 

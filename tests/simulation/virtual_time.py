@@ -50,20 +50,21 @@ class Process:
 class _Handle(asyncio.TimerHandle):
     """A handle without the debugging aids of asyncio's, because a schedule makes thousands of them."""
 
-    __slots__ = ()
-    __repr__ = object.__repr__
-    _callback: Callable[..., object]
-    _context: contextvars.Context
+    __slots__ = ("arguments", "callback", "context", "is_cancelled")
+    __eq__, __hash__, __repr__ = object.__eq__, object.__hash__, object.__repr__
 
     def __init__(
         self, when: float, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context
     ) -> None:
-        self._when, self._callback, self._args, self._context = when, callback, arguments, context
-        self._cancelled = False
+        self._when, self.callback, self.arguments, self.context = when, callback, arguments, context
+        self.is_cancelled = False
 
     def cancel(self) -> None:
         """Cancel, and free the objects to which the callback refers; the handle is skipped when it comes due."""
-        self._cancelled, self._callback, self._args = True, _do_nothing, ()
+        self.is_cancelled, self.callback, self.arguments = True, _do_nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
 
 
 class NothingToRunError(Exception):
@@ -148,22 +149,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         due = self._due
         for _ in range(len(due)):
             handle = due.popleft()
-            if handle._cancelled:
+            if handle.is_cancelled:
                 continue
-            process = handle._context.get(PROCESS)
+            process = handle.context.get(PROCESS)
             if process is not None and process.state == "suspended":
                 process.held.append(handle)
                 continue
             try:
-                handle._context.run(handle._callback, *handle._args)
+                handle.context.run(handle.callback, *handle.arguments)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                self.call_exception_handler({"message": f"{handle._callback!r} raised", "exception": error})
+                self.call_exception_handler({"message": f"{handle.callback!r} raised", "exception": error})
 
     def _pass_time(self) -> None:
         timers, due = self._timers, self._due
-        while timers and timers[0][2]._cancelled:
+        while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
         if not due:
             if not timers:
@@ -172,7 +173,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.now, self._turns = timers[0][0], 0
         self._turns += 1
         if self._turns > MOST_TURNS:
-            raise BusyLoopError(f"after {self.now - BEGINNING_S:.3f} s: {[each._callback for each in due][:3]}")
+            raise BusyLoopError(f"after {self.now - BEGINNING_S:.3f} s: {[each.callback for each in due][:3]}")
         while timers and timers[0][0] <= self.now:
             due.append(heapq.heappop(timers)[2])
 

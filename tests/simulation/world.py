@@ -290,12 +290,12 @@ async def _hear_stream(heard: Heard, answer: aiohttp.ClientResponse) -> None:
             elif event.is_done:
                 heard.is_done = True
             elif event.data is not None:
-                _take(heard, orjson.loads(event.data))
+                read_choices(heard, orjson.loads(event.data))
     if not heard.is_done and heard.error is None:
         heard.cut = "the stream ended without a final event"
 
 
-def _take(heard: Heard, fields: dict[str, Any]) -> None:
+def read_choices(heard: Heard, fields: dict[str, Any]) -> None:
     if "error" in fields:
         heard.error, heard.why = fields["error"]["code"], fields["error"]["message"]
         return
