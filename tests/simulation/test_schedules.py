@@ -17,13 +17,13 @@ from tests.simulation.schedules import PlannedRequest, Schedule, draw, run
 
 pytestmark = pytest.mark.long
 
-BLOCKS, SCHEDULES = 2, 50
+BLOCKS, SCHEDULES = 2, 100
 KILLED = PlannedFault(1.0, "kill the site", "ams1", 1.0)  # ams1 is the nearest site, which gets the request
 CUT_OFF = PlannedFault(1.0, "cut the link", "ams1", 30.0)
 CUT_OFF_FOR_EVER = CUT_OFF._replace(lasts_s=1000.0)
 
 
-@pytest.mark.timeout(900)  # takes half a minute on an idle core
+@pytest.mark.timeout(900)  # minutes on a busy machine
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_request_ends_once_with_its_own_tokens_and_nothing_is_held(block: int) -> None:
     seeds = range(block * SCHEDULES, (block + 1) * SCHEDULES)
