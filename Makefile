@@ -47,7 +47,7 @@ help:
 	@echo "make bench-abort-storm  what is left of 2,000 requests whose clients leave within a second, phase by phase"
 	@echo "make bench-fault-pairs  two of those faults at once, 200 pairs (some five hours; goes on where it was stopped, in .fault-pairs/)"
 	@echo "make bench-damage  requests through damaged tiers of the KV cache: is each answer right and each damage counted? (REQUESTS=...; some minutes)"
-	@echo "make simulate   a router and three sites in virtual time under faults drawn by a seed (SCHEDULES=..., SEED=...)"
+	@echo "make simulate   a router and three sites in virtual time under faults drawn by a seed (SCHEDULES=..., SEED=...; goes on where it was stopped with RESULTS=FILE)"
 	@echo "make bench-attacks  what other clients notice of hostile requests, beside as many well-formed ones"
 	@echo "make soak       half an hour of mixed traffic and random faults (MINUTES=... for less)"
 	@echo "make mutants    how many small faults in the product do its tests notice? (hours; goes on where it was stopped, in .mutants/)"
@@ -208,7 +208,7 @@ bench-damage: $(DEV)
 	@$(BIN)/python -m tests.engine.damaged_requests --requests $(REQUESTS)
 
 simulate: $(DEV)
-	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) --seed $(SEED)
+	@$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) --seed $(SEED) $(if $(RESULTS),--record $(RESULTS))
 
 bench-attacks: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.attacks

@@ -411,7 +411,7 @@ class UpstreamResponse:
             async with asyncio.timeout(LAST_CHUNK_S):
                 while await self._connection.read():
                     pass
-        except (TimeoutError, ConnectionLost):
+        except (TimeoutError, ConnectionLost, StreamLost):  # StreamLost: `look` ran between the last event and its task
             return  # the answer is complete; only the connection cannot be reused
 
 

@@ -37,9 +37,10 @@ from pilotlight.engine.text.tokenizer import Tokenizer
 from tests.simulation.virtual_network import Network
 from tests.simulation.virtual_time import Process
 
-CONTEXT, BLOCK, BLOCKS = 4096, 16, 512
-STEP_S = 0.08
-CHUNK = 256  # prompt tokens per step
+CONTEXT, BLOCK, BLOCKS = 1152, 16, 144
+# Steps and the links of world.py are slow: an answer has few tokens, and as many are under way when a link or a site is lost.
+STEP_S = 0.16
+CHUNK = 96  # prompt tokens per step
 HEARTBEAT_S = 0.5
 BOOT_S, LOAD_S = 0.4, 0.3
 WAY_S = 0.0005  # latency of a frame between a site and its engine host
@@ -57,7 +58,7 @@ class Answers:
 
     def tokens(self, seed: int) -> tuple[int, ...]:
         chance = random.Random(seed)
-        return (*chance.choices(self._words, k=chance.randrange(3, 90)), self.eos)
+        return (*chance.choices(self._words, k=chance.randrange(2, 46)), self.eos)
 
     def text(self, seed: int) -> str:
         return "".join(map(self.tokenizer.token_text, self.tokens(seed)[:-1]))

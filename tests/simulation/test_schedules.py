@@ -1,5 +1,6 @@
 """The product keeps its promises under faults in any order; further tests break each promise on purpose, to show that this is noticed."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,18 +10,20 @@ import pytest
 from pilotlight.edge_router.backends.backend import Backend, Ticket
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
 from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
+from tests.simulation import world
+from tests.simulation.__main__ import unfinished
 from tests.simulation.faults import PlannedFault
 from tests.simulation.schedules import PlannedRequest, Schedule, draw, run
 
 pytestmark = pytest.mark.long
 
-BLOCKS, SCHEDULES = 2, 50
+BLOCKS, SCHEDULES = 2, 100
 KILLED = PlannedFault(1.0, "kill the site", "ams1", 1.0)  # ams1 is the nearest site, which gets the request
 CUT_OFF = PlannedFault(1.0, "cut the link", "ams1", 30.0)
 CUT_OFF_FOR_EVER = CUT_OFF._replace(lasts_s=1000.0)
 
 
-@pytest.mark.timeout(900)  # takes half a minute on an idle core
+@pytest.mark.timeout(900)  # minutes on a busy machine
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_request_ends_once_with_its_own_tokens_and_nothing_is_held(block: int) -> None:
     seeds = range(block * SCHEDULES, (block + 1) * SCHEDULES)
@@ -58,22 +61,47 @@ def test_work_that_is_counted_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert any("the router counts" in sentence for sentence in run(one_stream()))
 
 
-def test_a_stream_that_stands_still_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UpstreamResponse, "look", lambda self, now, awake_since: None)
-    assert any("no end" in sentence for sentence in run(one_stream(CUT_OFF_FOR_EVER)))
+def stands_still(response: UpstreamResponse, now: float, awake_since: float) -> None:
+    """Leave a silent stream alone for ever."""
 
 
-def test_an_exception_in_background_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(self: Any, now: float, awake_since: float) -> None:
-        raise RuntimeError("on purpose")
+def raises(response: UpstreamResponse, now: float, awake_since: float) -> None:
+    raise RuntimeError("on purpose")
 
+
+@pytest.mark.parametrize(
+    ("look", "faults", "sentence"), [(stands_still, (CUT_OFF_FOR_EVER,), "no end"), (raises, (), "on purpose")]
+)
+def test_a_watch_that_overlooks_a_silent_stream_or_raises_is_noticed(
+    look: Any, faults: tuple[PlannedFault, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(UpstreamResponse, "look", look)
-    assert any("on purpose" in sentence for sentence in run(one_stream()))
+    assert any(sentence in broken for broken in run(one_stream(*faults)))
+
+
+def test_an_answer_that_its_client_cannot_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_choices = world.read_choices
+
+    def unreadable(heard: world.Heard, fields: dict[str, Any]) -> None:
+        read_choices(heard, json.loads("{") if heard.seed == LONG else fields)
+
+    monkeypatch.setattr(world, "read_choices", unreadable)
+    assert any("was cut" in sentence for sentence in run(one_stream()))
 
 
 def test_a_seed_runs_the_same_steps_again() -> None:
-    first, second = [], []
-    run(draw(3), first.append)
-    run(draw(3), second.append)
+    first: list[str] = []
+    second: list[str] = []
+    run(draw(0), first.append)
+    run(draw(0), second.append)
     assert len(first) > 100
     assert first == second
+
+
+def test_a_stopped_run_continues_with_what_is_left_or_was_broken_before() -> None:
+    results = [
+        {"seed": 0, "commit": "old", "broken": []},
+        {"seed": 1, "commit": "old", "broken": ["a request has no end"]},
+        {"seed": 2, "commit": "new", "broken": ["a request has no end"]},
+    ]
+    assert unfinished(range(4), results, "new") == [1, 3]

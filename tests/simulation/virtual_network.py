@@ -168,7 +168,7 @@ class VirtualTransport(asyncio.Transport):
         self._arrived: deque[_Arrival] = deque()
         self._arrived_bytes = 0
         self._is_delivering = False
-        self._pumped_at = 0.0  # when `pump` is scheduled next
+        self._pumped_at = 0.0  # when `_deliver` is scheduled next
         self._is_reset = False  # the other side reset the connection, which overtakes unread bytes
         self._is_reading = True
         self._unsent: deque[bytes] = deque()
@@ -199,7 +199,7 @@ class VirtualTransport(asyncio.Transport):
             self._lose(None)
 
     def pump(self) -> None:
-        """Schedule the delivery of the next bytes if they have arrived and the protocol reads."""
+        """Schedule the delivery of the next bytes, unless the protocol does not read."""
         if self._is_lost or self._is_delivering or self._link.is_cut or self._protocol is None:
             return
         if not self._is_reset:
@@ -209,20 +209,22 @@ class VirtualTransport(asyncio.Transport):
             if at > self._network.now:
                 if self._pumped_at != at:
                     self._pumped_at = at
-                    self._network.call_at(at, self.pump, context=Context())
+                    self._network.call_at(at, self._deliver, context=self.context)
                 return
         self._is_delivering = True
         self._network.call_soon(self._deliver, context=self.context)
 
     def _deliver(self) -> None:
         self._is_delivering = False
-        if self._is_lost:
+        if self._is_lost or self._link.is_cut:
             return
         if self._is_reset:
             self._is_closing = True
             return self._lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         if not self._is_reading or not self._arrived or self._is_closing:
             return
+        if self._arrived[0].at > self._network.now:  # the bytes of this call were delivered by an earlier one
+            return self.pump()
         _, data = self._arrived.popleft()
         if data is None:
             assert isinstance(self._protocol, asyncio.Protocol | asyncio.BufferedProtocol)

@@ -7,6 +7,7 @@ others (virtual_network.py), and its tasks are cancelled. Work for threads runs 
 
 import asyncio
 import contextvars
+import gc
 import heapq
 import os
 import random
@@ -15,9 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from itertools import count
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from unittest.mock import patch
 from weakref import WeakValueDictionary
 
@@ -40,16 +42,29 @@ class Process:
         self.clock_ahead_s = 0.0  # error of the wall clock; the monotonic clock is exact
         self.tasks: WeakValueDictionary[int, asyncio.Task[Any]] = WeakValueDictionary()  # in the order of their starts
         self.num_tasks = 0
-        self.held: deque[_Due] = deque()  # callbacks that came due while it was suspended
+        self.held: deque[_Handle] = deque()  # callbacks that came due while it was suspended
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
 
 
-class _Due(NamedTuple):
-    handle: asyncio.Handle
-    callback: Callable[..., object]
-    arguments: tuple[Any, ...]
-    context: contextvars.Context
+class _Handle(asyncio.TimerHandle):
+    """A handle without the debugging aids of asyncio's, because a schedule makes thousands of them."""
+
+    __slots__ = ("arguments", "callback", "context", "is_cancelled")
+    __eq__, __hash__, __repr__ = object.__eq__, object.__hash__, object.__repr__
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context
+    ) -> None:
+        self._when, self.callback, self.arguments, self.context = when, callback, arguments, context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel, and free the objects to which the callback refers; the handle is skipped when it comes due."""
+        self.is_cancelled, self.callback, self.arguments = True, _do_nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
 
 
 class NothingToRunError(Exception):
@@ -65,8 +80,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now = BEGINNING_S
         self.failures: list[str] = []  # unhandled exceptions of living processes
-        self._due: deque[_Due] = deque()
-        self._timers: list[tuple[float, int, _Due]] = []
+        self._due: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
         self._order = count()
         self._turns = 0  # turns since time last advanced
         self.set_exception_handler(_note_failure)
@@ -97,10 +112,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        context = contextvars.copy_context() if context is None else context
-        handle = asyncio.Handle(callback, args, self, context)
-        self._due.append(_Due(handle, callback, args, context))
+    ) -> asyncio.TimerHandle:
+        handle = _Handle(self.now, callback, args, contextvars.copy_context() if context is None else context)
+        self._due.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -113,9 +127,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        context = contextvars.copy_context() if context is None else context
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._order), _Due(handle, callback, args, context)))
+        handle = _Handle(when, callback, args, contextvars.copy_context() if context is None else context)
+        heapq.heappush(self._timers, (when, next(self._order), handle))
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
@@ -131,40 +144,42 @@ class VirtualLoop(asyncio.BaseEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: there is no executor."""
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: a cancelled timer is skipped when it comes due."""
-
     def _run_once(self) -> None:
         self._pass_time()
-        for _ in range(len(self._due)):
-            due = self._due.popleft()
-            if due.handle.cancelled():
+        due = self._due
+        for _ in range(len(due)):
+            handle = due.popleft()
+            if handle.is_cancelled:
                 continue
-            process = due.context.get(PROCESS)
+            process = handle.context.get(PROCESS)
             if process is not None and process.state == "suspended":
-                process.held.append(due)
+                process.held.append(handle)
                 continue
             try:
-                due.context.run(due.callback, *due.arguments)
+                handle.context.run(handle.callback, *handle.arguments)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
-                self.call_exception_handler({"message": f"{due.callback!r} raised", "exception": error})
+                self.call_exception_handler({"message": f"{handle.callback!r} raised", "exception": error})
 
     def _pass_time(self) -> None:
-        timers = self._timers
-        while timers and timers[0][2].handle.cancelled():
+        timers, due = self._timers, self._due
+        while timers and timers[0][2].is_cancelled:
             heapq.heappop(timers)
-        if not self._due:
+        if not due:
             if not timers:
                 raise NothingToRunError
             if timers[0][0] > self.now:
                 self.now, self._turns = timers[0][0], 0
         self._turns += 1
         if self._turns > MOST_TURNS:
-            raise BusyLoopError(f"after {self.now - BEGINNING_S:.3f} s: {[due.callback for due in self._due][:3]}")
+            raise BusyLoopError(f"after {self.now - BEGINNING_S:.3f} s: {[each.callback for each in due][:3]}")
         while timers and timers[0][0] <= self.now:
-            self._due.append(heapq.heappop(timers)[2])
+            due.append(heapq.heappop(timers)[2])
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _task_of_process(
@@ -190,7 +205,11 @@ def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 @contextmanager
 def virtual_time(loop: VirtualLoop, seed: int) -> Iterator[None]:
-    """Replace the clocks of `time` by the clock of the loop, and random numbers by numbers from the seed; close the loop at the end."""
+    """Replace the clocks of `time` by the clock of the loop, and random numbers by numbers from the seed; close the loop at the end.
+
+    Garbage is not collected meanwhile: finalizers would run at other steps each time.
+    """
+
     chance = random.Random(seed)
 
     def wall_s() -> float:
@@ -212,6 +231,9 @@ def virtual_time(loop: VirtualLoop, seed: int) -> Iterator[None]:
             stack.enter_context(patch.object(time, name, clock))
         stack.enter_context(patch.object(os, "urandom", chance.randbytes))
         stack.callback(random.setstate, before)
+        if gc.isenabled():
+            gc.disable()
+            stack.callback(gc.enable)
         random.seed(chance.random())
         stack.callback(loop.close)
         yield
@@ -220,7 +242,7 @@ def virtual_time(loop: VirtualLoop, seed: int) -> Iterator[None]:
 @contextmanager
 def _as_defaults(clocks: Mapping[Any, Callable[[], float]]) -> Iterator[None]:
     """Replace clocks that are default values of the product's parameters: these were evaluated at import, before clocks were patched."""
-    before = [(each, each.__defaults__, each.__kwdefaults__) for each in _functions_of_product()]
+    before = [(each, each.__defaults__, each.__kwdefaults__) for each in _functions_with_builtins(len(sys.modules))]
 
     def virtual(default: Any) -> Any:
         return clocks.get(default, default) if isinstance(default, BuiltinFunctionType) else default
@@ -233,6 +255,19 @@ def _as_defaults(clocks: Mapping[Any, Callable[[], float]]) -> Iterator[None]:
     finally:
         for function, defaults, named in before:
             function.__defaults__, function.__kwdefaults__ = defaults, named  # type: ignore[assignment]
+
+
+@lru_cache(maxsize=1)
+def _functions_with_builtins(num_modules: int) -> list[FunctionType]:
+    """Return the product's functions with a built-in function as a default value; search again once more modules are imported."""
+    return [
+        each
+        for each in _functions_of_product()
+        if any(
+            isinstance(default, BuiltinFunctionType)
+            for default in (*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values())
+        )
+    ]
 
 
 def _functions_of_product() -> Iterator[FunctionType]:

@@ -5,24 +5,33 @@ simulated.
 """
 
 import asyncio
-import json
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
+from unittest.mock import patch
 
 import aiohttp
+import orjson
+import starlette.routing
+from prometheus_client import Counter, Histogram
 
 from load_tests.random_checkpoint import EMBER, ember_vocab
 from pilotlight.edge_router.app import RouterApp
 from pilotlight.edge_router.app import build_app as build_router
+from pilotlight.edge_router.forwarding import timeouts
 from pilotlight.edge_router.serve import serving
+from pilotlight.engine.planning.model_plan import planned_weights_bytes
+from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.page.feed import Feed
 from pilotlight.runtime.app import SiteApp
 from pilotlight.runtime.app import build_app as build_site
+from pilotlight.runtime.models import wakes
 from pilotlight.runtime.serve import serve_app
 from pilotlight.sites.config import parse
 from pilotlight.sites.network import NetworkConfig
@@ -36,14 +45,15 @@ SECRET = "the secret of the simulated network"
 PORT = 8780
 ROUTER_HOST, CLIENTS_HOST = "127.0.2.1", "127.0.2.2"
 SITES = {
-    "ams1": ("127.0.1.1", 0.004, {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}),
-    "iad1": ("127.0.1.2", 0.04, {"city": "Washington", "latitude": 38.94, "longitude": -77.46}),
-    "sin1": ("127.0.1.3", 0.08, {"city": "Singapore", "latitude": 1.36, "longitude": 103.99}),
+    "ams1": ("127.0.1.1", 0.008, {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}),
+    "iad1": ("127.0.1.2", 0.08, {"city": "Washington", "latitude": 38.94, "longitude": -77.46}),
+    "sin1": ("127.0.1.3", 0.16, {"city": "Singapore", "latitude": 1.36, "longitude": 103.99}),
 }  # host, latency to the router in seconds, place
 RELAY = {
     "first_byte_timeout_s": 20.0, "answer_timeout_s": 60.0, "idle_timeout_s": 12.0, "drain_timeout_s": 5.0,
 }  # fmt: skip
 UP_WITHIN_S = 120.0
+WORD = "coordinates "  # of most characters per token, because encoding takes time
 
 Kind = Literal["stream", "whole"]
 
@@ -212,6 +222,10 @@ class World:
     heard: list[Heard] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)  # exceptions that the product caught and logged
 
+    @property
+    def members(self) -> "list[RouterMember | SiteMember]":
+        return [self.router, *self.sites.values()]
+
     def ask(self, seed: int, kind: Kind, num_words: int) -> asyncio.Task[None]:
         """Send a request; its response is recorded in `heard`."""
         heard = Heard(seed, kind, self.network.now)
@@ -223,7 +237,7 @@ class World:
     async def _hear(self, heard: Heard, num_words: int) -> None:
         body = {
             "model": "ember", "stream": heard.kind == "stream", "max_tokens": 200, "seed": heard.seed,
-            "messages": [{"role": "user", "content": f"{heard.seed} " + "word " * num_words}],
+            "messages": [{"role": "user", "content": f"{heard.seed} " + WORD * num_words}],
         }  # fmt: skip
         try:
             async with (
@@ -234,7 +248,7 @@ class World:
                 if answer.content_type == "text/event-stream":
                     await _hear_stream(heard, answer)
                 else:
-                    _hear_whole(heard, json.loads(await answer.read()))
+                    _hear_whole(heard, orjson.loads(await answer.read()))
         except aiohttp.ClientError as error:
             heard.cut = f"{type(error).__name__}: {error}"
         except asyncio.CancelledError:
@@ -253,7 +267,7 @@ class World:
 
     def heal(self) -> None:
         """Restore all links and hosts, resume suspended processes, and start stopped sites again."""
-        for member in (self.router, *self.sites.values()):
+        for member in self.members:
             link = self.network.link(ROUTER_HOST, member.host)
             if link.is_cut:
                 self.network.mend(link)
@@ -276,12 +290,12 @@ async def _hear_stream(heard: Heard, answer: aiohttp.ClientResponse) -> None:
             elif event.is_done:
                 heard.is_done = True
             elif event.data is not None:
-                _take(heard, json.loads(event.data))
+                read_choices(heard, orjson.loads(event.data))
     if not heard.is_done and heard.error is None:
         heard.cut = "the stream ended without a final event"
 
 
-def _take(heard: Heard, fields: dict[str, Any]) -> None:
+def read_choices(heard: Heard, fields: dict[str, Any]) -> None:
     if "error" in fields:
         heard.error, heard.why = fields["error"]["code"], fields["error"]["message"]
         return
@@ -310,8 +324,44 @@ def new_world(network: Network, *, devices: int) -> World:
     sites = {name: SiteMember(network, name, answers, devices=devices if name == "ams1" else 1) for name in SITES}
     for host, latency_s, _ in SITES.values():
         network.link(ROUTER_HOST, host).latency_s = latency_s
-    network.link(ROUTER_HOST, CLIENTS_HOST).latency_s = 0.002
+    network.link(ROUTER_HOST, CLIENTS_HOST).latency_s = 0.004
     return World(network, answers, RouterMember(network), sites, Process("clients", CLIENTS_HOST))
+
+
+class _OrderedSet(dict[Any, None]):
+    """A set in the order of insertion; that of a `set` of objects depends on their addresses."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+
+@contextmanager
+def adapted() -> Iterator[None]:
+    """Replace parts of the product on which no promise depends.
+
+    Files are read once for all schedules and nothing is measured for operators, because both take time. Requests are checked in one order, so that
+    a seed always runs the same steps.
+    """
+    with ExitStack() as stack:
+        for owner, name, new in _ADAPTED:
+            stack.enter_context(patch.object(owner, name, new, create=name == "set"))
+        yield
+
+
+_ADAPTED: tuple[tuple[Any, str, Any], ...] = (
+    (ssl, "create_default_context", cache(ssl.create_default_context)),
+    (ChatTemplate, "from_directory", cache(ChatTemplate.from_directory)),
+    (Tokenizer, "from_directory", cache(Tokenizer.from_directory)),
+    (wakes, "planned_weights_bytes", cache(planned_weights_bytes)),
+    (starlette.routing, "compile_path", cache(starlette.routing.compile_path)),
+    (Feed, "tick", lambda feed: None),
+    (Counter, "inc", lambda counter, amount=1: None),
+    (Histogram, "observe", lambda histogram, amount: None),
+    (timeouts, "set", _OrderedSet),
+)
 
 
 class _Exceptions(logging.Handler):

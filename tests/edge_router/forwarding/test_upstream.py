@@ -411,6 +411,24 @@ async def test_the_end_of_a_stream_is_waited_for_and_one_that_has_none_is_broken
     assert lost.value.cause == "closed"
 
 
+@pytest.mark.parametrize("is_silence_first", [True, False])
+async def test_a_stream_whose_last_event_comes_with_the_end_of_its_time_is_complete(is_silence_first: bool) -> None:
+    attempt = Attempt()
+    response = await attempt.response(*streaming(attempt))
+    with response:
+        await anext(response)
+        last = asyncio.ensure_future(anext(response))
+        await attempt.settle()
+        # After a pause of this process both happen in one turn of the event loop, in either order.
+        if is_silence_first:
+            response.look(asyncio.get_running_loop().time() + 31.0, NEVER)
+        attempt.connection.data_received(chunk(b":pl [0,[8]]\ndata: b\n\n" + DONE))
+        response.look(asyncio.get_running_loop().time() + 31.0, NEVER)
+        assert isinstance((await last)[-1], StreamDone)
+        with pytest.raises(StopAsyncIteration):
+            await anext(response)
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "use"),
     [
