@@ -33,7 +33,8 @@ that file only, before anything is downloaded, and refuses another class by name
 *Checkpoints*: the number of tiny checkpoints, of awkward sizes, that `transformers` 5.23 writes and the tests load; every log-probability is within
 1e-4 of that of `transformers` in fp32. Decoders are tested along every path of [tests/README.md](../tests/README.md): whole, in chunks, in a batch,
 after a cached prefix, after preemption, and through host memory and disk; classes that end in ForConditionalGeneration in chunks and in a batch.
-*Ranks*: several ranks give the answers of one, divided by tensors, layers and, if there are any, experts. *GGUF*: files of llama.cpp are read.
+*Ranks*: several ranks give the answers of one, divided by tensors, layers and, if there are any, experts. *GGUF*: files of llama.cpp are read;
+"text" if the file of a vision tower is refused.
 
 Weights may be quantized as FP8 (ModelOpt's, too), GPTQ, AWQ or by compressed-tensors, those of gpt-oss as MXFP4. GPTQ and AWQ are refused by name
 for Phi and GLM-4, which store several projections in one tensor.
@@ -163,12 +164,23 @@ def _models(place: str) -> str:
     module = import_module(f"pilotlight.engine.description.families.{module_name}")
     described = getattr(module, function).__doc__ if function else module.__doc__
     words = " ".join(str(described).split())
-    named = words.partition(": ")[0].removeprefix("The config of ")
+    named = re.split(r": |\.(?: |$)", words)[0].removeprefix("The config of ")
     return re.split(r"'s? config\b", named)[0]
 
 
+def _of_gguf(name: str, place: str) -> str:
+    """Return what of a class GGUF files can have. A class with a tower shares its reader of config.json with that of its decoder."""
+    names = {family.architecture for family in GGUF.values()}
+    places = {READERS[each] for each in names} | {
+        READERS["Mistral3ForConditionalGeneration"]
+    }  # reads Mistral's and Mistral 4's
+    if name not in names and (place not in places or name.endswith("Model")):
+        return "-"
+    return "text" if name.endswith("ForConditionalGeneration") else "yes"
+
+
 def render() -> str:
-    proofs, ranks, gguf = _proofs(), _of_ranks(), {family.architecture for family in GGUF.values()}
+    proofs, ranks = _proofs(), _of_ranks()
     lines = ["| class | models | checkpoints | ranks | GGUF | remarks |", "|---|---|:-:|:-:|:-:|---|"]
     for name, place in sorted(READERS.items()):
         remark = (
@@ -177,7 +189,7 @@ def render() -> str:
             else REMARKS.get(name, "text; pictures are refused" if name.endswith("ForConditionalGeneration") else "")
         )
         count = len(proofs.get(name, ())) or "-"
-        cells = ("yes" if name in ranks else "-", "yes" if name in gguf else "-", remark)
+        cells = ("yes" if name in ranks else "-", _of_gguf(name, place), remark)
         lines.append(f"| {name} | {_models(place)} | {count} | {' | '.join(cells)} |")
     rows = published()
     accepted = sum(row.refusal is None for row in rows)

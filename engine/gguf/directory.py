@@ -21,7 +21,7 @@ from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
-_FORM = 3  # version of the written files; increment it to make directories again
+_FORM = 4  # version of the written files; increment it to make directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 # The values of llama.cpp (common/common.h) for what a file does not state: with these its publisher has tried it.
 _SAMPLING_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -101,7 +101,8 @@ def _format(described: Described) -> dict[str, Any] | None:
     """Return the quantization_config for engine/weights/formats/gguf.py; None if it is not needed."""
     coded = [named.tensor for named in described.tensors if named.tensor.kind.plain is None]
     turned = described.config["head_dim"] if any(named.is_turned for named in described.tensors) else None
-    if not coded and turned is None:
+    is_split = any(named.name.endswith(".k_b_proj.weight") for named in described.tensors)
+    if not coded and turned is None and not is_split:
         return None
     num_bytes, num_values = sum(each.end - each.start for each in coded), sum(prod(each.shape) for each in coded)
     return {
@@ -117,7 +118,7 @@ def _stored_name(named: NamedTensor) -> str:
     stem, _, part = named.name.rpartition(".")
     kind = named.tensor.kind
     if kind.plain is None:
-        if part != "weight" or len(named.tensor.shape) != 2:
+        if part != "weight" or len(named.tensor.shape) < 2:
             raise CheckpointError(f"tensor {named.tensor.name} has type {kind.name}; it must be F32, F16 or BF16")
         return f"{stem}.{kind.name.lower()}"
     return f"{stem}.turned" if named.is_turned else named.name

@@ -14,6 +14,7 @@ class Metadata:
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self.origin = origin
         self._values = values
+        self._read: set[str] = set()
         self.architecture = self.text("general.architecture")
 
     def keys(self, prefix: str) -> list[str]:
@@ -27,7 +28,7 @@ class Metadata:
         return bool(self._of_type(key, default, "true or false", bool))
 
     def integer(self, key: str, default: int | None = None) -> int:
-        found = self._values.get(self._key(key), default)
+        found = self._find(key, default)
         if isinstance(found, list) and found and found.count(found[0]) == len(found):
             found = found[0]  # the file has a list of equal values, one per layer
         if isinstance(found, list):
@@ -36,8 +37,13 @@ class Metadata:
             raise self._refusal(key, found, "a whole number")
         return found
 
+    def positive(self, key: str, default: int | None = None) -> int:
+        if not (found := self.integer(key, default)):
+            raise self._refusal(key, found, "a positive whole number")
+        return found
+
     def number(self, key: str, default: float | None = None) -> float:
-        found = self._values.get(self._key(key), default)
+        found = self._find(key, default)
         if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
             raise self._refusal(key, found, "a number")
         return shortest(found)
@@ -46,7 +52,20 @@ class Metadata:
         return self._list(key, str, "a list of texts")
 
     def flags(self, key: str) -> list[bool]:
-        return self._list(key, bool, "a list of true and false")
+        found = self._list(key, int, "a list of true and false")  # some files have 1 and 0
+        if not set(found) <= {0, 1}:
+            raise self._refusal(key, f"{found[:3]}...", "a list of true and false")
+        return list(map(bool, found))
+
+    def per_layer(self, key: str, num_layers: int) -> list[int]:
+        """Return a whole number for each layer; the file has a list, or one number for all."""
+        found = self._find(key, None)
+        if isinstance(found, int):
+            return [self.positive(key)] * num_layers
+        numbers = self.integers(key)
+        if len(numbers) < num_layers or min(numbers, default=0) < 1:
+            raise self._refusal(key, f"{numbers[:3]}...", f"a positive number for each of {num_layers} layers")
+        return numbers[:num_layers]
 
     def integers(self, key: str) -> list[int]:
         return self._list(key, int, "a list of whole numbers")
@@ -54,17 +73,27 @@ class Metadata:
     def numbers(self, key: str) -> list[float]:
         return self._list(key, float, "a list of numbers")
 
+    def unread(self, key: str) -> Any:
+        """Return the value of a key that has not been read; None if the key was read or is missing."""
+        key = self._key(key)
+        return None if key in self._read else self._values.get(key)
+
     def __contains__(self, key: str) -> bool:
         return self._key(key) in self._values
 
+    def _find(self, key: str, default: Any) -> Any:
+        key = self._key(key)
+        self._read.add(key)
+        return self._values.get(key, default)
+
     def _of_type(self, key: str, default: Any, what: str, wanted: type) -> Any:
-        found = self._values.get(self._key(key), default)
+        found = self._find(key, default)
         if not isinstance(found, wanted):
             raise self._refusal(key, found, what)
         return found
 
     def _list(self, key: str, of: type, what: str) -> list[Any]:
-        found = self._values.get(self._key(key))
+        found = self._find(key, None)
         if not isinstance(found, list) or not all([isinstance(one, of) for one in found]):
             raise self._refusal(key, type(found).__name__, what)
         return found

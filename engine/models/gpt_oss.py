@@ -1,13 +1,15 @@
 """gpt-oss: attention with sinks, a window in every second layer, experts with biases and clamps.
 
-Weights of experts are plain or in MXFP4.
+Weights of experts are plain or in MXFP4, with those of all experts in one tensor; in GGUF files (engine/gguf) each expert has its own matrices.
 """
 
 from functools import partial
 
 import torch
 
+from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.families.gpt_oss_config import GptOssConfig
+from pilotlight.engine.description.tensor_sizes import GATED_PARTS
 from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.moe import Experts, SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
@@ -47,12 +49,19 @@ def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Dec
 
 
 def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Experts:
-    """Load experts: the checkpoint has one tensor for all, with alternating rows of gate and up."""
     experts, hidden, intermediate = config.experts
     activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
     gate_ups, downs = f"{name}.gate_up_proj", f"{name}.down_proj"
-    gate_up = loader.stack(gate_ups, experts, 2 * intermediate, hidden, split="rows", are_pairs=True)
-    down = loader.stack(downs, experts, hidden, intermediate, split="columns")
+    if any(f"{gate_ups}{kind}" in loader for kind in ("", "_blocks", "_codes")):  # rows of gate and up alternate
+        gate_up = loader.stack(gate_ups, experts, 2 * intermediate, hidden, split="rows", are_pairs=True)
+        down = loader.stack(downs, experts, hidden, intermediate, split="columns")
+    else:
+        if loader.shard.experts is not None:
+            raise CheckpointError(
+                f"{name} has biases of all experts in one tensor, which ranks can only share in parts: unset expert_parallel"
+            )
+        each = Experts.load_each(loader, name, config.experts, GATED_PARTS)
+        gate_up, down = each.gate_up, each.down
     return Experts(gate_up, down, activation, *_load_biases(config, loader, name))
 
 
@@ -61,11 +70,17 @@ def _load_biases(config: GptOssConfig, loader: WeightLoader, name: str) -> tuple
     experts, hidden, intermediate = config.experts
     rows = loader.shard.span(2 * intermediate, 2, name)
     gate_up = loader.empty(f"{name}.gate_up_proj_bias", experts, rows.size)
-    loader.fill(
-        torch.unflatten(gate_up, 1, (2, -1)).transpose(1, 2),
-        [ExpectedTensor.of(f"{name}.gate_up_proj_bias", (experts, rows), FLOATS)],
-        lambda part, stored: part.copy_(torch.unflatten(stored, 1, part.shape[1:])),
-    )
+    of_both = torch.unflatten(gate_up, 1, (2, -1))
+    parts = [f"{name}.{part}_proj_bias" for part in ("gate", "up")]
+    if parts[0] in loader:
+        stored = [ExpectedTensor.of(part, (experts, rows.over(2)), FLOATS) for part in parts]
+        loader.fill(of_both, stored, lambda into, *both: into.copy_(torch.stack(both, 1)))
+    else:
+        loader.fill(
+            of_both.transpose(1, 2),
+            [ExpectedTensor.of(f"{name}.gate_up_proj_bias", (experts, rows), FLOATS)],
+            lambda part, stored: part.copy_(torch.unflatten(stored, 1, part.shape[1:])),
+        )
     if loader.shard.rank:
         loader.skip_tensors(
             [f"{name}.down_proj_bias"]

@@ -303,7 +303,10 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
-    """Decode MXFP4: numbers of four bits, doubled in the table, under a power of two that is stored as fp32's exponent."""
+    """Decode MXFP4: codes are indices of a table of doubled values; the scale is a power of two.
+
+    Its exponent is stored as in fp32.
+    """
     table = torch.tensor(_MXFP4, dtype=torch.float32, device=blocks.device)
     scales = torch.exp2(blocks[..., :1].double() - 128).float()  # half of the power, because values are doubled
     return table[_nibbles(blocks[..., 1:]).long()] * scales

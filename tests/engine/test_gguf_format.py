@@ -15,7 +15,19 @@ from pilotlight.kernels.matrices.blocks import BlockWeight, unpack
 from tests.engine.gguf.files import Kind, random_blocks
 from tests.engine.stored_weights import load
 
-CODED = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL]
+CODED = [
+    Kind.Q4_0,
+    Kind.Q4_1,
+    Kind.Q5_0,
+    Kind.Q5_1,
+    Kind.Q8_0,
+    Kind.Q3_K,
+    Kind.Q4_K,
+    Kind.Q5_K,
+    Kind.Q6_K,
+    Kind.IQ4_NL,
+    Kind.MXFP4,
+]
 
 
 @pytest.mark.parametrize("kind", CODED, ids=lambda kind: kind.name)
@@ -87,6 +99,28 @@ def test_ranks_have_their_parts(split: Any, keeps_packed: bool, tmp_path: Path) 
         return found.unpack(torch.float32)
 
     assert torch.equal(torch.cat([part(0), part(1)], dim=0 if split == "rows" else 1), values)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_projection_of_latent_vectors_is_joined_from_that_to_keys_and_that_to_values(
+    ranks: int, tmp_path: Path
+) -> None:
+    values = write(tmp_path, {"a.k_b_proj": (Kind.Q8_0, 4 * 64), "a.v_b_proj": (Kind.Q4_1, 4 * 32)})
+    index = json.loads((tmp_path / "model.gguf.index").read_text())
+    for entry in index.values():
+        entry["shape"] = [4, entry["shape"][0] // 4, entry["shape"][1]]
+    (tmp_path / "model.gguf.index").write_text(json.dumps(index))
+    keys, of_values = values["a.k_b_proj"].view(4, 64, 64).transpose(1, 2), values["a.v_b_proj"].view(4, 32, 64)
+    parts = [
+        load(
+            tmp_path,
+            lambda loader: loader.matrix(["a.kv_b_proj"], [4 * 96], 64, split="rows", unit=96),
+            GgufFormat(None),
+            shard=Shard(rank, ranks),
+        ).unpack(torch.float32)
+        for rank in range(ranks)
+    ]
+    assert torch.equal(torch.cat(parts), torch.cat((keys, of_values), 1).flatten(0, 1))
 
 
 def test_parts_that_cut_a_block_are_refused_by_name(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
+from transformers import GptOssConfig, LlamaConfig, Qwen2Config
 
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.gguf.directory import directory_of
@@ -84,6 +84,17 @@ def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory, mon
     assert all(
         torch.tensor([one.logprob for one in heard.logprobs]).isfinite().all() for heard in answers(loaded, close=True)
     )
+
+
+def test_experts_in_mxfp4_with_biases_answer_as_their_numbers(tmp_path: Path, memory: KvMemory) -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 15, "swiglu_limit": 7.0}
+    checkpoint, file = write_both(tmp_path, GptOssConfig, Kind.Q8_0, of_experts=Kind.MXFP4, **experts)
+    expected = answers(load(checkpoint, None, memory), close=True)
+    loaded = load(directory_of(file, tmp_path / "store"), None, memory)
+    assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
+    for found, numbers in zip(answers(loaded, close=True), expected, strict=True):
+        off = (as_distribution(found.logprobs[0]) - as_distribution(numbers.logprobs[0])).nan_to_num().abs().max()
+        assert off <= ROUNDED, float(off)
 
 
 def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(tmp_path: Path, memory: KvMemory) -> None:

@@ -290,7 +290,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def gemma4(config: Mapping[str, Any]) -> DenseConfig:
-    """Gemma 4's large dense model (text).
+    """Gemma 4 (text): its large dense model.
 
     Layers with full attention have wider heads, fewer key-value heads, values that equal their keys, and rotate a part of their pairs; values are
     normalised. Features that only the small models or the model with experts have are refused by name.

@@ -1,6 +1,6 @@
 """gpt-oss' config: attention with sinks, windows in every second layer, experts with biases.
 
-The experts' weights are plain or in MXFP4.
+The experts' weights are plain, in MXFP4 or in GGUF's blocks.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def parse_config(config: Mapping[str, Any]) -> GptOssConfig:
         config,
         layers=_layers(config),
         rotary=(_rotary(config),),
-        quantizations=("mxfp4",),
+        quantizations=("mxfp4", "gguf"),
         default_head_dim=64,
         default_eps=1e-5,
         attention_bias=flag(config, "attention_bias", True),

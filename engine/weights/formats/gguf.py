@@ -21,6 +21,8 @@ from pilotlight.kernels.matrices.weight import Weight
 
 TURNED = "turned"  # suffix of plain tensors with rows in llama.cpp's order
 _ROTATED = (".q_proj", ".k_proj")
+# The projection of latent vectors to keys and values, which files have as two tensors: that to keys is transposed, [heads, latent, key].
+_SPLIT, _KEYS, _VALUES = ".kv_b_proj", ".k_b_proj", ".v_b_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,12 @@ class GgufFormat(WeightFormat):
         return True
 
     def holds(self, index: Index, name: str) -> bool:
-        return self._find(index, name) is not None
+        return self._find(index, name) is not None or self._is_split(index, name)
 
     def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
+        if self._is_split(loader, part.name):
+            self._fill_split(loader, part, into)
+            return
         kind = self._kind(loader, part)
         if kind == TURNED:
             stored = ExpectedTensor.of(f"{part.name}.{TURNED}", (part.rows, part.columns), FLOATS)
@@ -65,6 +70,36 @@ class GgufFormat(WeightFormat):
         for part, of, place in zip(parts, stored, torch.split(into, rows), strict=True):
             self._fill(loader, part, place, of, None)
         return into
+
+    def _is_split(self, index: Index, name: str) -> bool:
+        keys = name.replace(_SPLIT, _KEYS)
+        return keys != name and (f"{keys}.weight" in index or self._find(index, keys) is not None)
+
+    def _fill_split(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
+        """Request a projection to keys and values: `into` has its rows by head, keys first."""
+        names = [part.name.replace(_SPLIT, split) for split in (_KEYS, _VALUES)]
+        kinds = [self._find(loader, name) or "weight" for name in names]
+        shapes = [_shape(loader, name, kind) for name, kind in zip(names, kinds, strict=True)]
+        (heads, latent, key), (_, value, _) = shapes
+        together = [part.rows.total, part.columns.total]
+        if shapes[1] != (heads, value, latent) or [heads * (key + value), latent] != together:
+            raise CheckpointError(
+                f"{' and '.join(names)} have shapes {shapes}; config.json makes them {together} together"
+            )
+        part.rows.require_units(key + value, part.name, "rows of one head")
+        own = part.rows.over(key + value)
+
+        def make(into: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+            into[:, :key].copy_(_decoded(kinds[0], keys).transpose(1, 2))
+            into[:, key:].copy_(_decoded(kinds[1], values))
+
+        stored = [
+            ExpectedTensor.of(
+                f"{name}.{kind}", (own, *loader.shape(f"{name}.{kind}")[1:]), FLOATS if kind == "weight" else ("U8",)
+            )
+            for name, kind in zip(names, kinds, strict=True)
+        ]
+        loader.fill(torch.unflatten(into, 0, (own.size, key + value)), stored, make)
 
     def _find(self, index: Index, name: str) -> str | None:
         return next((kind for kind in (TURNED, *BLOCK_KINDS) if f"{name}.{kind}" in index), None)
@@ -117,6 +152,23 @@ def _codes(kind: str, part: MatrixPart) -> ExpectedTensor:
     part.columns.require_units(block.columns, part.name, "columns in one block")
     columns = AxisRange(*(n * block.num_bytes for n in part.columns.over(block.columns)))
     return ExpectedTensor.of(f"{part.name}.{kind}", (part.rows, columns), ("U8",))
+
+
+def _shape(loader: WeightRequests, name: str, kind: str) -> tuple[int, int, int]:
+    """Return the shape of matrices per head, of the type `kind`.
+
+    Raises CheckpointError for other tensors.
+    """
+    shape = loader.shape(f"{name}.{kind}") if f"{name}.{kind}" in loader else ()
+    if len(shape) != 3:
+        found = f"has shape {list(shape)}" if shape else "is missing"
+        raise CheckpointError(f"tensor {name} {found}; it must have three dimensions: heads, rows and columns")
+    columns = shape[2] if kind == "weight" else shape[2] // BLOCK_KINDS[kind].num_bytes * BLOCK_KINDS[kind].columns
+    return shape[0], shape[1], columns
+
+
+def _decoded(kind: str, stored: torch.Tensor) -> torch.Tensor:
+    return stored if kind == "weight" else unpack(kind, stored)
 
 
 def _in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import write_checkpoint, write_tokenizer
 from tests.engine.families import config
+from tests.engine.gguf.sizes import WITH_NEXTN, add_sizes, rope_factors
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -25,64 +26,116 @@ ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA, "olmo3": gguf.MODEL_ARCH.OLMO2, "olmoe": gguf.MODEL_ARCH.OLMOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5, "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
     "glm4": gguf.MODEL_ARCH.GLM4, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
-    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE, "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE, "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE, "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2, "mistral4": gguf.MODEL_ARCH.MISTRAL4,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS, "llama4_text": gguf.MODEL_ARCH.LLAMA4,
+    "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2, "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
 }  # fmt: skip
-TURNED = ("llama", "mistral", "mixtral", "granite", "granitemoe", "smollm3")
+TURNED = ("llama", "mistral", "ministral3", "mixtral", "granite", "granitemoe", "smollm3")
 Kind = gguf.GGMLQuantizationType
 
 
 def write_both(
-    folder: Path, family: Any, kind: Kind = Kind.F32, extra: dict[str, Any] | None = None, **changes: Any
+    folder: Path,
+    family: Any,
+    kind: Kind = Kind.F32,
+    extra: dict[str, Any] | None = None,
+    of_experts: Kind | None = None,
+    architecture: Any = None,
+    is_old: bool = False,
+    **changes: Any,
 ) -> tuple[Path, Path]:
-    """Write a checkpoint and a GGUF file with the same values; return both paths. Matrices have the type `kind`, and the checkpoint its rounded
-    values."""
+    """Write a checkpoint and a GGUF file with the same values; return both paths. Matrices have the type `kind`, those of experts `of_experts`, and
+    the checkpoint the rounded values. `architecture`: that of the file, if it is not the family's. `is_old`: keys and values are not divided."""
     directory, file = folder / "checkpoint", folder / "tiny.gguf"
     write_checkpoint(directory, config(family, **(SHAPE | changes)))
     write_tokenizer(directory)
-    described = json.loads((directory / "config.json").read_text())
+    described = json.loads((directory / "config.json").read_text()) | {"is_old": is_old}
+    described["architecture"] = architecture or ARCHITECTURES[described["model_type"]]
     tensors = load_file(directory / "model.safetensors")
-    rounded = {name: rounded_as(tensor, kind) if is_matrix(name) else tensor for name, tensor in tensors.items()}
-    save_file(rounded, directory / "model.safetensors")
-    write_file(file, described, tensors, kind, directory, extra or {})
+    write_file(file, described, tensors, (kind, of_experts or kind), directory, extra or {})
+    for name, tensor in tensors.items():
+        for part, values in parts(name, tensor, described).items():
+            if is_matrix(part):
+                values.copy_(rounded_as(values, of_experts if of_experts and ".experts." in part else kind))
+    save_file(tensors, directory / "model.safetensors")
     return directory, file
 
 
 def is_matrix(name: str) -> bool:
-    return name.endswith(("_proj.weight", "embed_tokens.weight", "lm_head.weight"))
+    return name.endswith(("_proj.weight", "_proj_with_mqa.weight", "embed_tokens.weight", "lm_head.weight"))
 
 
 def rounded_as(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
-    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)).clone()
+    return torch.from_numpy(
+        gguf.quants.dequantize(gguf.quants.quantize(tensor.contiguous().numpy(), kind), kind)
+    ).clone()
 
 
 def write_file(
     file: Path,
     described: dict[str, Any],
     tensors: dict[str, torch.Tensor],
-    kind: Kind,
+    kinds: tuple[Kind, Kind],
     directory: Path,
     extra: dict[str, Any],
 ) -> None:
-    architecture = ARCHITECTURES[described["model_type"]]
+    architecture = described["architecture"]
     writer = gguf.GGUFWriter(str(file), gguf.MODEL_ARCH_NAMES[architecture])
-    _add_sizes(writer, described)
+    add_sizes(writer, described)
     _add_tokenizer(writer, directory)
     for key, value in extra.items():
-        add: Any = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add: Any = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            int: writer.add_uint32,
+            list: writer.add_array,
+            bool: writer.add_bool,
+        }[type(value)]
         add(key, value)
     names = gguf.get_tensor_name_map(architecture, described["num_hidden_layers"])
-    for name, tensor in _stacked(tensors).items():
+    divided = {part: of for name, tensor in tensors.items() for part, of in parts(name, tensor, described).items()}
+    for name, tensor in _stacked(divided).items():
         values = _as_converted(name, tensor, described)
-        wanted = kind if is_matrix(name) else Kind.F32
-        stored = gguf.quants.quantize(values.float().numpy(), wanted)
+        wanted = kinds[".experts." in name] if is_matrix(name) else Kind.F32
+        stored = gguf.quants.quantize(values.float().contiguous().numpy(), wanted)
         name = name.replace("_correction_bias", "_correction.bias")
         writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), stored, raw_dtype=wanted)
-    if described["model_type"] == "glm4_moe":  # one tensor of the layer that predicts a further token
+    if factors := rope_factors(described):
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    if described["model_type"] in WITH_NEXTN:  # one tensor of the layer that predicts a further token
         writer.add_tensor(f"blk.{described['num_hidden_layers']}.nextn.enorm.weight", np.ones(1, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def parts(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return what a file has instead of a tensor of the checkpoint, as views of that tensor."""
+    kind = described["model_type"]
+    if name.endswith("kv_b_proj.weight") and not described["is_old"]:
+        heads, key = described["num_attention_heads"], described["qk_nope_head_dim"]
+        keys, values = tensor.unflatten(0, (heads, -1)).split([key, described["v_head_dim"]], dim=1)
+        return {name.replace("kv_b", "k_b"): keys.transpose(1, 2), name.replace("kv_b", "v_b"): values}
+    if name.endswith(("sinks", "sink_bias", "layer_scalar")):
+        return {f"{name}.weight": tensor}
+    if name.endswith("down_proj_bias"):
+        return {name.replace("_bias", ".bias"): tensor}
+    if name.endswith("gate_up_proj_bias"):
+        return {
+            name.replace("gate_up_proj_bias", f"{part}_proj.bias"): tensor[:, i::2]
+            for i, part in enumerate(("gate", "up"))
+        }
+    if not name.endswith(("gate_up_proj", "experts.down_proj")):
+        return {name: tensor}
+    if kind == "mistral4":
+        return {f"{name}.weight": tensor}
+    rows = tensor.transpose(1, 2)
+    if name.endswith("down_proj"):
+        return {f"{name}.weight": rows}
+    gate, up = (rows[:, ::2], rows[:, 1::2]) if kind == "gpt_oss" else rows.chunk(2, dim=1)
+    return {name.replace("gate_up_proj", "gate_proj.weight"): gate, name.replace("gate_up_proj", "up_proj.weight"): up}
 
 
 def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> torch.Tensor:
@@ -91,7 +144,7 @@ def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) ->
         return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
     if described["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
-    return tensor.squeeze()
+    return tensor if tensor.dim() == 1 else tensor.squeeze()
 
 
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -107,65 +160,6 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         whole = re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", whole)
         found.setdefault(whole, []).append(tensors[name])
     return {name: of[0] if len(of) == 1 else torch.stack(of) for name, of in found.items()}
-
-
-def _add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
-    writer.add_context_length(described["max_position_embeddings"])
-    writer.add_embedding_length(described["hidden_size"])
-    writer.add_block_count(described["num_hidden_layers"] + (described["model_type"] == "glm4_moe"))
-    writer.add_feed_forward_length(described["intermediate_size"])
-    writer.add_head_count(described["num_attention_heads"])
-    writer.add_head_count_kv(described["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(described["rms_norm_eps"])
-    if "head_dim" in described:
-        writer.add_key_length(described["head_dim"])
-        writer.add_value_length(described["head_dim"])
-    rope = described["rope_parameters"]
-    if described["model_type"] == "olmo3" or rope.get("sliding_attention", {}).get("rope_theta", 10_000.0) != 10_000.0:
-        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])  # newer files
-    rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-        if rope["rope_type"] == "yarn":
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if described.get("sliding_window"):
-        writer.add_sliding_window(described["sliding_window"])
-    if described["model_type"] in ("granite", "granitemoe"):
-        writer.add_attention_scale(described["attention_multiplier"])
-        writer.add_embedding_scale(described["embedding_multiplier"])
-        writer.add_residual_scale(described["residual_multiplier"])
-        writer.add_logit_scale(described["logits_scaling"])
-    if described["model_type"] == "gemma2":
-        writer.add_attn_logit_softcapping(described["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(described["final_logit_softcapping"])
-    if described["model_type"] in ("olmo3", "exaone4") and described.get("sliding_window"):
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in described["layer_types"]])
-    if rope.get("partial_rotary_factor", 1.0) < 1.0:
-        writer.add_rope_dimension_count(int(described["head_dim"] * rope["partial_rotary_factor"]))
-    if "num_experts_per_tok" in described:
-        count = next(key for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in described)
-        writer.add_expert_count(described[count])
-        writer.add_expert_used_count(described["num_experts_per_tok"])
-    if "moe_intermediate_size" in described:
-        writer.add_expert_feed_forward_length(described["moe_intermediate_size"])
-    if described["model_type"] == "glm4_moe":
-        writer.add_nextn_predict_layers(1)
-        writer.add_expert_shared_count(described["n_shared_experts"])
-        writer.add_leading_dense_block_count(described["first_k_dense_replace"])
-        writer.add_expert_weights_scale(described["routed_scaling_factor"])
-        writer.add_expert_weights_norm(described["norm_topk_prob"])
-    if described["model_type"] == "minimax_m2":
-        writer.add_expert_feed_forward_length(described["intermediate_size"])
-    if described["model_type"] == "ernie4_5_moe":
-        writer.add_expert_count(described["moe_num_experts"])
-        writer.add_expert_used_count(described["moe_k"])
-        writer.add_expert_shared_count(described["moe_num_shared_experts"])
-        writer.add_interleave_moe_layer_step(described["moe_layer_interval"])
-        writer.add_leading_dense_block_count(described["moe_layer_start_index"])
-    if "shared_expert_intermediate_size" in described:
-        writer.add_expert_shared_feed_forward_length(described["shared_expert_intermediate_size"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:
@@ -187,6 +181,9 @@ def random_blocks(kind: Kind, rows: int, columns: int) -> np.ndarray[Any, Any]:
     """Return random blocks of codes [rows, bytes] with finite scales, for kinds that the package cannot write."""
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(7).integers(0, 256, (rows, columns // block, num_bytes), dtype=np.uint8)
+    if kind == Kind.MXFP4:  # each block begins with the exponent of its scale
+        blocks[..., 0] = np.random.default_rng(0).integers(118, 126, blocks.shape[:2])
+        return blocks.reshape(rows, -1)
     places = {
         Kind.Q6_K: [208],
         Kind.Q3_K: [108],

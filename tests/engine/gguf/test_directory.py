@@ -8,17 +8,26 @@ from typing import Any
 import gguf
 import pytest
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    Llama4TextConfig,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
+    Ministral3Config,
+    Mistral4Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -35,6 +44,7 @@ from transformers import (
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.directory import directory_of
+from pilotlight.engine.gguf.file import GgufFile
 from pilotlight.engine.planning.model_plan import planned_weights_bytes, read_model
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.tokenizer import Tokenizer
@@ -43,7 +53,7 @@ from tests.checkpoints import CHAT_TEMPLATE
 from tests.engine.agreement import full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import YARN
-from tests.engine.gguf.files import Kind, write_both
+from tests.engine.gguf.files import ARCHITECTURES, Kind, write_both
 
 GEMMA: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 7, "sliding_window": 11, "query_pre_attn_scalar": 16,
@@ -54,6 +64,28 @@ GEMMA: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
 }  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0, "num_hidden_layers": 4, "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "global_head_dim": 32,
+    "num_global_key_value_heads": 1, "final_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 9_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    "head_dim": None, "num_key_value_heads": 4, "num_hidden_layers": 3, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 8, "v_head_dim": 32, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+LITE = LATENT | {"q_lora_rank": None, "v_head_dim": 24, "n_group": 1, "topk_group": 1}
+SHARPENED = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+GROWING = YARN | {
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "llama, tied, linear": (
@@ -144,6 +176,73 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "llama, llama3": (
+        LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+    ),
+    "deepseek-v2, groups, yarn": (
+        DeepseekV2Config,
+        LATENT | {
+            "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.7,
+            "rope_parameters": SHARPENED,
+        },
+    ),
+    "deepseek-v2, queries at once, tied": (
+        DeepseekV2Config, LITE | {"topk_method": "greedy", "n_shared_experts": 1, "tie_word_embeddings": True},
+    ),
+    "deepseek-v3, groups, yarn": (
+        DeepseekV3Config, LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek-v3, queries at once, not renormalised": (
+        DeepseekV3Config, LITE | {"n_shared_experts": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.3},
+    ),
+    "glm-4.7-flash": (Glm4MoeLiteConfig, LATENT | {"first_k_dense_replace": None, "routed_scaling_factor": 1.4}),
+    "mistral4": (
+        Mistral4Config,
+        LATENT | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.3, "rope_parameters": GROWING},
+    ),
+    "ministral3": (Ministral3Config, {"sliding_window": None, "rope_parameters": GROWING | {"llama_4_scaling_beta": 0.3}}),
+    "gpt-oss": (
+        GptOssConfig,
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 15,
+            "rope_parameters": YARN | {"truncate": False, "beta_fast": 8.0, "beta_slow": 1.0},
+        },
+    ),
+    "llama4, every layer with experts": (
+        Llama4TextConfig,
+        {"num_hidden_layers": 5, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1},
+    ),
+    "llama4, llama3 without a blend, every second layer with experts": (
+        Llama4TextConfig,
+        {
+            "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 64, "num_local_experts": 3, "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2, "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+            },
+        },
+    ),
+    "mimo-v2": (
+        MiMoV2FlashConfig,
+        {
+            "num_hidden_layers": 4, "v_head_dim": 8, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "sliding_window": 13, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 9_000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
+    "gemma4, keys are values, capped": (Gemma4TextConfig, GEMMA4 | {"attention_k_eq_v": True, "final_logit_softcapping": 3.0}),
+    "gemma4, values in every layer, tied": (Gemma4TextConfig, GEMMA4 | {"num_global_key_value_heads": None, "tie_word_embeddings": True}),
     "glm4, biased": (Glm4Config, {
         "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
     }),
@@ -162,19 +261,67 @@ def test_plain_numbers_give_the_same_tokens_and_logprobs(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*(("llama", kind) for kind in (Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1)), ("phi3", Kind.Q8_0)]
+    ("name", "kind", "of_experts"),
+    [
+        *(("llama", kind, None) for kind in (Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1)),
+        ("phi3", Kind.Q8_0, None),
+        ("deepseek-v3, groups, yarn", Kind.Q8_0, Kind.Q4_1),
+        ("deepseek-v2, groups, yarn", Kind.F16, None),
+        ("mistral4", Kind.Q8_0, None),
+        ("gpt-oss", Kind.Q8_0, Kind.MXFP4),
+        ("gpt-oss", Kind.BF16, Kind.BF16),
+        ("llama4, every layer with experts", Kind.Q8_0, None),
+        ("mimo-v2", Kind.Q5_0, Kind.MXFP4),
+        ("gemma4, keys are values, capped", Kind.Q8_0, None),
+    ],
 )
 def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
-    name: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: Kind, of_experts: Kind | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False
     )  # no products with codes, as they round their input
     family, changes = FAMILIES[name]
-    checkpoint, file = write_both(tmp_path, family, kind, **changes)
+    checkpoint, file = write_both(tmp_path, family, kind, of_experts=of_experts, **changes)
     expected = one(load_engine(checkpoint), REQUEST)
-    found = one(load_engine(directory_of(file, tmp_path / "store")), REQUEST)
+    directory = directory_of(file, tmp_path / "store")
+    assert planned_weights_bytes(directory, "auto", on_cpu=True) > 0
+    found = one(load_engine(directory), REQUEST)
     assert found.token_ids == expected.token_ids
+    assert found.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "expected"),
+    [
+        ("qwen2", gguf.MODEL_ARCH.QWEN2VL, "Qwen2_5_VLForConditionalGeneration"),
+        ("qwen3, yarn", gguf.MODEL_ARCH.QWEN3VL, "Qwen3VLForConditionalGeneration"),
+        ("qwen3moe", gguf.MODEL_ARCH.QWEN3VLMOE, "Qwen3VLMoeForConditionalGeneration"),
+    ],
+)
+def test_the_text_part_of_a_model_with_a_tower_computes_what_it_does_alone(
+    name: str, architecture: Any, expected: str, tmp_path: Path
+) -> None:
+    family, changes = FAMILIES[name]
+    arch = gguf.MODEL_ARCH_NAMES[architecture]
+    extra = {f"{arch}.rope.dimension_sections": [4, 2, 2, 0], f"{arch}.n_deepstack_layers": 3}
+    checkpoint, file = write_both(tmp_path, family, extra=extra, architecture=architecture, **changes)
+    directory = directory_of(file, tmp_path / "store")
+    assert read_config(directory)["architectures"] == [expected]
+    alone, found = one(load_engine(checkpoint), REQUEST), one(load_engine(directory), REQUEST)
+    assert found.token_ids == alone.token_ids
+    assert found.logprobs == alone.logprobs
+
+
+def test_a_file_with_keys_and_values_in_one_tensor_is_read(tmp_path: Path) -> None:
+    """Test files of before April 2025."""
+    family, changes = FAMILIES["deepseek-v2, queries at once, tied"]
+    checkpoint, file = write_both(tmp_path, family, is_old=True, **changes)
+    assert "blk.0.attn_kv_b.weight" in GgufFile.open(file).tensors
+    expected, found = (
+        one(load_engine(checkpoint), REQUEST),
+        one(load_engine(directory_of(file, tmp_path / "store")), REQUEST),
+    )
     assert found.logprobs == expected.logprobs
 
 
@@ -225,6 +372,11 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
         ),
         ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
         ({"llama.rope.freq_base_swa": 900.0}, "rotates layers with windows by the base 900.0; supported for llama is"),
+        ({"llama.attention.causal": False}, "has llama.attention.causal = False, which is not supported for LlamaFor"),
+        (
+            {"llama.rope.dimension_sections": [2, 3, 3, 0]},
+            "the rotary key llama.rope.dimension_sections, which is not known",
+        ),
         ({"llama.rope.scaling.alpha": 2.0}, "the rotary key llama.rope.scaling.alpha, which is not known"),
         ({"tokenizer.ggml.bos_token_id": 9999}, "has token 9999 as its bos, and 404 tokens"),
     ],
@@ -236,7 +388,48 @@ def test_what_is_not_computed_is_refused_by_name(extra: dict[str, Any], message:
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("name", ["mamba", "nemotron_h", "nemotron_h_moe", "falcon-h1", "kimi-linear"])
+@pytest.mark.parametrize(
+    ("name", "extra", "message"),
+    [
+        ("deepseek-v3, groups, yarn", {"attention.temperature_scale": 0.1}, "which is not supported for DeepseekV3"),
+        ("qwen3moe", {"expert_group_count": 4}, "which is not supported for Qwen3Moe"),
+        ("gemma4, keys are values, capped", {"attention.shared_kv_layers": 2}, "which is not supported for Gemma4"),
+        (
+            "gemma4, keys are values, capped",
+            {"embedding_length_per_layer_input": 8},
+            "which is not supported for Gemma4",
+        ),
+        ("gemma4, keys are values, capped", {"attention.value_length_swa": 8}, "and heads of 16; they must be equal"),
+        (
+            "gemma4, keys are values, capped",
+            {"attention.head_count_kv": [2, 1]},
+            "a positive number for each of 4 layers",
+        ),
+        ("mimo-v2", {"attention.sliding_window_pattern": [0, 1, 2, 0]}, "it must be a list of true and false"),
+        ("mimo-v2", {"attention.key_length": 0}, "it must be a positive whole number"),
+        ("llama4, every layer with experts", {"attention.sliding_window": 0}, "supported is 8192"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "which is not supported for Gemma3"),
+    ],
+)
+def test_a_key_that_changes_what_a_family_computes_is_refused_by_name(
+    name: str, extra: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    family, changes = FAMILIES[name]
+    arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family.model_type]]  # type: ignore[attr-defined]
+    [(key, value)] = extra.items()
+    _, file = write_both(tmp_path, family, extra={f"{arch}.{key}": value}, **changes)
+    with pytest.raises(CheckpointError, match=f"{arch}.{key} = .*{message}|has 8 as {arch}.{key} {message}"):
+        directory_of(file, tmp_path / "store")
+
+
+def test_projections_that_do_not_fit_the_heads_are_refused_by_name(tmp_path: Path) -> None:
+    family, changes = FAMILIES["deepseek-v3, groups, yarn"]
+    _, file = write_both(tmp_path, family, extra={"deepseek2.attention.value_length_mla": 16}, **changes)
+    with pytest.raises(CheckpointError, match=r"self_attn\.k_b_proj and .*v_b_proj have shapes"):
+        load_engine(directory_of(file, tmp_path / "store"))
+
+
+@pytest.mark.parametrize("name", ["clip", "mamba", "nemotron_h", "nemotron_h_moe", "falcon-h1", "kimi-linear"])
 def test_another_architecture_is_refused_by_name(name: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), name)
     writer.write_header_to_file()
