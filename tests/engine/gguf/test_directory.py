@@ -276,11 +276,8 @@ def test_plain_numbers_give_the_same_tokens_and_logprobs(name: str, tmp_path: Pa
     ],
 )
 def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
-    name: str, kind: Kind, of_experts: Kind | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: Kind, of_experts: Kind | None, tmp_path: Path, unpacked: None
 ) -> None:
-    monkeypatch.setattr(
-        "pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False
-    )  # no products with codes, as they round their input
     family, changes = FAMILIES[name]
     checkpoint, file = write_both(tmp_path, family, kind, of_experts=of_experts, **changes)
     expected = one(load_engine(checkpoint), REQUEST)

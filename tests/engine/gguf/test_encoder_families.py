@@ -58,10 +58,7 @@ def test_a_file_gives_the_embeddings_of_transformers_with_length_one(name: str, 
     assert (torch.tensor(found) - expected).abs().max() <= TOLERANCE
 
 
-def test_codes_of_words_and_matrices_give_the_embedding_of_their_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False)
+def test_codes_of_words_and_matrices_give_the_embedding_of_their_numbers(tmp_path: Path, unpacked: None) -> None:
     write_embedder(tmp_path, Embedder(CODED, "mean", is_normalized=True))
     found = []
     for kind in (Kind.F32, Kind.Q8_0):

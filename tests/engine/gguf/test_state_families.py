@@ -101,10 +101,8 @@ def test_a_file_gives_the_answers_of_transformers(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", CODED)
 def test_codes_give_the_answers_of_the_numbers_that_they_stand_for(
-    name: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: Kind, tmp_path: Path, unpacked: None
 ) -> None:
-    # products with codes round their input
-    monkeypatch.setattr("pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False)
     _, coded, plain = write_states(tmp_path, CODED[name], kind)
     expected = one(load_engine(directory_of(plain, tmp_path / "plain")), REQUEST)
     found = one(load_engine(directory_of(coded, tmp_path / "coded")), REQUEST)
