@@ -47,12 +47,23 @@ REMARKS = {
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
     "Mistral3ForConditionalGeneration": "text and pictures; of Mistral Small 4 text alone",
+    "Qwen3_5ForCausalLM": "files of llama.cpp with several value heads per key head run on one rank",
+    "Qwen3_5MoeForCausalLM": "files of llama.cpp with several value heads per key head run on one rank",
     "NemotronHForCausalLM": "without layers that predict further tokens; steps of Mamba-2 have no lower limit, as in the published code",
     "Phi3ForCausalLM": "of its two lists of rotary factors, the long one is used at every length",
 }
 
 
 _QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are shrunk further than elsewhere"
+
+
+# The classes whose files of llama.cpp are read as those of one class.
+_IN_FILES = {
+    "BertModel": ("BertModel", "RobertaModel", "XLMRobertaModel"),
+    "Qwen3_5ForCausalLM": ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+    "BertForSequenceClassification": ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
+}
 
 
 class Published(NamedTuple):
@@ -170,11 +181,11 @@ def _models(place: str) -> str:
 
 def _of_gguf(name: str, place: str) -> str:
     """Return what of a class GGUF files can have. A class with a tower shares its reader of config.json with that of its decoder."""
-    names = {family.architecture for family in GGUF.values()}
+    names = {of for each in GGUF.values() for of in _IN_FILES.get(each.architecture, (each.architecture,))}
     places = {READERS[each] for each in names} | {
         READERS["Mistral3ForConditionalGeneration"]
     }  # reads Mistral's and Mistral 4's
-    if name not in names and (place not in places or name.endswith("Model")):
+    if name not in names and (place not in places or name.endswith(("Model", "SequenceClassification"))):
         return "-"
     return "text" if name.endswith("ForConditionalGeneration") else "yes"
 

@@ -49,6 +49,8 @@ class DecoderConfig:
     rotary: tuple[RotaryRule, ...]
     layers: tuple[LayerKind, ...]
     attention_scale: float  # factor of the dot product of query and key
+    # False if weights are reordered or scaled in the checkpoint, as in some GGUF files, so that adapters of the original do not match.
+    takes_adapters: bool = True
 
     @property
     def num_layers(self) -> int:
@@ -212,6 +214,7 @@ class DecoderConfig:
             rotary=rotary,
             layers=layers or (LayerKind(),) * positive_int(config, "num_hidden_layers"),
             attention_scale=head_dim**-0.5 if attention_scale is None else attention_scale,
+            takes_adapters=flag(config, "takes_adapters", True),
             **own,
         )
 

@@ -41,11 +41,16 @@ class DeltaShape(NamedTuple):
     width: int
     eps: float  # epsilon of the norm after the delta rule
     is_grouped: bool  # rows of projections are ordered by key head in the checkpoint, each with its value heads
+    is_tiled: bool = (
+        False  # value head i shares key head i % key_heads, as in GGUF files, and not its neighbours' key head
+    )
 
     def part_of(self, ranks: int) -> "DeltaShape":
         """Return one rank's part. Raises CheckpointError if ranks cannot share the key heads."""
         if self.key_heads % ranks:
             raise _unshared(f"{self.key_heads} key heads", ranks)
+        if self.is_tiled and ranks > 1:
+            raise _unshared("value heads in llama.cpp's order", ranks)
         return self._replace(key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
 
     @property

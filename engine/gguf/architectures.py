@@ -9,26 +9,20 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.decoders import GROUPED
-from pilotlight.engine.gguf.family import ROPE_FACTORS, GgufFamily, GgufHeader, config_of
+from pilotlight.engine.gguf.encoder_families import ENCODERS, bert_variant
+from pilotlight.engine.gguf.family import ROPE_FACTORS, GgufFamily, GgufHeader, NamedTensor, config_of
 from pilotlight.engine.gguf.file import GgufFile, GgufTensor
 from pilotlight.engine.gguf.mla import LATENT, deepseek_variant
+from pilotlight.engine.gguf.state_families import RECURRENT
 
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
-_NAMED_WHOLE = ("_bias", ".sinks", "layer_scalar")  # ends of names to which a checkpoint adds no ".weight"
-READ = GROUPED | LATENT
+# Ends of names to which a checkpoint adds no ".weight".
+_NAMED_WHOLE = ("_bias", ".sinks", "layer_scalar", ".A_log", ".D")
+READ = GROUPED | LATENT | RECURRENT | ENCODERS
 # Architectures that mean another family if a key of the metadata is not zero.
 _VARIANTS = {"llama": ("expert_count", "with experts"), "olmo2": ("attention.sliding_window", "with windows")}
-
-
-class NamedTensor(NamedTuple):
-    """A tensor of a file, or one expert's part of it, with its name in a checkpoint."""
-
-    name: str
-    tensor: GgufTensor
-    # rows of queries or keys in the order of llama.cpp: rotated pairs are adjacent; in a checkpoint they are half a head apart
-    is_turned: bool = False
 
 
 class Described(NamedTuple):
@@ -50,7 +44,7 @@ def describe(file: GgufFile) -> Described:
         raise CheckpointError(f"{file.path.name} lacks the tensor token_embd.weight")
     config = config_of(header, family)
     unused = range(config["num_hidden_layers"], header.integer("{arch}.block_count"))
-    return Described(config, list(_named(file, family, unused)))
+    return Described(config, list(_named(header, family, unused)))
 
 
 def _variant(header: GgufHeader) -> str:
@@ -58,37 +52,43 @@ def _variant(header: GgufHeader) -> str:
     name = header.architecture
     if name == "deepseek2":
         return deepseek_variant(header)
+    if name == "bert":
+        return bert_variant(header)
     key, suffix = _VARIANTS.get(name, ("", ""))
     return f"{name} {suffix}" if key and header.integer(f"{name}.{key}", 0) else name
 
 
-def _named(file: GgufFile, family: GgufFamily, unused: Container[int]) -> Iterator[NamedTensor]:
+def _named(header: GgufHeader, family: GgufFamily, unused: Container[int]) -> Iterator[NamedTensor]:
     """Name the tensors, except those of the layers `unused`.
 
     Raises CheckpointError for tensors that the family does not have.
     """
+    file = header.file
     for stored in file.tensors.values():
         stem, _, part = stored.name.rpartition(".")
         if stem == ROPE_FACTORS:
             continue
-        if stem in _OUTER and part == "weight":
-            yield NamedTensor(f"{_OUTER[stem]}.weight", stored)
+        outer = family.outer.get(stem, _OUTER.get(stem))
+        if outer is not None and (part == "weight" or stem in family.outer):
+            if outer:
+                yield NamedTensor(f"{outer}.{part}", stored)
             continue
         found = _LAYER.fullmatch(stored.name)
         if found is not None and int(found[1]) in unused:
             continue
         name = None if found is None else family.layers.get(found[2])
-        if found is None or name is None or (family.is_turned and part == "bias"):
+        part = "weight" if found is None or found[3] is None else found[3]
+        if found is None or name is None or (family.is_turned and name in _TURNED and part == "bias"):
             raise CheckpointError(f"{file.path.name} has the tensor {stored.name}, which no {family.architecture} has")
         if ".experts." in name and part == "bias":
             name += "_bias"
-        whole = f"model.layers.{found[1]}.{name}" + ("" if name.endswith(_NAMED_WHOLE) else f".{part}")
+        whole = f"{family.prefix}{found[1]}.{name}" + ("" if name.endswith(_NAMED_WHOLE) else f".{part}")
         if name == "mlp.shared_expert_gate":  # files have this row as a vector
             stored = stored._replace(shape=(1, stored.shape[-1]))
         if ".experts." in name and part == "weight":
             yield from _experts(file, whole, stored)
         else:
-            yield NamedTensor(whole, stored, family.is_turned and name in _TURNED)
+            yield from family.convert(header, NamedTensor(whole, stored, family.is_turned and name in _TURNED))
 
 
 def _experts(file: GgufFile, name: str, stored: GgufTensor) -> Iterator[NamedTensor]:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.gguf.architectures import Described, NamedTensor, describe
+from pilotlight.engine.gguf.architectures import Described, describe
+from pilotlight.engine.gguf.encoder_families import recipe_files
+from pilotlight.engine.gguf.family import GgufHeader, NamedTensor
 from pilotlight.engine.gguf.file import GgufFile
 from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
-from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
+from pilotlight.engine.weights.checkpoint import GGUF_CONVERTED, GGUF_FILE, GGUF_INDEX
 
 _FORM = 4  # version of the written files; increment it to make directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
@@ -39,13 +41,16 @@ def directory_of(file: Path, root: Path) -> Path:
     if place.is_dir():
         return place
     opened = GgufFile.open(file)
-    described, metadata = describe(opened), Metadata(opened.metadata, file.name)
-    written = _written(described, metadata, read_vocabulary(metadata))
+    described, header = describe(opened), GgufHeader(opened)
+    written = _written(described, header, read_vocabulary(header))
+    for path, made in recipe_files(header).items():
+        written[path] = _safetensors([made]) if isinstance(made, NamedTensor) else made
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
     try:
         for path, content in written.items():
-            (partial / path).write_text(content, encoding="utf-8")
+            (partial / path).parent.mkdir(exist_ok=True)
+            (partial / path).write_bytes(content if isinstance(content, bytes) else content.encode())
         (partial / GGUF_FILE).symlink_to(file)
         os.rename(partial, place)
     except OSError:
@@ -64,7 +69,7 @@ def license_of(directory: Path) -> str | None:
     return str(GgufFile.open(file).metadata.get("general.license", "")) if file.exists() else None
 
 
-def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | None) -> dict[str, str]:
+def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | None) -> dict[str, str | bytes]:
     config = dict(described.config)
     format = _format(described)
     if format is not None:
@@ -77,16 +82,30 @@ def _written(described: Described, metadata: Metadata, vocabulary: Vocabulary | 
     if "general.sampling.top_k" in metadata:
         generation["top_k"] = metadata.integer("general.sampling.top_k")
     templates = list(_templates(metadata))
-    tensors = {_stored_name(named): _entry(named) for named in described.tensors}
-    written = {
+    tensors = {_stored_name(named): _entry(named) for named in described.tensors if named.content is None}
+    written: dict[str, str | bytes] = {
         "config.json": json.dumps(config, indent=1),
         "generation_config.json": json.dumps(generation),
         GGUF_INDEX: json.dumps(tensors),
     }
+    converted = [named for named in described.tensors if named.content is not None]
+    if converted:
+        written[GGUF_CONVERTED] = _safetensors(converted)
     if vocabulary is not None:
         tokenizer = {**vocabulary.special_tokens, **({"chat_template": templates} if templates else {})}
         written |= {"tokenizer.json": vocabulary.tokenizer_json, "tokenizer_config.json": json.dumps(tokenizer)}
     return written
+
+
+def _safetensors(converted: list[NamedTensor]) -> bytes:
+    """Return a safetensors file of tensors whose bytes differ from those in the GGUF file."""
+    header, at = dict[str, Any](), 0
+    for named in converted:
+        end = at + len(named.content or b"")
+        header[_stored_name(named)] = {**_entry(named), "data_offsets": [at, end]}
+        at = end
+    described = json.dumps(header).encode()
+    return b"".join([len(described).to_bytes(8, "little"), described, *(named.content or b"" for named in converted)])
 
 
 def _templates(metadata: Metadata) -> Iterator[dict[str, str]]:

@@ -5,11 +5,11 @@ Names and keys are from llama.cpp's gguf-py/gguf/constants.py and tensor_mapping
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.gguf.file import GgufFile
+from pilotlight.engine.gguf.file import GgufFile, GgufTensor
 from pilotlight.engine.gguf.metadata import Metadata
 
 ROPE_FACTORS = "rope_freqs"
@@ -63,6 +63,20 @@ class GgufHeader(Metadata):
             )
 
 
+class NamedTensor(NamedTuple):
+    """A tensor of a file, or one expert's part of it, with its name in a checkpoint."""
+
+    name: str
+    tensor: GgufTensor  # its shape is that of the checkpoint
+    # rows of queries or keys in the order of llama.cpp: rotated pairs are adjacent; in a checkpoint they are half a head apart
+    is_turned: bool = False
+    content: bytes | None = None  # the tensor's bytes if they differ from those in the file
+
+
+def unchanged(header: GgufHeader, named: NamedTensor) -> Iterator[NamedTensor]:
+    yield named
+
+
 class GgufFamily(NamedTuple):
     architecture: str
     # Returns the config's keys that other families do not have. Those under rope_scaling are added to what `rotary` returns.
@@ -74,6 +88,11 @@ class GgufFamily(NamedTuple):
     # Heads differ between layers or have several parts, and `configure` returns their sizes.
     has_own_heads: bool = False
     rope_keys: tuple[str, ...] = ()  # rotary keys that other families do not have
+    has_states: bool = False  # layers with a state count as layers without key-value heads
+    prefix: str = "model.layers."  # of the names of a layer's tensors
+    # Names of tensors outside layers that other families do not have; empty for tensors that are no part of the model's checkpoint.
+    outer: Mapping[str, str] = {}
+    convert: Callable[[GgufHeader, NamedTensor], Iterator[NamedTensor]] = unchanged  # makes a checkpoint's tensors
 
 
 def config_of(header: GgufHeader, family: GgufFamily) -> dict[str, Any]:
@@ -102,12 +121,18 @@ def _shared(header: GgufHeader, family: GgufFamily) -> dict[str, Any]:
         "num_attention_heads": heads,
         **sizes,
         "max_position_embeddings": header.integer("{arch}.context_length"),
-        "rms_norm_eps": header.number("{arch}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": norm_eps(header),
         **rotary(header, family, sizes.get("head_dim", 0)),
         "tie_word_embeddings": not header.has("output.weight"),
         **({"attention_bias": header.has("blk.0.attn_q.bias")} if family.may_have_biases else {}),
         "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),  # read by GLM-4.5, which may lack these norms
     }
+
+
+def norm_eps(header: GgufHeader) -> float:
+    """Return the epsilon of norms. Files of encoders and of Nemotron-H have it under LayerNorm's key."""
+    keys = ("{arch}.attention.layer_norm_rms_epsilon", "{arch}.attention.layer_norm_epsilon")
+    return header.number(next((key for key in keys if key in header), keys[0]))
 
 
 def num_layers(header: GgufHeader) -> int:
@@ -125,7 +150,7 @@ def _heads(header: GgufHeader, family: GgufFamily, heads: int) -> dict[str, Any]
     if not family.may_turn_a_part:
         header.require_equal("{arch}.rope.dimension_count", head_dim)
     return {
-        "num_key_value_heads": header.integer("{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": header.integer("{arch}.attention.head_count_kv", heads, family.has_states),
         "head_dim": head_dim,
         **({"partial_rotary_factor": turned / head_dim} if family.may_turn_a_part else {}),
     }

@@ -38,6 +38,9 @@ _MOST_TENSORS = 1 << 20
 _MOST_ITEMS = 1 << 22  # limit for a list; vocabularies have some 300,000 tokens, and about as many merges
 _MOST_NAME_BYTES = 1 << 16  # limit for a key or a tensor's name; string values may be longer
 _LONGEST_AXIS = 1 << 40
+_MOST_CONTENT = (
+    256 << 20
+)  # bytes of a tensor that is read to convert it; a projection to steps and decays has some megabytes
 
 
 class GgufTensor(NamedTuple):
@@ -70,9 +73,17 @@ class GgufFile(NamedTuple):
             raise CheckpointError(
                 f"tensor {tensor.name} in {self.path.name} has type {tensor.kind.name}; it must be F32"
             )
+        return struct.unpack(f"<{prod(tensor.shape)}f", self.content(tensor))
+
+    def content(self, tensor: GgufTensor) -> bytes:
+        """Read the bytes of a tensor that is not large. Raises CheckpointError for a large one."""
+        if tensor.end - tensor.start > _MOST_CONTENT:
+            raise CheckpointError(
+                f"tensor {tensor.name} in {self.path.name} has {tensor.end - tensor.start:,} bytes; it may have {_MOST_CONTENT:,}"
+            )
         with open_file(self.path) as opened:
             opened.seek(tensor.start)
-            return struct.unpack(f"<{prod(tensor.shape)}f", opened.read(tensor.end - tensor.start))
+            return opened.read(tensor.end - tensor.start)
 
     @classmethod
     def _read(cls, path: Path, content: mmap.mmap) -> "GgufFile":

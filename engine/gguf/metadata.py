@@ -27,8 +27,11 @@ class Metadata:
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._of_type(key, default, "true or false", bool))
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, skips_zeros: bool = False) -> int:
+        """Return a whole number. `skips_zeros`: of a list with one number per layer, zeros do not count."""
         found = self._find(key, default)
+        if isinstance(found, list) and skips_zeros:
+            found = [each for each in found if each != 0]
         if isinstance(found, list) and found and found.count(found[0]) == len(found):
             found = found[0]  # the file has a list of equal values, one per layer
         if isinstance(found, list):
@@ -57,14 +60,15 @@ class Metadata:
             raise self._refusal(key, f"{found[:3]}...", "a list of true and false")
         return list(map(bool, found))
 
-    def per_layer(self, key: str, num_layers: int) -> list[int]:
+    def per_layer(self, key: str, num_layers: int, least: int = 1) -> list[int]:
         """Return a whole number for each layer; the file has a list, or one number for all."""
         found = self._find(key, None)
         if isinstance(found, int):
-            return [self.positive(key)] * num_layers
+            return [self.positive(key) if least else self.integer(key)] * num_layers
         numbers = self.integers(key)
-        if len(numbers) < num_layers or min(numbers, default=0) < 1:
-            raise self._refusal(key, f"{numbers[:3]}...", f"a positive number for each of {num_layers} layers")
+        if len(numbers) < num_layers or min(numbers, default=least) < least:
+            kind = "positive" if least else "whole"
+            raise self._refusal(key, f"{numbers[:3]}...", f"a {kind} number for each of {num_layers} layers")
         return numbers[:num_layers]
 
     def integers(self, key: str) -> list[int]:

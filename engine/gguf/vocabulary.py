@@ -1,10 +1,12 @@
 """Converts the tokenizer in a GGUF file's metadata to the tokenizer.json of Hugging Face's library.
 
-Three kinds are supported: "gpt2", byte-level BPE with merges, where `tokenizer.ggml.pre` names the patterns that split a text; "llama", the BPE of
-SentencePiece, whose merges follow from the scores of tokens; and "gemma4", the same with listed merges. Patterns are from the tokenizer.json files of
-the models with these names; which names share a pattern is from llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
+Five kinds are supported: "gpt2", byte-level BPE with merges, where `tokenizer.ggml.pre` names the patterns that split a text; "llama", the BPE of
+SentencePiece, whose merges follow from the scores of tokens; "gemma4", the same with listed merges; "bert", WordPiece; and "t5", SentencePiece's
+unigrams. Patterns are from the tokenizer.json files of the models with these names; which names share a pattern is from llama.cpp's
+src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
 """
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -72,6 +74,8 @@ _CUTS = {
     "gpt-2": _WORDS_CUT, "phi-2": _WORDS_CUT, "mpt": _WORDS_CUT, "olmo": _WORDS_CUT,
     "smollm": _DIGITS_CUT, "starcoder": _DIGITS_CUT, "refact": _DIGITS_CUT, "command-r": _DIGITS_CUT, "codeshell": _DIGITS_CUT,
     "llama-bpe": _LLAMA3_CUT, "llama3": _LLAMA3_CUT, "llama-v3": _LLAMA3_CUT, "falcon3": _LLAMA3_CUT,
+    "falcon-h1": _LLAMA3_CUT, "lfm2": _LLAMA3_CUT, "pixtral": _LLAMA3_CUT,
+    "modern-bert": _WORDS_CUT, "roberta-bpe": _WORDS_CUT,
     "smaug-bpe": _Cut((_LLAMA3,)), "dbrx": _Cut((_LLAMA3,)),
     "qwen2": _QWEN2_CUT, "deepseek-r1-qwen": _QWEN2_CUT, "megrez": _QWEN2_CUT, "qwen35": _Cut((_QWEN35,), normalizer="NFC"),
     "tekken": _Cut((_TEKKEN,), ignores_merges=True, adds_bos=True),
@@ -96,9 +100,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     model = metadata.text("tokenizer.ggml.model")
     if model == "no_vocab":
         return None
-    if model not in ("gpt2", "llama", "gemma4"):
+    if model not in _KINDS:
         raise CheckpointError(
-            f"{metadata.origin} has a tokenizer of the kind {model!r}; supported are gpt2, llama and gemma4"
+            f"{metadata.origin} has a tokenizer of the kind {model!r}; supported are {', '.join(_KINDS)}"
         )
     tokens = metadata.texts("tokenizer.ggml.tokens")
     types = metadata.integers("tokenizer.ggml.token_type")
@@ -106,7 +110,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
         raise CheckpointError(f"{metadata.origin} lists {len(tokens)} tokens and {len(types)} types of tokens")
     special = _special_ids(metadata, len(tokens))
     whole = metadata.text("tokenizer.huggingface.json", "")
-    made = whole or json.dumps((_byte_level if model == "gpt2" else _sentencepiece)(metadata, tokens, types, special))
+    made = whole or json.dumps(_KINDS[model](metadata, tokens, types, special))
     named = {
         f"{key}_token": tokens[token_id] for key, token_id in special.items() if key in ("bos", "eos", "unk", "pad")
     }
@@ -116,7 +120,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
 
 
 def _special_ids(metadata: Metadata, num_tokens: int) -> dict[str, int]:
-    keys = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding"}
+    keys = {
+        "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding", "cls": "cls", "sep": "seperator", "mask": "mask",
+    }  # fmt: skip
     found = {}
     for key, name in keys.items():
         if f"tokenizer.ggml.{name}_token_id" not in metadata:
@@ -193,11 +199,68 @@ def _listed_merges(metadata: Metadata, vocabulary: dict[str, int]) -> list[list[
 
 
 def _scored_merges(metadata: Metadata, vocabulary: dict[str, int], types: list[int]) -> list[list[str]]:
-    scores = metadata.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(types):
-        raise CheckpointError(f"{metadata.origin} lists {len(types)} tokens and {len(scores)} scores")
+    scores = _scores(metadata, len(types))
     joined = {text: (-scores[i], i) for text, i in vocabulary.items() if types[i] in (_NORMAL, _USER_DEFINED)}
     return list(_merges(joined))
+
+
+def _scores(metadata: Metadata, num_tokens: int) -> list[float]:
+    scores = metadata.numbers("tokenizer.ggml.scores")
+    if len(scores) != num_tokens:
+        raise CheckpointError(f"{metadata.origin} lists {num_tokens} tokens and {len(scores)} scores")
+    return scores
+
+
+def _unigrams(metadata: Metadata, tokens: list[str], types: list[int], special: dict[str, int]) -> dict[str, Any]:
+    """Return the tokenizer of XLM-RoBERTa, with its table of characters' normal forms."""
+    scores, charsmap = _scores(metadata, len(tokens)), "tokenizer.ggml.precompiled_charsmap"
+    table = bytes([n % 256 for n in metadata.integers(charsmap)]) if charsmap in metadata else b""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()} if table else None
+    marks = {"type": "Metaspace", "replacement": WORD_MARK, "prepend_scheme": "always", "split": True}
+    return {
+        "version": "1.0",
+        "added_tokens": list(_added(tokens, types)),
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, marks]},
+        "post_processor": _post_processor(metadata, tokens, special, False, True),
+        "decoder": marks,
+        "model": {
+            "type": "Unigram", "unk_id": special.get("unk", 3), "vocab": list(map(list, zip(tokens, scores, strict=True))), "byte_fallback": False,
+        },
+    }  # fmt: skip
+
+
+def _word_pieces(metadata: Metadata, tokens: list[str], types: list[int], special: dict[str, int]) -> dict[str, Any]:
+    """Return BERT's tokenizer. In the file, tokens that begin a word have a mark, and others have none.
+
+    Newer files state whether texts are lowered; else they are if no token has an upper-case letter.
+    """
+    spelled = [
+        text if kind == _CONTROL else text[1:] if text.startswith(WORD_MARK) else f"##{text}"
+        for text, kind in zip(tokens, types, strict=True)
+    ]
+    ids = {text: i for i, text in enumerate(spelled)}
+    found = {"[CLS]": special.get("cls", special.get("bos")), "[SEP]": special.get("sep"), "[UNK]": special.get("unk")}
+    first, last, unknown = (ids.get(text) if token_id is None else token_id for text, token_id in found.items())
+    if first is None or last is None or unknown is None:
+        raise CheckpointError(f"{metadata.origin} lacks one of the tokens {', '.join(found)}")
+    is_lower = not any(text != text.lower() for text, kind in zip(spelled, types, strict=True) if kind == _NORMAL)
+    is_lower = metadata.flag("tokenizer.ggml.normalizer.lowercase", is_lower)
+    return {
+        "version": "1.0",
+        "added_tokens": list(_added(spelled, types)),
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": is_lower,
+            "strip_accents": metadata.flag("tokenizer.ggml.normalizer.strip_accents", is_lower),
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _template(spelled, first, last, None, 1),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": spelled[unknown], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
+    }  # fmt: skip
 
 
 def _merges(rank_of: dict[str, tuple[float, int]]) -> Iterator[list[str]]:
@@ -220,14 +283,45 @@ def _added(tokens: list[str], types: list[int]) -> Iterator[dict[str, Any]]:
 
 
 def _post_processor(
-    metadata: Metadata, tokens: list[str], special: dict[str, int], adds_bos: bool
+    metadata: Metadata, tokens: list[str], special: dict[str, int], adds_bos: bool, adds_eos: bool = False
 ) -> dict[str, Any] | None:
-    if "bos" not in special or not metadata.flag("tokenizer.ggml.add_bos_token", adds_bos):
+    """Return the template with the BOS and EOS tokens of a text.
+
+    RoBERTa's tokenizers put two EOS tokens between two texts.
+    """
+    first, last = (
+        special.get(key) if metadata.flag(f"tokenizer.ggml.add_{key}_token", default) else None
+        for key, default in (("bos", adds_bos), ("eos", adds_eos))
+    )
+    if first is None and last is None:
         return None
-    bos = tokens[special["bos"]]
+    is_doubled = (
+        metadata.text("tokenizer.ggml.model") == "t5" or metadata.text("tokenizer.ggml.pre", "") == "roberta-bpe"
+    )
+    return _template(tokens, first, last, first if last is None else last if is_doubled else None, int(last is None))
+
+
+def _template(
+    tokens: list[str], first: int | None, last: int | None, between: int | None, second_type: int
+) -> dict[str, Any]:
+    """Return a template of one or two texts.
+
+    `between`: a token before the second text; `second_type`: the token type of the second text.
+    """
+
+    def token(token_id: int | None, token_type: int = 0) -> list[dict[str, Any]]:
+        return [] if token_id is None else [{"SpecialToken": {"id": tokens[token_id], "type_id": token_type}}]
+
+    def text(name: str, token_type: int = 0) -> list[dict[str, Any]]:
+        return [{"Sequence": {"id": name, "type_id": token_type}}, *token(last, token_type)]
+
+    used = {token_id for token_id in (first, last) if token_id is not None}
     return {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {bos: {"id": bos, "ids": [special["bos"]], "tokens": [bos]}},
+        "single": [*token(first), *text("A")],
+        "pair": [*token(first), *text("A"), *token(between), *text("B", second_type)],
+        "special_tokens": {tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]} for i in used},
     }
+
+
+_KINDS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _sentencepiece, "bert": _word_pieces, "t5": _unigrams}

@@ -74,9 +74,22 @@ class GatedDeltaNet:
         qkv, gate, steps, decays = self._projected(x, context)
         qkv = self.conv(qkv, conv_state, batch)
         states = torch.unflatten(states[:, 0], 2, (shape.key_dim, shape.value_dim))  # [blocks, value_heads, ...]
-        mixed = gated_delta_rule(qkv, steps, decays, self.decays, self.decay_bias, shape.key_heads, states, batch)
+        key_heads = shape.key_heads
+        if shape.is_tiled:
+            qkv, key_heads = self._with_tiled_keys(qkv), shape.value_heads
+        mixed = gated_delta_rule(qkv, steps, decays, self.decays, self.decay_bias, key_heads, states, batch)
         normed = gated_norm(mixed, gate, self.norm.unsqueeze(0), shape.eps, False)
         return context.summed(self.out_proj(normed.flatten(1), context))
+
+    def _with_tiled_keys(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Repeat queries and keys for all value heads.
+
+        [tokens, channels] -> [tokens, (2 * key_dim + value_dim) * value_heads]
+        """
+        shape = self.shape
+        q, k, v = torch.split(qkv, [shape.key_size, shape.key_size, shape.value_size], dim=1)
+        of_key = shape.value_heads // shape.key_heads
+        return torch.cat((*[q] * of_key, *[k] * of_key, v), dim=1)
 
     def _projected(
         self, x: torch.Tensor, context: Context

@@ -306,5 +306,5 @@ def load_decoder(
     ]
     for table in rotary:
         loader.compute(table.compute)
-    projections = tuple(loader.projections or ())
+    projections = tuple(loader.projections or ()) if config.takes_adapters else ()
     return Decoder(embedding, layers, norm, head, rotary, temperature, projections, logit_rule)

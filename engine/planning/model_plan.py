@@ -15,6 +15,7 @@ from pilotlight.engine.api.plain_files import open_file
 from pilotlight.engine.api.protocol import KvDtype
 from pilotlight.engine.description.class_labels import is_classifier, score_weights
 from pilotlight.engine.description.config_registry import PARSERS, ArchitectureConfig, find_architecture
+from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.tensor_sizes import Part, WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.planning.parallelism import ALONE, Parallelism, RankPlace, balanced_stages
@@ -69,6 +70,8 @@ class PlannedModel(NamedTuple):
 
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
         """Return (rows, columns) of the projections that adapters may change, by their projection_key."""
+        if not (isinstance(self.config, DecoderConfig) and self.config.takes_adapters):
+            return {}
         return {projection_key(each.name): each[2:4] for layer in self.layers for each in layer if each.takes_adapters}
 
     def cached_layers(self, place: RankPlace) -> list[CachedLayer]:

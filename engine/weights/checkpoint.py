@@ -21,8 +21,8 @@ from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
-# Names of the GGUF file and of the index of its tensors in the directories that engine/gguf makes.
-GGUF_FILE, GGUF_INDEX = "model.gguf", "model.gguf.index"
+# Names of the GGUF file, of the index of its tensors, and of the file with converted tensors in the directories that engine/gguf makes.
+GGUF_FILE, GGUF_INDEX, GGUF_CONVERTED = "model.gguf", "model.gguf.index", "converted.safetensors"
 _VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit weights per stored number
 _MAX_HEADER_BYTES = 32 << 20  # enough for 250,000 tensors; the format allows 100 MB, which take gigabytes when parsed
 _MAX_DIMS = 64
@@ -156,7 +156,9 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
         return read_header(single)
     if (directory / GGUF_INDEX).exists():
         listed, file = read_json(directory, GGUF_INDEX), directory / GGUF_FILE
-        return {name: _stored_tensor(file, name, entry, 0, file.stat().st_size) for name, entry in listed.items()}
+        as_stored = {name: _stored_tensor(file, name, entry, 0, file.stat().st_size) for name, entry in listed.items()}
+        converted = directory / GGUF_CONVERTED
+        return as_stored | (read_header(converted) if converted.exists() else {})
     if not index_file.exists():
         raise CheckpointError(f"{directory} holds neither model.safetensors nor model.safetensors.index.json")
     weight_map = _weight_map(index_file)

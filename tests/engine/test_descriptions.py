@@ -10,6 +10,7 @@ import pytest
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.families import bert_config, dense_decoders
 from pilotlight.engine.description.image_sizes import read_image_sizes
+from pilotlight.engine.description.recurrent_shapes import DeltaShape
 from pilotlight.engine.planning.model_plan import plan_model
 
 SIZES: dict[str, Any] = {
@@ -56,3 +57,9 @@ def test_values_of_another_type_are_refused_or_ignored(tmp_path: Path, file: Pat
         except CheckpointError:
             count += 1
     assert count
+
+
+def test_ranks_cannot_share_value_heads_in_the_order_of_gguf_files() -> None:
+    shape = DeltaShape("linear_attn", 0, 2, 6, 16, 16, 4, 1e-6, is_grouped=False, is_tiled=True)
+    with pytest.raises(CheckpointError, match=r"value heads in llama\.cpp's order, which 2 ranks cannot share"):
+        shape.part_of(2)

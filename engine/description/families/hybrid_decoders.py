@@ -101,7 +101,7 @@ def qwen3_next(config: Mapping[str, Any]) -> SparseConfig:
     Layers with experts also have a shared expert.
     """
     return SparseConfig.read(
-        **_qwen_fields(config, is_grouped=True),
+        **_qwen_fields(config, is_grouped=flag(config, "linear_projections_grouped", True)),
         intermediate_size=positive_int(config, "intermediate_size", 5632),
         sparse=_qwen_experts(config, 512, 10, flag(config, "norm_topk_prob", True)),
         sparse_layers=every_step(config),
@@ -391,7 +391,10 @@ def _qwen_experts(config: Mapping[str, Any], num_experts: int, top_k: int, renor
 
 
 def _qwen_fields(config: Mapping[str, Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the fields that Qwen3-Next and Qwen 3.5 share. `is_grouped`: see DeltaShape."""
+    """Return the fields that Qwen3-Next and Qwen 3.5 share. `is_grouped`: see DeltaShape.
+
+    engine/gguf writes two keys for files of llama.cpp, whose order of rows differs from that of checkpoints.
+    """
     num_layers, every = positive_int(config, "num_hidden_layers"), positive_int(config, "full_attention_interval", 4)
     default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(num_layers)]
     types = _layer_types(config, default, ("linear_attention", "full_attention"))
@@ -406,6 +409,7 @@ def _qwen_fields(config: Mapping[str, Any], is_grouped: bool) -> dict[str, Any]:
         positive_int(config, "linear_conv_kernel_dim", 4),
         number(config, "rms_norm_eps", 1e-6),
         is_grouped,
+        flag(config, "linear_value_heads_tiled", False),
     )
     if shape.value_heads % shape.key_heads:
         raise CheckpointError(

@@ -113,10 +113,10 @@ class Bert:
 
 
 def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
-    words_name = "embeddings.word_embeddings.weight"
-    root = next((root for root in ("bert.", "roberta.") if f"{root}{words_name}" in loader), "")
+    norm_name = "embeddings.LayerNorm.weight"
+    root = next((root for root in ("bert.", "roberta.") if f"{root}{norm_name}" in loader), "")
     names, hidden = f"{root}embeddings", config.hidden_size
-    words = loader.tensor(f"{root}{words_name}", config.vocab_size, hidden)
+    words = word_table(loader, f"{names}.word_embeddings", config.vocab_size, hidden)
     rows = config.first_position + config.context_length
     positions = loader.tensor(f"{names}.position_embeddings.weight", rows, hidden)[config.first_position :]
     types = loader.tensor(f"{names}.token_type_embeddings.weight", config.num_token_types, hidden)
@@ -126,3 +126,8 @@ def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     # Skip unused tensors: poolers and heads for other tasks, and position_ids, which just count from zero.
     loader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
     return Bert(words, positions, types, norm, layers, head)
+
+
+def word_table(loader: WeightLoader, name: str, rows: int, columns: int) -> torch.Tensor:
+    """Request a table [rows, columns] of words, which may be stored in codes."""
+    return loader.unpacked().matrix([name], [rows], columns).unpack(loader.dtype)

@@ -13,6 +13,7 @@ from pilotlight.engine.layers.encoder_attention import attend_texts, text_length
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import LayerNorm
 from pilotlight.engine.layers.rotary import RotaryTable
+from pilotlight.engine.models.encoders.bert import word_table
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.rotary import rotary
 
@@ -111,8 +112,8 @@ class ModernBert:
 
 
 def load(config: ModernBertConfig, loader: WeightLoader, context_length: int) -> ModernBert:
-    root = "model." if "model.embeddings.tok_embeddings.weight" in loader else ""
-    words = loader.tensor(f"{root}embeddings.tok_embeddings.weight", config.vocab_size, config.hidden_size)
+    root = "model." if "model.embeddings.norm.weight" in loader else ""
+    words = word_table(loader, f"{root}embeddings.tok_embeddings", config.vocab_size, config.hidden_size)
     norm = load_norm(loader, f"{root}embeddings.norm", config)
     layers = [ModernBertLayer.load(loader, f"{root}layers.{i}", config, i) for i in range(config.num_layers)]
     last_norm = load_norm(loader, f"{root}final_norm", config)

@@ -189,7 +189,7 @@ def test_sentencepiece_tokens_follow_from_their_scores() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "a tokenizer of the kind 'bert'; supported are gpt2, llama and gemma4"),
+        ({"model": "bpe"}, "a tokenizer of the kind 'bpe'; supported are gpt2, llama, gemma4, bert, t5"),
         ({"pre": "poro-chat"}, r"tokenizer.ggml.pre = 'poro-chat'; supported are gpt-2"),
         ({"token_type": [1]}, "lists 2 tokens and 1 types"),
         ({"merges": ["a c"]}, "has the merge 'a c'"),
