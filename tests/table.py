@@ -36,7 +36,10 @@ RANKS = (
     "tests/engine/parallel/test_compositions.py::test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does",
 )
 PACKED = ("tests/engine/test_quantized.py::test_every_family_in_every_form_is_the_model_that_its_numbers_stand_for",)
-GGUF = ("tests/engine/gguf/test_directory.py::test_plain_numbers_give_the_same_tokens_and_logprobs",)
+GGUF = (
+    "tests/engine/gguf/test_directory.py::test_plain_numbers_give_the_same_tokens_and_logprobs",
+    "tests/engine/gguf/test_state_families.py::test_a_file_gives_the_answers_of_transformers",
+)
 WHOLE, CHUNKED, PREEMPTED = (
     "test_a_whole_prompt_and_its_continuation_agree", "test_a_chunked_prompt_agrees", "test_preempted_sequences_agree"
 )  # fmt: skip
@@ -105,6 +108,7 @@ def render() -> str:
     from tests.embedders import EMBEDDERS
     from tests.engine.families import FURTHER, MODELS
     from tests.engine.gguf.test_directory import FAMILIES as IN_GGUF
+    from tests.engine.gguf.test_state_families import FAMILIES as STATES_IN_GGUF
     from tests.engine.parallel import test_compositions
     from tests.engine.pictures import FAMILIES as WITH_IMAGES
     from tests.engine.test_quantized import FAMILIES as IN_PARTS
@@ -119,9 +123,11 @@ def render() -> str:
         *_head("family", BY_FAMILY),
     ]
     families = test_compositions.MODELS | test_compositions.FURTHER | IN_PARTS
+    in_gguf = {name: kind for name, (kind, _) in IN_GGUF.items()}
+    in_gguf |= {name: type(config) for name, config in STATES_IN_GGUF.items()}
     for name, (kind, _) in families.items():
         files = {test.partition("::")[0] for column in BY_FAMILY for test in column.tests}
-        names = {name, *(file for file, (of_file, _) in IN_GGUF.items() if of_file is kind)}
+        names = {name, *(file for file, of_file in in_gguf.items() if of_file is kind)}
         lines.append(_row(name, BY_FAMILY, found, names, files))
     return BEGIN + "\n".join(lines) + "\n" + END
 
