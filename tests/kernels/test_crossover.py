@@ -179,16 +179,16 @@ def test_where_nothing_is_slow_nothing_is_measured(monkeypatch: pytest.MonkeyPat
             assert library._opened(library.loaded.path).most_queries[BF16] == UNLIMITED
 
 
-# Ends as soon as the first product is being measured, or at once, and prints how many were begun.
+# Ends as soon as the first product is being measured, or at once, and prints how many were started.
 ENDING = """
 import atexit, pathlib, sys, time, torch
 from pilotlight.kernels.cpu.crossover import Forms, Limits, keep_limits
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
-begun = []
-atexit.register(lambda: print(len(begun)))
-torchs = Forms(lambda *args: begun.append(1) or torch.nn.functional.linear(*args), attend_by_torch)
+started = []
+atexit.register(lambda: print(len(started)))
+torchs = Forms(lambda *args: started.append(1) or torch.nn.functional.linear(*args), attend_by_torch)
 keep_limits(Limits({}, {}), [torch.bfloat16], torchs, torchs, pathlib.Path(sys.argv[1]))
-while not begun and sys.argv[2:]:
+while not started and sys.argv[2:]:
     time.sleep(0.001)
 """
 

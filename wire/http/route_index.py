@@ -1,4 +1,7 @@
-"""An index of routes by the start of their paths: Starlette tries one route after the other, in 1 to 2 us each, and a site has a hundred."""
+"""An index of routes by the start of their paths.
+
+Starlette tries one route after the other, in 1 to 2 us each, and a site has a hundred.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +12,7 @@ _SEGMENTS = 2  # of a path, which the index knows
 
 
 class RouteIndex(BaseRoute):
-    """Stands for routes, of which the first that matches a request answers it."""
+    """Routes, of which the first that matches a request answers it."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         """Index routes, each of which has a path."""

@@ -1,4 +1,4 @@
-"""What tests of GGUF files share."""
+"""Fixtures of the tests of GGUF files."""
 
 import pytest
 
