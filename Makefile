@@ -108,12 +108,13 @@ test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients
 	@$(BIN)/python -m load_tests.scenarios.coding_agents --folder $(PEERS)/clients
 
-# Installs the wheel and builds and runs the image on bare Debians (as root, with debootstrap and buildah): half an hour, some gigabytes in PEERS.
+# Installs the wheel and builds and runs the image on bare Debians (as root, with debootstrap and buildah), with a record: half an hour, some gigabytes
+# in PEERS.
 # BARE="--pip-conf FILE --bind FOLDER" where pip's packages are on this machine; "--functions-only sid" where no CPU build of torch for its Python is.
 test-shipping: $(DEV) kernels
 	@$(RUN) -m pytest -q -n 0 -rs tests/deploy
 	@$(BIN)/python deploy/release.py
-	@$(BIN)/python -m load_tests.scenarios.bare_machine --folder $(PEERS)/bare --wheel dist/*.whl --no-record $(BARE)
+	@$(BIN)/python -m load_tests.scenarios.bare_machine --folder $(PEERS)/bare --wheel dist/*.whl $(BARE)
 
 check: $(DEV)
 	@$(BIN)/ruff check .
