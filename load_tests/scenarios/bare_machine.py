@@ -267,7 +267,7 @@ def from_image(machine: Machine, options: argparse.Namespace) -> dict[str, Any]:
         ])  # fmt: skip
         environment = {
             "PATH": "/opt/pilotlight/bin:/usr/bin:/bin", "HOME": "/var/lib/pilotlight", "XDG_STATE_HOME": "/var/lib",
-            "XDG_CACHE_HOME": "/var/cache", "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_CACHE_HOME": "/var/cache",
         }  # fmt: skip
         start = ["tini", "--", "pilotlight", "serve", "ember", "--host", "0.0.0.0", "--port", "8787", "--open-to-all"]
         results = tried(image, start, "/", environment, user="10001:10001", mounts=mounts)

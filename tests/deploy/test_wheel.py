@@ -20,6 +20,9 @@ from load_tests.local_network import free_ports
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results", "tests", "docs", "runs")
+OUTSIDE = {
+    name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+}  # not of a checkout that is named there
 QUESTION = {"model": "ember", "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}]}
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]  # builds a wheel, installs from PyPI
@@ -52,7 +55,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, code: str, folder: Path) -> str:
-    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", code], cwd=folder, env=OUTSIDE, capture_output=True, text=True, check=False)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
@@ -75,7 +78,7 @@ def test_kernels_of_hugging_face_and_ours_stand_beside_each_other(python: Path, 
 
 @contextmanager
 def started(python: Path, folder: Path, *arguments: str) -> Iterator[None]:
-    environment = {**os.environ, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
+    environment = {**OUTSIDE, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
     command = [str(python.parent / "pilotlight"), *arguments]
     with open(folder / "output", "w") as output:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
@@ -109,7 +112,8 @@ def test_a_network_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
 
 
 def test_a_function_runs_from_any_folder(python: Path, tmp_path: Path) -> None:
-    subprocess.run([python.parent / "pilotlight", "init", "hello"], cwd=tmp_path, check=True, capture_output=True)
+    command = [python.parent / "pilotlight", "init", "hello"]
+    subprocess.run(command, cwd=tmp_path, env=OUTSIDE, check=True, capture_output=True)
     port = free_ports(1)[0]
     with started(python, tmp_path, "dev", "hello", "--port", str(port)):
         assert answer(f"http://127.0.0.1:{port}/fn/hello/", None, tmp_path)
