@@ -1,4 +1,4 @@
-"""What `make up` starts ends with make."""
+"""`make up`: the network that it starts ends with it."""
 
 import os
 import shutil
