@@ -51,17 +51,16 @@ def load(config: GptOssConfig, loader: WeightLoader, context_length: int) -> Dec
 def _load_experts(config: GptOssConfig, loader: WeightLoader, name: str) -> Experts:
     experts, hidden, intermediate = config.experts
     activation = partial(clamped_swiglu, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
-    gate_ups, downs = f"{name}.gate_up_proj", f"{name}.down_proj"
-    if any(f"{gate_ups}{kind}" in loader for kind in ("", "_blocks", "_codes")):  # rows of gate and up alternate
-        gate_up = loader.stack(gate_ups, experts, 2 * intermediate, hidden, split="rows", are_pairs=True)
-        down = loader.stack(downs, experts, hidden, intermediate, split="columns")
-    else:
+    if f"{name}.gate_proj_bias" in loader:  # a GGUF file
         if loader.shard.experts is not None:
             raise CheckpointError(
                 f"{name} has biases of all experts in one tensor, which ranks can only share in parts: unset expert_parallel"
             )
         each = Experts.load_each(loader, name, config.experts, GATED_PARTS)
         gate_up, down = each.gate_up, each.down
+    else:  # rows of gate and up alternate
+        gate_up = loader.stack(f"{name}.gate_up_proj", experts, 2 * intermediate, hidden, split="rows", are_pairs=True)
+        down = loader.stack(f"{name}.down_proj", experts, hidden, intermediate, split="columns")
     return Experts(gate_up, down, activation, *_load_biases(config, loader, name))
 
 
