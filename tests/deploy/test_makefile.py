@@ -1,4 +1,4 @@
-"""What `make up` starts ends with make."""
+"""Signals to `make` reach the programs that it runs."""
 
 import os
 import shutil
