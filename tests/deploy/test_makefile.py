@@ -1,4 +1,4 @@
-"""`make up`: the network that it starts ends with it."""
+"""Signals to `make` reach the programs that it runs."""
 
 import os
 import shutil
