@@ -32,7 +32,7 @@ from load_tests.tracing.sitecustomize import SWITCH
 HOOK = Path(__file__).parent / "tracing"
 ROUNDS = 7
 TOKENS = (8, 72)  # lengths of two answers: their costs differ by the additional tokens
-RARE_PROBES = "\n[health]\ninterval_s = 5.0\n"  # with one probe per second, hardly a request would be traced alone on a busy machine
+RARE_PROBES = "\n[health]\ninterval_s = 60.0\n"  # a probe in most traces would count as part of the request
 NO_STANDBY = "standby = false"  # a standby has no part in a request, and uses a core for two seconds
 WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # a second is quiet if all processes together use less CPU time in it
 SETTLE_S = 0.05  # tracing continues for so long after the last byte, for the cleanup of a request
