@@ -18,7 +18,8 @@ from collections.abc import Callable
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import open_file, read_bytes

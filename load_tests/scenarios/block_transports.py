@@ -19,9 +19,9 @@ from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
+from isal.isal_zlib import crc32
 from rich.console import Console
 from rich.table import Table
 

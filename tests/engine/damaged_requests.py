@@ -19,9 +19,9 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
-from zlib import crc32
 
 import pytest
+from isal.isal_zlib import crc32
 from rich.console import Console
 
 from load_tests.random_checkpoint import EMBER

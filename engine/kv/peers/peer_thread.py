@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import zmq
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.api.protocol import BlockSource
 from pilotlight.engine.kv.peers.messages import (

@@ -14,7 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.kv.store.mooncake_package import bound_waits
 

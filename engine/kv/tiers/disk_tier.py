@@ -12,7 +12,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.kv.error_backoff import ErrorBackoff
 from pilotlight.engine.kv.tier_protocol import TierError

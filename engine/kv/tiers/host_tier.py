@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
 
 import torch
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
 from pilotlight.engine.kv.recency import SegmentedOrder

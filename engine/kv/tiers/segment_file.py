@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 log = logging.getLogger(__name__)
 

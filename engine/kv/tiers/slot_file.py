@@ -18,9 +18,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
 
 import torch
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.device.registered_memory import PIECE_BYTES, RegisteredMemory
 from pilotlight.engine.kv.lending.slabs import runs

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
