@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-servers test-clients test-shipping check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-maintenance bench-backup bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-lending bench-lending-faults bench-lending-simulated bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
+.PHONY: help install kernels links up quick test test-all test-servers test-clients test-shipping check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-maintenance bench-backup bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
@@ -34,9 +34,6 @@ help:
 	@echo "make bench-prefill-decode-faults   hosts that compute prompts, hosts that answer, and their store, killed, stopped and cut off 100 times"
 	@echo "make bench-block-transports   64 MiB of KV blocks from one engine host to another, by every way there is"
 	@echo "make bench-prefill-decode   open streams beside long prompts, at one host and at two with roles (twelve minutes)"
-	@echo "make bench-lending  first tokens of a slow site whose prompts a fast one computes, over links of several bandwidths (as root)"
-	@echo "make bench-lending-faults   either of those sites killed or stopped, and their link starved or cut, while prompts are lent"
-	@echo "make bench-lending-simulated FILE=...   lending between 330 sites in simulated time; the file is a trace in Mooncake's format"
 	@echo "make bench-routing  the routing policy beside three others and an oracle in simulated time (under an hour)"
 	@echo "make bench-router   what this router adds to a request, beside other routers (make peers)"
 	@echo "make bench-metered  what keys, limits, quotas and the ledger add to a request, beside LiteLLM's proxy (make peers)"
@@ -168,15 +165,6 @@ bench-block-transports: $(DEV)
 
 bench-prefill-decode: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.prefill_decode
-
-bench-lending: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.lending
-
-bench-lending-faults: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.lending_faults
-
-bench-lending-simulated: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.lending_simulated $(FILE)
 
 bench-account-timing: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.account_timing

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from pilotlight.dialects.body.images import ImagePart
 from pilotlight.wire.hop.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
-from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 # Bodies up to this size are parsed on the event loop, in milliseconds; longer ones are parsed in a thread.
 INLINE_BYTES = 16 << 10
@@ -86,7 +85,6 @@ class ValidGeneration(Struct, frozen=True):
     # Beginnings of the prompt, from the router: (digest, number of tokens), the longest first.
     prefixes: tuple[tuple[int, int], ...] = ()
 
-    data_sites: DataSites = NO_OTHERS  # other sites that may see the request, according to the router
     cache_salt: str = ""  # the prompt shares cached blocks only with requests of the same tenant and salt
     # Cut a longer prompt to this many last tokens; -1: to as many as leave room for the answer.
     most_prompt_tokens: int | None = None

@@ -161,7 +161,7 @@ _KINDS = {
 _ROUTER = "pilotlight_router_"
 _PREFIXES = {"_counts": _ROUTER, "_times": _ROUTER, "watch": _ROUTER, "gauge": f"{_ROUTER}site_"}
 # For each table of metrics with rows (kind, name, meaning, read): the prefix of the names, and the labels.
-_TABLES = {"_OF_LENDERS": ("pilotlight_lender_", ("lender",)), "_OF_LOADS": ("", ("model_name", "engine"))}
+_TABLES = {"_OF_LOADS": ("", ("model_name", "engine"))}
 _GAUGES = "_gauges"  # the method of a site that returns gauges by name, each with its meaning
 
 

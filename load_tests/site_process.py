@@ -171,10 +171,9 @@ def site_file(
     lines += ["[listen]", f"port = {port}"]
     if host != "127.0.0.1":
         lines += ['host = "0.0.0.0"', "[door]", "open_to_all = true"]
-    lines += ["[engine]", *_values({**engine, "hosts": None, "lenders": None})]
-    for kind in ("hosts", "lenders"):
-        for table in engine.get(kind, ()):
-            lines += [f"[[engine.{kind}]]", *_values(table)]
+    lines += ["[engine]", *_values({**engine, "hosts": None})]
+    for table in engine.get("hosts", ()):
+        lines += ["[[engine.hosts]]", *_values(table)]
     for model in models:
         lines += ["[[models]]", *_values(model)]
     return "\n".join(lines) + "\n"

@@ -60,15 +60,11 @@ def build_app(
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
-    if (config.engine.lenders or config.engine.lend_at is not None) and secret is None:
-        raise ConfigError(
-            f"site {config.name!r}: engine.lenders and engine.lend_at need the network's secret in {HOP_SECRET_ENV}, by which sites know each other"
-        )
     refuse_unusable(config.models)
     if launchers is None:  # without a model no engine host is needed
         has_models = bool(config.models)
-        launchers = launchers_of(config.engine, config.name, partial(model_bytes, config), secret) if has_models else ()
-    return SiteApp(Site(config, launchers, secret, url), secret, functions_path)
+        launchers = launchers_of(config.engine, config.name, partial(model_bytes, config)) if has_models else ()
+    return SiteApp(Site(config, launchers, url), secret, functions_path)
 
 
 class SiteApp(Starlette):
@@ -143,11 +139,6 @@ class SiteApp(Starlette):
         yield from self._page.routes()
         yield from self._management.routes()
         yield from Internal(site.models, site.operator, site.generator.recent, site.timeline, secret).routes()
-        if (first_port := self.site.config.engine.first_lend_port) is not None:
-            from pilotlight.runtime.api.routes.lending_routes import LendingRoutes  # only few sites lend
-
-            lending = self.site.models.lending(self.site.admission, self.site.metrics.engines.lent)
-            yield from LendingRoutes(lending, first_port).routes()
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pilotlight.runtime.dispatch.continuation import Continuations
 from pilotlight.runtime.generation.admission import Admission
@@ -33,9 +32,6 @@ from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.status import ProcessStatus
 
-if TYPE_CHECKING:
-    from pilotlight.runtime.dispatch.lenders import Lenders
-
 
 class Site:
     """A site's parts. They run inside the scope `async with site.running()`."""
@@ -44,12 +40,11 @@ class Site:
         self,
         config: SiteConfig,
         launchers: Sequence[ProcessLauncher],
-        secret: str | None = None,
         url: str | None = None,
     ) -> None:
         """Create the parts.
 
-        `launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any.
+        `launchers` start the engine hosts, one per device; `url` is the site's address, if any.
         """
         self.config = config
         self.url = url
@@ -71,7 +66,6 @@ class Site:
             on_scaling=self.metrics.engines.scaled,
             on_lost=traffic.forget,
             finetunes=self.finetunes,
-            lenders=lenders_of(config, secret),
         )
         self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
@@ -92,7 +86,6 @@ class Site:
             self.fleet.loads,
             self._gauges(),
             self.models.registry.statuses,
-            None if self.models.lenders is None else self.models.lender_statuses,
         )
 
     @asynccontextmanager
@@ -163,15 +156,6 @@ class Site:
             "engine_hosts_shifted": ("Engine hosts that also have the other role", lambda: fleet.num_shifted),
             "ready": ("1 if the site is ready, else 0", lambda: not self.why_not_ready()),
         }
-
-
-def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
-    """Return the lenders: sites that may compute prompts for this one. None if the site's file names none."""
-    if not config.engine.lenders or secret is None:
-        return None
-    from pilotlight.runtime.dispatch.lenders import Lenders  # loads an HTTP client, which few sites need
-
-    return Lenders(config.engine.lenders, secret, config.hop.authority)
 
 
 def finetunes_of(config: SiteConfig) -> FinetuneStore | None:

@@ -82,17 +82,6 @@ class EngineHostConfig(Table, frozen=True, kw_only=True):
             raise ValueError("device and devices are both set: remove one of them")
 
 
-class LenderConfig(Table, frozen=True, kw_only=True):
-    """A site of the network that may compute prompts for this one."""
-
-    rules: ClassVar[Rules] = {"url": is_http}
-
-    site: Name
-    """Name of the other site, as in routers' data rules."""
-    url: str
-    """URL of that site's HTTP server. Its engine hosts serve KV blocks on the same machine (lend_at)."""
-
-
 class EngineConfig(Table, frozen=True, kw_only=True):
     """Engine hosts: one process per device, or per group of devices.
     It holds several models. Sizes are for one host, except weights_host_gib, which is for all."""
@@ -143,12 +132,6 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     kv_transport: Literal["shared_memory", "mooncake"] = "shared_memory"
     """How KV blocks move between hosts: through this machine's shared memory, or by Mooncake's transfer engine, whose connections are not
     authenticated (needs pilotlight-inference[mooncake])."""
-    lend_at: Annotated[str, Meta(pattern=r"^[^\s/:]+:[0-9]{1,5}\Z")] | None = None
-    """HOST:PORT where the first engine host serves KV blocks to other sites; further hosts use the next ports. Idle hosts then compute prompts for
-    those sites. Unset: off."""
-    lenders: tuple[LenderConfig, ...] = ()
-    """Sites that may compute prompts for this one if that is predicted to be faster, transfer included. The router must allow the request's data to
-    go there."""
     weights_gib: Positive | None = None
     """Maximum size of the weights of awake models on one device; unset: the memory left by the KV cache on a GPU, no limit on a CPU."""
     weights_host_gib: NonNegative | None = None
@@ -205,16 +188,6 @@ class EngineConfig(Table, frozen=True, kw_only=True):
         """Tell whether hosts have different roles."""
         return len(set(self.roles)) > 1
 
-    @property
-    def first_lend_port(self) -> int | None:
-        """The port in `lend_at`; None if the site does not lend."""
-        return None if self.lend_at is None else int(self.lend_at.rpartition(":")[2])
-
-    @property
-    def shares_blocks(self) -> bool:
-        """Tell whether engine hosts fetch KV blocks from each other, here or at other sites."""
-        return self.is_split or self.lend_at is not None or bool(self.lenders)
-
     def agree(self) -> None:
         if self.hosts and (self.devices is not None or self.device is not UNSET):
             raise ValueError(
@@ -262,15 +235,6 @@ class EngineConfig(Table, frozen=True, kw_only=True):
             raise ValueError(
                 "kv_disk_dir needs kv_host_gib above 0, because KV blocks reach the disk through host memory"
             )
-        if (self.lend_at is not None or self.lenders) and not self.kv_host_gib:
-            raise ValueError(
-                "lend_at and lenders need kv_host_gib above 0, because KV blocks move between sites through host memory"
-            )
-        if (first := self.first_lend_port) is not None and not 0 < first <= 65536 - len(self.device_groups):
-            raise ValueError(
-                f"lend_at has port {first}, but each engine host needs a separate port, from there up to 65535"
-            )
-        refuse_twice([lender.site for lender in self.lenders], "lender's site")
         if self.kv_store is not None and not self.kv_host_gib:
             raise ValueError(
                 "kv_store needs kv_host_gib above 0, because KV blocks reach the store through host memory"
@@ -557,8 +521,6 @@ class SiteConfig(Table, frozen=True, kw_only=True):
                 raise ValueError(
                     f"model {model.name!r} has residency device, which never sleeps: remove sleep_after_s, or use residency auto"
                 )
-        if any(lender.site == self.name for lender in self.engine.lenders):
-            raise ValueError(f"engine.lenders names {self.name!r}, which is this site: remove it")
         for model in self.models:
             refuse_twice([adapter.name for adapter in model.adapters], f"adapter of {model.name}")
         names = [name for model in self.models for name in (model.name, *model.aliases)]

@@ -171,10 +171,6 @@ class RequestState:
     def admitted(self) -> None:
         self.is_admitted = True
 
-    def keep_to(self, data_sites: str) -> None:
-        """Set the header with the names of the sites that may see the request."""
-        self.request = replace(self.request, data_sites=data_sites)
-
     def continue_answer(self, started: StartedAnswer, now: float) -> None:
         """Name the answer. If another router has started it, continue it. Raises ApiError."""
         self.log, self.part = started.log, started.part

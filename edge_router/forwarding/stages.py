@@ -45,8 +45,6 @@ class Stages:
             yield partial(_trace, self._tracing)
         if self._objectives is not None:
             yield partial(_judge, self._objectives, self._selector)
-        if not self._selector.places.is_empty:
-            yield partial(_keep_to_data_rules, self._selector)
         if self._limits.counts_tokens:
             yield partial(_reserve_tokens, self._limits)
         if self._limits.restricts_models:
@@ -65,11 +63,6 @@ async def _judge(objectives: Objectives, selector: SiteSelector, proxied: Reques
     if (model := request.model) is None or request.head.is_for_batch:
         return None
     return lambda error, took_s: objectives.count(proxied, selector.own_name(model), error, took_s)
-
-
-async def _keep_to_data_rules(selector: SiteSelector, proxied: RequestState) -> None:
-    if proxied.request.model is not None:
-        proxied.keep_to(selector.data_sites(proxied.request))
 
 
 async def _reserve_tokens(limits: TenantLimits, proxied: RequestState) -> Close:

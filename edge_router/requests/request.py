@@ -36,7 +36,6 @@ from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
 from pilotlight.wire.credentials import API_KEYS, Key, bearer_token, owner_of, salted
 from pilotlight.wire.errors import ApiError, Dialect, dialect_of
 from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
-from pilotlight.wire.hop.data_sites import DATA_SITES, EVERY_SITE
 from pilotlight.wire.hop.headers import (
     ACCOUNT,
     CLIENT_ADDRESS,
@@ -182,8 +181,6 @@ class ValidRequest(msgspec.Struct, frozen=True):
     adapter: str = ""  # the adapter, if the body names it separately from the model
     max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
 
-    data_sites: str = ""  # header with the sites that may see the request (wire/hop/data_sites.py)
-
     @property
     def asked_model(self) -> str | None:
         """The model with its requested adapter, as accounts' lists name them."""
@@ -232,8 +229,6 @@ class ValidRequest(msgspec.Struct, frozen=True):
             lines += f"{HOP}: {sign_hop(secret, now_s, _hop(self.head, self.request_id, site), body)}\r\n"
             if self.answer_name is not None:
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
-            if self.data_sites:
-                lines += f"{DATA_SITES}: {self.data_sites}\r\n"
             if self.max_queue_ms is not None:
                 lines += f"{MAX_QUEUE_WAIT}: {round(self.max_queue_ms)}\r\n"
             if self.conversation.prefixes:
@@ -290,7 +285,6 @@ class RequestParser(NamedTuple):
         wants_stream = fields.get("stream") is True
         most = _most_tokens(fields)
         lora = fields.get("lora")
-        data_sites = "" if model is None else EVERY_SITE
         adapter = lora if isinstance(lora, str) else ""
         return ValidRequest(
             head,
@@ -304,7 +298,6 @@ class RequestParser(NamedTuple):
             name,
             most_tokens=most,
             adapter=adapter,
-            data_sites=data_sites,
         )
 
 

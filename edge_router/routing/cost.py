@@ -2,7 +2,7 @@
 
 Costs are milliseconds, for the client and for others.
 
-cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness - lent
+cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
 score = cost + bounded(delay, most_delay) + bounded(repeat, most_repeat)
 bounded(x, most) = x * most / (x + most)
 
@@ -21,9 +21,6 @@ A client that waits less than usual gives way to later requests by at most delay
 anyway, hardly gives way: its own wait is certain, and later requests can still go elsewhere. To use its cache, it waits at most repeat_share times
 the usual wait longer.
 
-A site may have the prompt computed by another one that lends to it (wire/hop/lending.py). `lent` is what that saves, by the estimate with which the
-site decides, reduced by the error of that estimate. It counts only for lenders to which this request may be sent, too.
-
 Tokens that a site lacks but shares through a KV store are read from there if that is faster than computing; `prefill` includes both.
 
 Differences too small to trust do not move a conversation from its cache, and do not send all new conversations to one of several equal sites: among
@@ -35,8 +32,7 @@ longer one declines at once, reports its length, and the request is ranked again
 requests of a site move at once when it is lost.
 """
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from operator import itemgetter
@@ -126,10 +122,6 @@ class CostPolicy:
         most_cached, network_load = max(cached, default=0), _network_load(models)
         holders = sum([2 * held >= most_cached for held in cached])
         repeat_weight = network_load * self.assumptions.repeat_weight / (holders * holders or 1)
-        # a request's data may go to the given sites alone
-        allowed = (
-            {each.name for each in backends} if any(each.status and each.status.lenders for each in candidates) else ()
-        )
         stored, typical = _stored_tokens(models, cached), _typical_ms(models, self.assumptions.prefill_tokens_per_s)
         priced = [
             self.price(
@@ -141,7 +133,6 @@ class CostPolicy:
                 repeat_weight,
                 _readable(model, held, stored),
                 typical,
-                allowed,
             )
             for backend, model, held in zip(candidates, models, cached, strict=True)
         ]
@@ -204,20 +195,19 @@ class CostPolicy:
         repeat_weight: float,
         readable: int,
         typical: "TypicalMs",
-        allowed: Collection[str] = (),
     ) -> Priced:
         """Predict the costs of one site.
 
         `cached`: tokens of this prompt that the site holds. `most_cached`: the same for the site that holds most. `readable`: tokens that the site
         could read from its KV store besides. `repeat_weight`: how many times the prefill of tokens that another site holds counts as lost to others.
-        `typical`: the assumption for a site that has not measured itself. `allowed`: the sites that may compute the prompt for this one.
+        `typical`: the assumption for a site that has not measured itself.
         """
         believed, status = self.assumptions, backend.status
         # A rate changes slowly, so an old one is better than an assumption.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
         ms_per_token = 1000 / rate if rate > 0 else typical.token
         rtt_ms = _rtt_ms(request, backend)
-        prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = delay_ms = repeat_ms = lent_ms = 0.0
+        prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = delay_ms = repeat_ms = 0.0
         if request.model is not None and (model is not None or status is None):
             if model is not None and readable and model.kv_store_tokens_per_s > 1000 / ms_per_token:
                 read_ms = readable * 1000 / model.kv_store_tokens_per_s
@@ -229,11 +219,7 @@ class CostPolicy:
                 wake_ms, served_ms = self._wake_ms(request, backend, model)
                 queue_ms = _queue_ms(request, backend, model, ms_per_token, served_ms * (1 - load))
                 step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else typical.step
-                if allowed and not wake_ms:
-                    lent_ms = max(
-                        0.0, queue_ms + prefill_ms - _lent_ms(request, backend, model, cached, queue_ms, allowed)
-                    )
-                if model.arriving_per_s and not lent_ms:
+                if model.arriving_per_s:
                     delay_ms = prefill_ms * _followers(model, queue_ms + wake_ms + prefill_ms / 2, load)
             else:
                 queue_ms = max(backend.pending_tokens, backend.unanswered_tokens) * ms_per_token
@@ -255,9 +241,7 @@ class CostPolicy:
             "doubt": doubt_ms,
             "lateness": lateness_ms,
         }
-        cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + lateness_ms - lent_ms
-        if lent_ms:
-            terms["lent"] = -lent_ms
+        cost_ms = rtt_ms + queue_ms + terms["prefill"] + wake_ms + step_ms + full_ms + doubt_ms + lateness_ms
         return Priced(cost_ms, delay_ms, repeat_ms, backend, terms, cached, ms_per_token)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
@@ -422,31 +406,6 @@ def _queue_ms(
     since_ms = max(0.0, request.now_s - backend.pending_since_s) * 1000
     work_ms = model.queued_tokens * ms_per_token + sent_ms
     return max(0.0, work_ms - worked_off_ms, sent_ms - since_ms, backend.unanswered_tokens * ms_per_token)
-
-
-def _lent_ms(
-    request: RouteRequest,
-    backend: BackendView,
-    model: ModelStatus,
-    cached: int,
-    queue_ms: float,
-    allowed: Collection[str],
-) -> float:
-    """Return the least cost of the prompt at this site's lenders; infinity if none would compute it.
-
-    Each cost is increased by the error of its estimate, because the site borrows only if the gain exceeds it. Prompts that this router has sent since
-    the status are assumed to be lent, too. Prompts with adapters are not lent.
-    """
-    least_s, missing = math.inf, request.prompt_tokens - cached
-    if backend.status is None or request.model not in (model.name, *model.aliases) or not model.prefill_tokens_per_s:
-        return least_s
-    for lender in backend.status.lenders:
-        if lender.site in allowed and (terms := lender.terms.get(model.name)) is not None:
-            cost = terms.cost(request.prompt_tokens, missing)
-            rate = model.prefill_tokens_per_s
-            if terms.pays(cost, queue_ms / 1000 + missing / rate, queue_ms / 1000, rate):
-                least_s = min(least_s, cost.total_s * (1 + terms.error) + backend.pending_tokens / terms.tokens_per_s)
-    return 1000 * least_s
 
 
 def _occupancy(backend: BackendView) -> float:

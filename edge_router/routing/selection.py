@@ -26,7 +26,6 @@ from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import ContinuationError
-from pilotlight.wire.hop.data_sites import encode_data_sites
 from pilotlight.wire.hop.status import ModelStatus
 
 MAX_RETRY_AFTER_S = 60.0
@@ -91,11 +90,6 @@ class SiteSelector:
         if self.places.is_empty:
             return None
         return self.places.allowed(request, None if request.model is None else self.own_name(request.model))
-
-    def data_sites(self, request: ValidRequest) -> str:
-        """Return the header with the sites that may see a request, for the site that answers it."""
-        allowed = self._allowed(request)
-        return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
         """Return the model's own name for its name or alias.

@@ -5,7 +5,6 @@ Each side authenticates the other, and frames are encrypted.
 python -m pilotlight.engine.api.keys HOST_FILE FRONT_END_FILE
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-from zmq.utils import z85
 
 
 class KeysError(Exception):
@@ -54,15 +52,6 @@ def write_keys(host: Path, front_end: Path) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             json.dump({"secret": pairs[path][1].decode(), "peer": pairs[other][0].decode()}, file)
-
-
-def write_network_keys(path: Path, secret: str) -> None:
-    """Write the key file derived from `secret`, the same for all hosts that share it. Raises OSError."""
-    seed = hashlib.blake2b(b"pilotlight engine hosts", key=hashlib.sha256(secret.encode()).digest(), digest_size=32)
-    key = z85.encode(seed.digest())
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump({"secret": key.decode(), "peer": zmq.curve_public(key).decode()}, file)
 
 
 def main(words: Sequence[str]) -> None:

@@ -133,8 +133,6 @@ class HostConfig(_Value, frozen=True):
     kv_store: str | None = None  # HOST:PORT of the master of the cluster's Mooncake Store; None for no store
     # Address (ipc://PATH, tcp://HOST:PORT) at which this host serves blocks of its host tier to other hosts. None if it neither serves nor fetches.
     peer_address: str | None = None
-    # Address (tcp://HOST:PORT) at which this host serves blocks to hosts of other sites, over the socket only. Requires peer_keys. None to disable.
-    lend_address: str | None = None
     # How blocks are transferred: by "shared_memory" on one machine and the socket of peer_address between machines, or by "mooncake".
     peer_transport: PeerTransport = "shared_memory"
     peer_keys: str | None = (
@@ -174,7 +172,6 @@ class BlockSource(_Value, frozen=True):
     address: str  # the address at which that host serves its blocks (HostConfig.peer_address)
     hand_over: str  # id of that host's sequence
     within_s: float  # time limit, after which this host computes the missing blocks
-    is_lent: bool = False  # True if that host belongs to another site, so that blocks come over the socket only
 
 
 class AdapterSource(_Value, frozen=True):
@@ -306,7 +303,6 @@ class TokenOutput(_Value, frozen=True):
     error_code: ErrorCode | None = None  # set with finish_reason "error"
     error_message: str | None = None
     num_fetched_tokens: int = 0  # number of cached tokens that another host computed for this sequence
-    fetched_bytes_per_s: float = 0.0  # rate at which blocks of that host arrive; 0 if unknown
     num_drafted: int = 0  # number of draft tokens that this step verified
     num_accepted: int = 0  # number of draft tokens that were accepted into `token_ids`
     # The sequence's share of the device's time since its last output; the sum over all outputs is the device's busy time.

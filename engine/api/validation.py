@@ -25,8 +25,6 @@ def host_problem(config: HostConfig) -> str | None:
         return "kv_store is set, but blocks reach the store through the host tier: set kv_host_bytes as well"
     if config.peer_address is not None and not config.kv_host_bytes:
         return "peer_address is set, but blocks reach other hosts through the host tier: set kv_host_bytes as well"
-    if config.lend_address is not None and config.peer_address is None:
-        return "lend_address is set, but the server of peer_address also serves blocks there: set peer_address as well"
     if config.threads is not None and config.threads < 1:
         return f"threads is {config.threads}; it must be at least 1"
     return None

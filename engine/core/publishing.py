@@ -115,7 +115,6 @@ class Publisher:
                 finish_reason=reason,
                 num_cached_tokens=sequence.num_cached_tokens if first else None,
                 num_fetched_tokens=sequence.num_fetched_tokens if first else 0,
-                fetched_bytes_per_s=sequence.fetched_bytes_per_s if first else 0.0,
                 queue_us=sequence.queue_us if first else 0,
                 logprobs=tuple(logprobs) or None,
                 prompt_logprobs=prompt_logprobs,

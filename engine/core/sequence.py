@@ -70,7 +70,6 @@ class Sequence:
     num_peer_blocks: int = 0  # blocks that `source` has sent, of all groups
     num_cached_tokens: int | None = None  # prompt tokens that were cached when it was first scheduled
     num_fetched_tokens: int = 0  # cached tokens that `source` has computed
-    fetched_bytes_per_s: float = 0.0  # the rate at which the source's blocks were received
     started: bool = False  # True once an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     added_at: float = 0.0  # time of submission, by the scheduler's clock

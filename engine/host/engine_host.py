@@ -313,12 +313,11 @@ def address_problem(address: str, has_keys: bool = False) -> str | None:
 
 
 def peer_address_problem(config: HostConfig) -> str | None:
-    """Return why a host must not serve its blocks at its configured addresses, or None."""
-    for name in ("peer_address", "lend_address"):
-        address = getattr(config, name)
-        if address is not None and address_problem(address, config.peer_keys is not None):
-            return f"{name} {address} is reachable from other machines, which could then read the cache: set peer_keys as well"
-    return None
+    """Return why a host must not serve its blocks at its configured address, or None."""
+    address = config.peer_address
+    if address is None or not address_problem(address, config.peer_keys is not None):
+        return None
+    return f"peer_address {address} is reachable from other machines, which could then read the cache: set peer_keys as well"
 
 
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:

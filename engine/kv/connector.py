@@ -13,7 +13,7 @@ from pilotlight.engine.kv.manager import BlockManager
 from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix
 from pilotlight.engine.kv.pool.groups import CacheGroups
 from pilotlight.engine.kv.pool.prefix_index import block_name
-from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, PeerTransfer, Tiers, Transfer
+from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tiers, Transfer
 from pilotlight.engine.scheduling.awaited import Awaited
 
 
@@ -168,7 +168,7 @@ class _PeerLoad(_Load):
     """A transfer of another host's blocks to the host tier, pinned there until the sequence runs."""
 
     def __init__(
-        self, connector: KVConnector, sequence: Sequence, transfer: PeerTransfer, prefix: CachedPrefix, deadline: float
+        self, connector: KVConnector, sequence: Sequence, transfer: Transfer, prefix: CachedPrefix, deadline: float
     ) -> None:
         super().__init__(connector, sequence, transfer, prefix, deadline)
         self._from_peer = transfer
@@ -176,7 +176,6 @@ class _PeerLoad(_Load):
     def take(self) -> None:
         super().take()
         self.sequence.num_peer_blocks = self._connector.tiers.take_read(self.sequence, self._transfer)
-        self.sequence.fetched_bytes_per_s = self._from_peer.bytes_per_s
         if self.sequence.num_peer_blocks < len(self.prefix.names):  # it computes the rest in turn with other prompts
             self.sequence.priority = self.sequence.own_priority
 

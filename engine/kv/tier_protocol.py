@@ -40,12 +40,6 @@ class Transfer(Protocol):
         """The number of blocks that have arrived, counted from the first requested block."""
 
 
-class PeerTransfer(Transfer, Protocol):
-    @property
-    def bytes_per_s(self) -> float:
-        """The rate of all transfers from the other host, measured by that host; 0 if unknown."""
-
-
 class Tiers:
     """The interface of one model's tiers. This class has no tiers; TieredCache overrides its methods."""
 
@@ -84,7 +78,7 @@ class Tiers:
         """Start to read blocks from the disk or the store to the host tier."""
         raise NotImplementedError("nothing was offered")
 
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
+    def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
         """Start to fetch blocks to the host tier from the host that computes them; None without peers."""
         return None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pilotlight.engine.api.protocol import BlockSource, CorruptBlocks
 from pilotlight.engine.kv.store.store_thread import StoreLookup, StoreThread
-from pilotlight.engine.kv.tier_protocol import PeerTransfer, Tier, TierLoad, Tiers, Transfer
+from pilotlight.engine.kv.tier_protocol import Tier, TierLoad, Tiers, Transfer
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierBehind, TierRead
@@ -152,7 +152,7 @@ class TieredCache(Tiers):
             self._num_lost_reads += 1
         return transfer.num_read if slots else 0
 
-    def ask(self, source: BlockSource, names: Sequence[bytes]) -> PeerTransfer | None:
+    def ask(self, source: BlockSource, names: Sequence[bytes]) -> Transfer | None:
         if self._peers is None or self._thread.is_broken:
             return None
         return self._begin(self._peers.reader.read(source, self._peers.identity, names, self._block_bytes))

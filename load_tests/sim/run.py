@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 from load_tests.sim.cities import City, load_cities
-from load_tests.sim.lending import KvSize, LendingNetwork, Loan
 from load_tests.sim.load import LOADS, QUIET, capacity, shape_of
 from load_tests.sim.mooncake import TraceFile
 from load_tests.sim.outcome import Outcome, Tally
@@ -21,7 +20,7 @@ from load_tests.sim.router import KEPT_S, Publication, SimRouter
 from load_tests.sim.site import MODEL, Job, SimSite
 from load_tests.sim.traces import Session, Trace, Turn, matched, sessions
 from load_tests.sim.trouble import NONE, Trouble, hit_site
-from load_tests.sim.world import NUM_SITES, REGION_MS, World, build_world
+from load_tests.sim.world import REGION_MS, World, build_world
 from pilotlight.edge_router.backends.backend import Ticket
 from pilotlight.edge_router.requests.session import ConversationFingerprint, Prefix
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Policy, Preference
@@ -66,12 +65,8 @@ class Simulation:
         measured: tuple[float, float],
         slo_ttft_s: float = 2.0,
         trouble: Trouble = NONE,
-        kv: KvSize | None = None,
     ) -> None:
-        """Prepare a run. `measured`: calls that start within these seconds count; later ones are not started.
-
-        `kv`: sites lend to each other, with KV blocks of this size; None if none lends.
-        """
+        """Prepare a run. `measured`: calls that start within these seconds count; later ones are not started."""
         self.now = 0.0
         self.world = world
         self.trouble = trouble
@@ -104,9 +99,6 @@ class Simulation:
             self.at(session.starts_at, self._next_turn, session)
         for i in range(len(self.sites)):
             self.at(trouble.publish_s * i / len(self.sites), self._publish, i)
-        self.lending = (
-            None if kv is None else LendingNetwork(world, self.sites, kv, seed, self._clock, self.at, self._fetched)
-        )
         for outage in world.outages:
             if not outage.routers:
                 self.at(outage.begins, self._crash, outage.site)
@@ -171,27 +163,14 @@ class Simulation:
         queue_ms = 1000 * site.told_queue_tokens() / site.rate()
         if max_queue_ms is not None and len(call.declined) < MAX_DECLINES and queue_ms > max_queue_ms:
             return self.at(self.now + self._path(call) / 2, self._declined, call)
-        loan = None if self.lending is None else self.lending.choose(call.site, turn)
-        job = site.admit(
-            call, turn.prefixes, turn.prompt_tokens, turn.output_tokens, turn.answer, self.now, borrows=loan is not None
-        )
+        job = site.admit(call, turn.prefixes, turn.prompt_tokens, turn.output_tokens, turn.answer, self.now)
         if job is None:
             return self.at(self.now + self._path(call) / 2, self._refused, call)
-        if self.lending is not None:
-            self.lending.give_up(call.site)
-        if self.lending is not None and loan is not None:
-            self.lending.ask(Loan(*loan, job, turn, site.life, self.now))
         call.life, call.job, call.arrived_at = site.life, job, self.now
         call.ideal = min(matched(turn.prefixes, self._ever), turn.prompt_tokens - 1)
         self._ever.update(prefix.digest for prefix in turn.prefixes)
         self._live[call.site][id(call)] = call
         self._await(call.site)
-
-    def _fetched(self, number: int, job: Job, left_tokens: int, is_whole: bool) -> None:
-        """Let a site compute the rest of a prompt that another site has computed for it."""
-        self._advance(number)
-        self.sites[number].continue_borrowed(job, left_tokens, self.now, is_whole=is_whole)
-        self._await(number)
 
     def _hinted(self, number: int) -> None:
         if self.sites[number].is_up:
@@ -301,8 +280,6 @@ class Simulation:
 
         Started answers count as cut: their continuation at another site is not simulated.
         """
-        if self.lending is not None:
-            self.lending.give_up(number)
         self.sites[number].crash()
         self._due[number] = float("inf")
         for call in list(self._live[number].values()):
@@ -332,8 +309,7 @@ class Simulation:
             claimed: tuple[bytes, ...] = ()
             if site.fault == "claims prefixes":
                 claimed = tuple(each.held_digests() for each in self.sites if each is not site)
-            lenders = () if self.lending is None else self.lending.statuses(number)
-            queue.append(Publication.of(self.now, site.status(self.now, site.sequence % every == 0, claimed, lenders)))
+            queue.append(Publication.of(self.now, site.status(self.now, site.sequence % every == 0, claimed)))
             del queue[: -(2 + round(KEPT_S / self.trouble.publish_s))]
         else:
             self.published[number].clear()
@@ -356,8 +332,6 @@ def prepare(
     seed: int,
     faults: bool = True,
     trouble: Trouble = NONE,
-    num_sites: int = NUM_SITES,
-    kv: KvSize | None = None,
 ) -> Simulation:
     """Prepare a run. `requests`: about how many are sent in all; the duration follows from the load.
 
@@ -365,20 +339,18 @@ def prepare(
     """
     cities = _cities()
     shape = trace.shape() if isinstance(trace, TraceFile) else shape_of(trace)
-    rate = (QUIET if load == "quiet" else LOADS[load]) * capacity(
-        build_world(cities, seed, num_sites=num_sites).sites, shape
-    )
+    rate = (QUIET if load == "quiet" else LOADS[load]) * capacity(build_world(cities, seed).sites, shape)
     end = requests / rate
     measured = (WARM_SHARE * end, end)
     day = measured[1] - measured[0]
     span = (measured[0] + 0.1 * day, measured[1] - 0.2 * day) if faults else None
-    world = build_world(cities, seed, span, num_sites)
+    world = build_world(cities, seed, span)
     world = replace(world, outages=(*world.outages, *trouble.outages(world, measured)))
     if isinstance(trace, TraceFile):
         arrivals = trace.sessions(cities, rate, requests, seed)
     else:
         arrivals = sessions(trace, cities, rate / shape.turns, end, day, seed)
-    return Simulation(make_policy, world, arrivals, seed, measured, trace.slo_ttft_s, trouble, kv)
+    return Simulation(make_policy, world, arrivals, seed, measured, trace.slo_ttft_s, trouble)
 
 
 def simulate(

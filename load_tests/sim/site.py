@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pilotlight.edge_router.requests.session import Prefix
 from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, encode_prefixes, short_digest
-from pilotlight.wire.hop.status import LenderStatus, ModelStatus, Place, ProcessStatus, SiteStatus
+from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus
 
 MODEL = "m"
 BLOCK = 16  # tokens; the KV cache is counted in these
@@ -51,7 +51,6 @@ class Job:
     answer: Prefix
     left_tokens: float  # still to be prefilled
     begins_at: float = 0.0  # when its prefill starts; until then it waits
-    arrived_at: float = 0.0
     first_token_at: float = 0.0
 
 
@@ -72,11 +71,6 @@ class SimSite:
         self._decodes: list[tuple[float, int, Job]] = []  # a heap by the step in which each ends
         self._steps = 0.0  # number of decode steps so far
         self._jobs = 0
-        self.borrowing: set[Job] = set()  # jobs whose prompts other sites compute; they wait here
-        self.idle_since, self.busy_since = (
-            0.0,
-            -math.inf,
-        )  # when its last request ended, and when the first one after that came
         self._held_tokens = self._held_outputs = 0  # tokens of open sequences
         self._arrived_requests = self._arrived_tokens = 0  # arrivals since the last status
         self._requests_per_s = self._tokens_per_s = 0.0
@@ -96,11 +90,11 @@ class SimSite:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + len(self.borrowing)
+        return len(self._queue)
 
     @property
     def is_idle(self) -> bool:
-        return not (self._queue or self._decodes or self.borrowing)
+        return not (self._queue or self._decodes)
 
     def chunk_s(self) -> float:
         """Return the duration of a step with a chunk of a prompt."""
@@ -114,55 +108,26 @@ class SimSite:
         return CHUNK / self.chunk_s()
 
     def admit(
-        self,
-        call: Any,
-        prefixes: tuple[Prefix, ...],
-        prompt: int,
-        output: int,
-        answer: Prefix,
-        now: float,
-        *,
-        borrows: bool = False,
+        self, call: Any, prefixes: tuple[Prefix, ...], prompt: int, output: int, answer: Prefix, now: float
     ) -> Job | None:
         """Admit a request; None if the site is full.
 
-        `borrows`: another site computes the prompt, so the job waits for `continue_borrowed`. The caller has advanced the site to `now`, and must
-        schedule its next event afterwards.
+        The caller has advanced the site to `now`, and must schedule its next event afterwards.
         """
         cached = min(self._match(prefixes), prompt - 1)
         need = prompt - cached + output  # blocks of a cached prefix are shared
         if self.running + self.waiting >= self.spec.max_inflight or self._held_tokens + need > self.spec.kv_tokens:
             return None
         self.wake(now)
-        self.busy_since = now if self.is_idle else self.busy_since
         self._held_tokens += need
         self._held_outputs += output
         self._keep(prefixes)
         self._arrived_requests += 1
         self._arrived_tokens += prompt - cached
-        job = Job(call, cached, prompt - cached, output, answer, float(prompt - cached), max(now, self._awake_at), now)
-        if borrows:
-            self.borrowing.add(job)
-        else:
-            self._queue.append(job)
-            self._queued_tokens += job.left_tokens
-        return job
-
-    def continue_borrowed(self, job: Job, left_tokens: int, now: float, *, is_whole: bool) -> None:
-        """Compute the rest of a prompt, of which another site has computed the beginning.
-
-        If all its blocks have come (`is_whole`), it is next, otherwise it has its place in the order of arrival. The caller has advanced the site.
-        """
-        self.borrowing.remove(job)
-        job.left_tokens, job.begins_at = float(left_tokens), now
-        place = 0 if is_whole else sum(each.arrived_at <= job.arrived_at for each in self._queue)
-        self._queue.insert(place, job)
+        job = Job(call, cached, prompt - cached, output, answer, float(prompt - cached), max(now, self._awake_at))
+        self._queue.append(job)
         self._queued_tokens += job.left_tokens
-
-    def keep(self, prefixes: tuple[Prefix, ...], now: float) -> None:
-        """Insert a prompt that was computed for another site into the cache."""
-        self._last_use = now
-        self._keep(prefixes)
+        return job
 
     def wake(self, now: float) -> None:
         """Wake the model, for a request or a router's hint."""
@@ -207,8 +172,6 @@ class SimSite:
         self._held_tokens = self._held_outputs = self._cached = 0
         self._queue.clear()
         self._decodes.clear()
-        self.borrowing.clear()
-        self.idle_since = self._at
         self._queued_tokens = 0.0
         self._awake_at = 0.0
         self._last_use = -1e9
@@ -216,9 +179,7 @@ class SimSite:
         self._digest = b""
         self._cache.clear()
 
-    def status(
-        self, now: float, with_prefixes: bool, claimed: tuple[bytes, ...] = (), lenders: tuple[LenderStatus, ...] = ()
-    ) -> SiteStatus:
+    def status(self, now: float, with_prefixes: bool, claimed: tuple[bytes, ...] = ()) -> SiteStatus:
         """Return the site's status.
 
         `with_prefixes`: compute a new digest of the cache; otherwise the last one is repeated, as at a real site. `claimed`: digests of other sites
@@ -265,7 +226,6 @@ class SimSite:
             (model,),
             (ProcessStatus("site", self.life),),
             digests=self._digests,
-            lenders=lenders,
         )
 
     def told_queue_tokens(self) -> int:

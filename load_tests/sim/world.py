@@ -50,21 +50,17 @@ class World:
     outages: tuple[Outage, ...] = ()
 
 
-def build_world(
-    cities: tuple[City, ...], seed: int, span: tuple[float, float] | None = None, num_sites: int = NUM_SITES
-) -> World:
-    """Build a world. `span`: the interval of failures; None for no failures.
-
-    More than NUM_SITES sites are in cities that are drawn by their clients, and a large city has several."""
+def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] | None = None) -> World:
+    """Build a world. `span`: the interval of failures; None for no failures."""
     rng = random.Random(f"{seed} world")
     places = {city.name: city.place for city in cities}
     specs = []
-    for number, name in enumerate(_site_cities(rng, cities, num_sites)):
+    for name in sorted(rng.sample(SITE_CITIES, NUM_SITES)):
         speed = rng.choice(SPEEDS)
         code = name.lower().replace(" ", "")[:5]
         specs.append(
             SiteSpec(
-                f"{code}1" if num_sites <= NUM_SITES else f"{code}{number}",
+                f"{code}1",
                 places[name],
                 speed,
                 int(speed * CACHED_S),
@@ -86,13 +82,6 @@ def build_world(
 def path_s(rng: random.Random, one: Place, other: Place) -> float:
     """Draw the round trip between two places in seconds; cables take a detour."""
     return seed_rtt_ms(one, other) / 1000 * rng.uniform(1.3, 2.5) / DETOUR + 0.0005
-
-
-def _site_cities(rng: random.Random, cities: tuple[City, ...], num_sites: int) -> list[str]:
-    if num_sites <= NUM_SITES:
-        return sorted(rng.sample(SITE_CITIES, num_sites))
-    names, weights = [city.name for city in cities], [city.weight for city in cities]
-    return sorted(rng.choices(names, weights, k=num_sites))
 
 
 def _outages(rng: random.Random, sites: int, routers: int, span: tuple[float, float]) -> tuple[Outage, ...]:

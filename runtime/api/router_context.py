@@ -26,7 +26,6 @@ from pilotlight.wire.hop.continuation import (
     decode_answer,
     decode_delivery,
 )
-from pilotlight.wire.hop.data_sites import DATA_SITES, NO_OTHERS, DataSites, decode_data_sites
 from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
 from pilotlight.wire.http.asgi import header
@@ -52,7 +51,6 @@ class RouterContext(NamedTuple):
     name: AnswerName | None = None  # None if no other site can continue this answer
     delivery: Delivery = NOTHING_DELIVERED
     prefixes: tuple[tuple[int, int], ...] = ()  # prefixes that the router knows: (digest, number of tokens)
-    data_sites: DataSites = NO_OTHERS  # other sites that may see the request
     max_queue_wait_ms: int | None = None  # if the queue is longer, the router prefers another site
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
@@ -73,7 +71,6 @@ class RouterContext(NamedTuple):
             answer_name=self.name or request.answer_name,
             delivery=self.delivery,
             prefixes=self.prefixes,
-            data_sites=self.data_sites,
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
@@ -94,7 +91,6 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
     wait = header(scope, MAX_QUEUE_WAIT) or ""
     context = RouterContext(
         prefixes=_prefixes(header(scope, PREFIXES)),
-        data_sites=decode_data_sites(header(scope, DATA_SITES)),
         max_queue_wait_ms=int(wait) if wait.isascii() and wait.isdigit() and len(wait) < 10 else None,
     )
     answer = header(scope, ANSWER)

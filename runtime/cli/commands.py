@@ -290,11 +290,6 @@ def plan(
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto (as dtype) or fp8.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, for the predicted speed.")] = 64,
     price: Annotated[float | None, typer.Option(min=0.0, help="Price of one device for an hour.")] = None,
-    link: Annotated[
-        float | None,
-        typer.Option(help="Bandwidth to another site in Gbit/s: shows when it pays to compute prompts there."),
-    ] = None,
-    rtt: Annotated[float, typer.Option(min=0.0, help="Round-trip time of that link, in ms.")] = 20.0,
     lossless: Annotated[bool, typer.Option("--lossless", help="Plan with bf16 matrices in 12 bits, on a CPU.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -302,7 +297,7 @@ def plan(
     from pilotlight.runtime.cli.models.plan import PlanRequest
     from pilotlight.runtime.cli.models.plan import plan as run
 
-    run(PlanRequest(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype, link, rtt, lossless), as_json)
+    run(PlanRequest(model, devices, context, dtype, batch, price, tp, pp, ep, kv_dtype, lossless), as_json)
 
 
 @app.command(rich_help_panel=FUNCTIONS)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from pilotlight.engine.api.protocol import ModelInfo, Submit
+from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.prefixes import Chain, chain_of, root_of
 from pilotlight.runtime.dispatch.roles import HostWaits
 from pilotlight.runtime.models.model_state import ModelState, Replica
@@ -136,11 +136,6 @@ class Assignments:
         kind = replica.host.device.partition(":")[0]
         alike = [other for other in self._states[replica.model].replicas if other.host.device.partition(":")[0] == kind]
         return max(other.load.prefill_tokens_per_s for other in alike) or self._rates(replica)[0]
-
-    def info_of(self, replica: Replica) -> ModelInfo:
-        info = self._states[replica.model].info
-        assert info is not None, "a model that is awake was loaded"
-        return info
 
     def num_open(self, replica: Replica) -> int:
         """Return the number of open sequences on the replica's host, over all models."""

@@ -23,7 +23,6 @@ from pilotlight.runtime.dispatch.sent_images import SentImages
 from pilotlight.runtime.hosts.device_host import HostHandle
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.models.registry import Models
-from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 T = TypeVar("T")
 RESTART_FACTOR = 3  # a start may take this many times as long as any before, because the machine may be busier
@@ -58,12 +57,12 @@ class Continuations:
         self.charges = Charges()
 
     @asynccontextmanager
-    async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
+    async def generate(self, submit: Submit) -> AsyncIterator["ContinuedSequence"]:
         """Open the scope of a sequence, which stays open when the sequence moves to another host.
 
-        Leaving the scope aborts the sequence unless it has ended. `data_sites` are the other sites that may see the sequence.
+        Leaving the scope aborts the sequence unless it has ended.
         """
-        sequence = ContinuedSequence(self, submit, data_sites)
+        sequence = ContinuedSequence(self, submit)
         try:
             await sequence.begin()
             yield sequence
@@ -78,9 +77,8 @@ class _TooLateError(EngineError):
 class ContinuedSequence:
     """One sequence's outputs in order, for its reader."""
 
-    def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
+    def __init__(self, site: Continuations, submit: Submit) -> None:
         self._site = site
-        self._data_sites = data_sites
         self._submit = submit  # the sequence as the caller requested it
         self._delivered: list[int] = []
         self._has_started = False
@@ -126,7 +124,7 @@ class ContinuedSequence:
 
     async def _begin(self) -> str:
         while True:
-            placement = await self._site.models.place(self._submit, self._data_sites)
+            placement = await self._site.models.place(self._submit)
             try:
                 return await self._enter(placement, self._submit)
             except EngineError as error:  # this host may have died while another host was asked to compute the prompt
@@ -196,7 +194,7 @@ class ContinuedSequence:
 
         async def enter() -> None:
             await self.scope.aclose()
-            placement = await self._site.models.place(self._submit, self._data_sites)
+            placement = await self._site.models.place(self._submit)
             rest = remaining(self._submit, self._delivered) if self._has_started else self._submit
             await self._enter(placement, rest)
 
@@ -233,7 +231,7 @@ class ContinuedSequence:
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
         prefill = prefill_sequence(submit, info.block_size)
-        work = PrefillWork(placement.prefill, placement.predicted_s)
+        work = PrefillWork(placement.prefill)
         fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
         if fetching is None:
             return placement.without_prefill(), submit

@@ -1,23 +1,19 @@
 """Dispatch: choose the host that answers a sequence, and the host that computes its prompt.
 
-A sequence is answered where it would end soonest. Its prompt is computed where the predicted cost is least: on the same host, on another host of the
-site, or at another site. The cost is the prompt's time, the delay of sequences in progress, and the part of the blocks' transfer that does not
-overlap with computation. Predictions use measured rates (assignments.py, lenders.py) and are sent in a response header.
+A sequence is answered where it would end soonest. Its prompt is computed where the predicted cost is least: on the same host, or on another host of
+the site. The cost is the prompt's time, the delay of sequences in progress, and the part of the blocks' transfer that does not overlap with
+computation. Predictions use measured rates (assignments.py) and are sent in a response header.
 """
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments, Prompt
-from pilotlight.runtime.dispatch.hand_over import OwnHost, PromptHost, can_hand_over
+from pilotlight.runtime.dispatch.hand_over import PromptHost, can_hand_over
 from pilotlight.runtime.models.model_state import Replica
 from pilotlight.sites.site import Role
 from pilotlight.support.estimates import HAND_OVER_S, exposed_s
-
-if TYPE_CHECKING:
-    from pilotlight.runtime.dispatch.lenders import Lender
 
 SHORT_TOKENS = 64  # prompts with fewer uncached tokens are computed on the answering host
 # The answering host waits PATIENCE * predicted seconds + PATIENCE_S for the blocks, and then computes the prompt itself.
@@ -55,24 +51,18 @@ class _PrefillOption(NamedTuple):
     cost_s: float
     host: PromptHost | None  # None for the answering host
     why: str
-    error: float = (
-        0.0  # the prediction's error as a share of it: the host must be cheaper even if it takes so much longer
-    )
 
 
 class Dispatch:
     def __init__(self, assignments: Assignments) -> None:
         self._open = assignments
 
-    def place(
-        self, submit: Submit, replicas: Sequence[Replica], lenders: "Sequence[Lender]" = (), why_none: str = ""
-    ) -> Placement:
+    def place(self, submit: Submit, replicas: Sequence[Replica]) -> Placement:
         """Choose the replica that answers a sequence, and the host that computes its prompt.
 
-        `replicas` are live. `lenders` are the sites that may see the request; `why_none` explains why others may not. The answering host is chosen
-        first, so that blocks can be copied there while the prompt is computed elsewhere.
+        `replicas` are live. The answering host is chosen first, so that blocks can be copied there while the prompt is computed elsewhere.
         """
-        if len(replicas) == 1 and replicas[0].host.role == "both" and not (lenders or why_none):  # there is no choice
+        if len(replicas) == 1 and replicas[0].host.role == "both":  # there is no choice
             return Placement(replicas[0])
         prompt = Prompt.of(submit, is_known=self._open.has_choice)
         computing, answering = with_role(replicas, "prefill"), with_role(replicas, "decode")
@@ -80,20 +70,17 @@ class Dispatch:
             return Placement(self._open.least_loaded(submit, prompt, computing or replicas))
         replica = self._open.least_loaded(submit, prompt, answering or replicas)
         has_roles = not len(computing) == len(answering) == len(replicas)
-        if not (has_roles or lenders or why_none) or not can_hand_over(submit):
+        if not has_roles or not can_hand_over(submit):
             return Placement(replica)
         if prompt.num_uncached(replica) < SHORT_TOKENS:
             return Placement(replica, why="reason=short")
-        ways = [self._here(prompt, replica)]
-        if has_roles and (others := [each for each in computing if each is not replica and each.takes_prompts]):
-            ways.append(self._there(prompt, self._open.least_loaded(submit, prompt, others), replica))
-        elif has_roles:
-            ways[0] = ways[0]._replace(why="reason=no other host for prompts is up")
-        here_s = ways[0].cost_s
-        ways += [self._borrowed(submit, prompt, lender, replica, here_s) for lender in lenders]
-        best = min(ways, key=lambda way: way.cost_s * (1 + way.error))
-        why = "; ".join([way.why for way in ways] + ([why_none] if why_none else []))
-        return Placement(replica, best.host, best.cost_s, why)
+        others = [each for each in computing if each is not replica and each.takes_prompts]
+        if not others:
+            return Placement(replica, why="reason=no other host for prompts is up")
+        here = self._here(prompt, replica)
+        there = self._there(prompt, self._open.least_loaded(submit, prompt, others), replica)
+        best = min(here, there, key=lambda option: option.cost_s)
+        return Placement(replica, best.host, best.cost_s, f"{here.why}; {there.why}")
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
         """Predict a prompt's cost on the answering host.
@@ -107,18 +94,7 @@ class Dispatch:
         compute_s = prompt.num_uncached(prefill) / self._open.prompt_rate(prefill)
         moved_s = exposed_s(prompt.num_uncached(replica), prefill.load.handed_over_tokens_per_s, compute_s)
         cost_s = self._open.prompts_s(prefill) + compute_s + HAND_OVER_S + moved_s
-        return _PrefillOption(cost_s, OwnHost(prefill, self._open.assigned), f"there={1e3 * cost_s:.1f}")
-
-    def _borrowed(
-        self, submit: Submit, prompt: Prompt, lender: "Lender", replica: Replica, here_s: float
-    ) -> _PrefillOption:
-        """Predict a prompt's cost at another site, which is assumed to have none of it cached.
-        The cost is infinite if lending the prompt would not pay."""
-        info, rate = self._open.info_of(replica), self._open.prompt_rate(replica)
-        num_missing, queue_s = prompt.num_uncached(replica), self._open.prompts_s(replica)
-        offer = lender.offer(submit, num_missing, info, rate, here_s, queue_s)
-        cost_s = offer.cost_s if offer.pays else math.inf
-        return _PrefillOption(cost_s, lender, f"{lender.name}={offer.why}", lender.error)
+        return _PrefillOption(cost_s, PromptHost(prefill, self._open.assigned), f"there={1e3 * cost_s:.1f}")
 
 
 def with_role(replicas: Sequence[Replica], role: Role) -> list[Replica]:

@@ -8,8 +8,8 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -48,9 +48,9 @@ def prefill_sequence(submit: Submit, block_size: int) -> Submit:
     )
 
 
-def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: float, *, is_lent: bool = False) -> Submit:
+def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: float) -> Submit:
     """Return the sequence that fetches the blocks of `prefill`, which are served at `address`."""
-    return replace(submit, fetch_from=BlockSource(address, prefill.sequence_id, within_s, is_lent))
+    return replace(submit, fetch_from=BlockSource(address, prefill.sequence_id, within_s))
 
 
 class StartedPrompt(NamedTuple):
@@ -60,25 +60,9 @@ class StartedPrompt(NamedTuple):
     outputs: AsyncIterator[TokenOutput]
 
 
-class PromptHost(Protocol):
-    """A host that computes prompts for others: of this site (OwnHost) or of another one (lenders.py)."""
+class PromptHost(NamedTuple):
+    """A host of the site that computes a prompt for another one."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def is_lent(self) -> bool: ...
-    def computing(self, prefill: Submit) -> AbstractAsyncContextManager[StartedPrompt]:
-        """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
-
-    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool, overrun: float) -> None:
-        """Record how a prompt's blocks were used; `first` is the answer's first output.
-
-        `is_late`: this host had not finished the prompt when the first output came. `is_lost`: the answering host lacked blocks and fetched none.
-        `overrun`: seconds until the first output, divided by those that were predicted.
-        """
-
-
-class OwnHost(NamedTuple):
     replica: Replica
     assigned: Callable[[Submit, Replica], AbstractContextManager[Assignment]]
 
@@ -86,12 +70,9 @@ class OwnHost(NamedTuple):
     def name(self) -> str:
         return f"engine {self.replica.host.index}"
 
-    @property
-    def is_lent(self) -> bool:
-        return False
-
     @asynccontextmanager
     async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
+        """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
         host = self.replica.host
         client, address = host.serving_client(), host.peer_address
         if address is None:
@@ -100,9 +81,9 @@ class OwnHost(NamedTuple):
             async with client.generate(prefill) as outputs:
                 yield StartedPrompt(address, _noted(outputs, assignment))
 
-    def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool, overrun: float) -> None:
-        if is_late:
-            self.replica.late_at = time.monotonic()
+    def note_late(self) -> None:
+        """Record that this host had not finished a prompt when the first output of its answer came."""
+        self.replica.late_at = time.monotonic()
 
 
 async def _noted(outputs: AsyncIterator[TokenOutput], assignment: Assignment) -> AsyncIterator[TokenOutput]:
@@ -114,13 +95,10 @@ async def _noted(outputs: AsyncIterator[TokenOutput], assignment: Assignment) ->
 class PrefillWork:
     """The computation of a prompt on one host for another host."""
 
-    def __init__(self, host: PromptHost, predicted_s: float) -> None:
+    def __init__(self, host: PromptHost) -> None:
         self._host = host
-        self._predicted_s = predicted_s
-        self._began = time.monotonic()
         self._num_cached_tokens: int | None = None  # cached tokens that the host has found; None until it reports them
         self._device_us = 0  # device time of the computing host, not yet added to an output of the client's sequence
-        self._num_tokens = 0  # number of tokens in the blocks that it computes
 
     @asynccontextmanager
     async def running(self, submit: Submit, prefill: Submit, within_s: float) -> AsyncIterator[Submit | None]:
@@ -129,7 +107,6 @@ class PrefillWork:
         The value is None if the host is gone or declines. Leaving the scope aborts the computation. If it fails later, the waiting host computes the
         prompt.
         """
-        self._num_tokens = len(prefill.prompt_token_ids) - 1
         started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(prefill, started), name="prefill")
         try:
@@ -137,7 +114,7 @@ class PrefillWork:
             if address is None:
                 yield None
             else:
-                yield decode_sequence(submit, prefill, address, within_s, is_lent=self._host.is_lent)
+                yield decode_sequence(submit, prefill, address, within_s)
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -149,9 +126,8 @@ class PrefillWork:
         """
         if output.num_cached_tokens is None:
             return output
-        is_lost = not output.num_fetched_tokens and output.num_cached_tokens < self._num_tokens
-        overrun = (time.monotonic() - self._began) / max(1e-3, self._predicted_s)
-        self._host.note_found(output, is_late=self._num_cached_tokens is None, is_lost=is_lost, overrun=overrun)
+        if self._num_cached_tokens is None:
+            self._host.note_late()
         device_us = output.device_us + self._device_us
         if not output.num_fetched_tokens:
             return replace(output, device_us=device_us)

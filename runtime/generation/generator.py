@@ -45,7 +45,6 @@ from pilotlight.runtime.telemetry.traffic import Traffic
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import Tenant, salted
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.data_sites import DataSites
 
 EMPTY_DELTA = Delta((), (), None)
 HELD_BACK_S = 1.0  # interval of empty deltas; a router gives up a silent stream much later
@@ -107,7 +106,7 @@ class Generator:
                 constraint = await answer.constraint(self._check_of(model, tenant))
                 submits, processors = await as_submits(request, prompts, params, tenant, adapter, answer, constraint)
                 generation = Generation(request, prompts, processors, measure, answer.left_out)
-                async with generation.running(self.engine, submits, request.data_sites):
+                async with generation.running(self.engine, submits):
                     measure.answer = generation
                     clock.submitted()
                     if span is not None:
@@ -185,14 +184,14 @@ class Generation:
         self._news = asyncio.Event()
 
     @asynccontextmanager
-    async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
+    async def running(self, engine: Continuations, submits: Submits) -> AsyncIterator[None]:
         """Open the choices' sequences and collect their outputs; leaving the scope aborts unfinished ones."""
         async with AsyncExitStack() as sequences:
             for number, submit in submits.items():
                 choice = self._choices[number]
                 sequences.push_async_exit(choice.sequence)
                 choice.prompt.awaits_logprobs |= submit.sampling.prompt_logprobs
-                outputs = await choice.sequence.enter_async_context(engine.generate(submit, data_sites))
+                outputs = await choice.sequence.enter_async_context(engine.generate(submit))
                 self.route = self.route or outputs.route
                 collecting = asyncio.create_task(self._collect(choice, outputs), name="outputs")
                 choice.sequence.push_async_callback(asyncio.wait, {collecting})

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineClient
 from pilotlight.engine.api.protocol import HostConfig
@@ -25,7 +24,6 @@ from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_de
 from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places, owners_of
 from pilotlight.runtime.telemetry.process_exit import ending, is_oom_kill, oom_kills
 from pilotlight.sites.site import EngineConfig
-from pilotlight.wire.hop.headers import lasting
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -53,18 +51,13 @@ class ProcessLauncher:
         cores: Cores | None = None,
         *,
         model_bytes: tuple[int, ...] = (),
-        lend_address: str | None = None,
-        secret: str | None = None,
     ) -> None:
         """Create the launcher of one device.
 
         `owner` names the owner of stored data: the site, or one of its devices. `group` lists the devices that share every model. `places` are the
-        tier directories of all the site's devices, this one's first. `cores` are the host's cores, or None for all. `lend_address` is where hosts of
-        other sites fetch blocks. `secret` is the network's, from which the hosts' keys are derived.
+        tier directories of all the site's devices, this one's first. `cores` are the host's cores, or None for all.
         """
         self._model_bytes = model_bytes
-        self._lend_address = lend_address
-        self._secret = secret
         self._config = config
         self._owner = owner
         self._group = group
@@ -82,11 +75,9 @@ class ProcessLauncher:
         have generated, instead of using them."""
         tier_place = self._claim_tier_place()
         place = SocketDirectory()
-        peer_address = place.peer_address if self._config.shares_blocks and tier_place is not None else None
+        peer_address = place.peer_address if self._config.is_split and tier_place is not None else None
         config = host_config(self._config, self._group, self._owner, tier_place, peer_address, self._model_bytes)
         try:
-            if peer_address is not None and (self._lend_address is not None or self._config.lenders):
-                config = replace(config, lend_address=self._lend_address, peer_keys=str(self._write_keys(place)))
             process = await _start(
                 *("--address", place.address, "--parent", str(os.getpid())),
                 *("--journal", str(place.journal)),
@@ -100,15 +91,6 @@ class ProcessLauncher:
             place.remove()
             raise
         return HostProcess(process, _connect(place.address), place, peer_address)
-
-    def _write_keys(self, place: SocketDirectory) -> Path:
-        """Write the keys that authenticate engine hosts of the network to a file in this host's directory."""
-        from pilotlight.engine.api.keys import write_network_keys
-
-        assert self._secret is not None, "a site that lends or borrows has the network's secret"
-        path = place.directory / "keys"
-        write_network_keys(path, lasting(self._secret))
-        return path
 
     def _claim_tier_place(self) -> Path | None:
         if not self._config.kv_host_gib:
@@ -197,11 +179,10 @@ def launchers_of(
     config: EngineConfig,
     site: str,
     model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
-    secret: str | None = None,
 ) -> list[ProcessLauncher]:
     """Return one launcher for each of the site's devices.
 
-    `model_bytes` returns the models' sizes for a number of ranks; `secret` is the network's. The sockets of dead sites are removed a little later.
+    `model_bytes` returns the models' sizes for a number of ranks. The sockets of dead sites are removed a little later.
     """
     remove_dead_later()
     devices = config.device_groups
@@ -213,10 +194,6 @@ def launchers_of(
         """Return the models' sizes; empty unless the KV cache gets the rest of a GPU's memory."""
         return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
 
-    def lend_address(index: int) -> str | None:
-        first = config.first_lend_port
-        return None if first is None else f"tcp://{str(config.lend_at).rpartition(':')[0]}:{first + index}"
-
     return [
         ProcessLauncher(
             config,
@@ -225,8 +202,6 @@ def launchers_of(
             [places[i], *places[:i], *places[i + 1 :]],
             own,
             model_bytes=sizes(group),
-            lend_address=lend_address(i),
-            secret=secret,
         )
         for i, (owner, group, own) in enumerate(zip(owners, devices, cores, strict=True))
     ]

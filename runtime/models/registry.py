@@ -9,13 +9,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelInfo, Submit
 from pilotlight.runtime.dispatch.assignments import Assignments
 from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
-from pilotlight.runtime.generation.admission import Admission
 from pilotlight.runtime.generation.rendering import expect_conversation
 from pilotlight.runtime.hosts.autoscaler import Autoscaler
 from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
@@ -35,13 +33,6 @@ from pilotlight.runtime.models.weights_tier import WeightsTier
 from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.data_sites import DataSites
-from pilotlight.wire.hop.status import LenderStatus
-
-if TYPE_CHECKING:
-    from pilotlight.runtime.dispatch.lenders import Lenders  # only for sites with lenders
-    from pilotlight.runtime.dispatch.lending import Lending
-    from pilotlight.runtime.dispatch.lending import Observer as LendingObserver
 
 
 class Models:
@@ -56,7 +47,6 @@ class Models:
         on_scaling: Callable[[str, str], None] = lambda model, direction: None,
         on_lost: Callable[[str], None] = lambda model: None,
         finetunes: FinetuneStore | None = None,
-        lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Create the models, all asleep.
@@ -78,8 +68,7 @@ class Models:
         self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states, memory)
-        self.lenders = lenders
-        self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1 or lenders is not None)
+        self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
         self._dispatch = Dispatch(self.assignments)
         self._foresight = Foresight(states, budgets, memory, self._queue, clock)
         self._autoscaler = Autoscaler(
@@ -97,8 +86,6 @@ class Models:
         self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
         if len(self._fleet.hosts) > 1:
             self._tasks.append(background.start(self._autoscaler.run, "moving models between devices"))
-        if self.lenders is not None:
-            self._tasks += self.lenders.start()
 
     def drain(self) -> None:
         """Refuse the requests that wait for a model."""
@@ -111,16 +98,6 @@ class Models:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if self.lenders is not None:
-            self.lenders.close()
-
-    def lender_statuses(self) -> tuple[LenderStatus, ...]:
-        """Return the sites that may compute prompts for this one, with their terms for its models."""
-        if self.lenders is None:
-            return ()
-        return self.lenders.statuses(
-            {name: state.info for name, state in self.states.items() if state.info is not None}
-        )
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:
@@ -138,18 +115,16 @@ class Models:
             demand.used_at = time.monotonic()
             self._changed.notify_all()
 
-    async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
+    async def place(self, submit: Submit) -> Placement:
         """Return the hosts for a sequence of a model in use; wait until the model is awake.
 
-        The caller assigns the sequence to the replica (`assignments.assigned`) before its next await. `data_sites` are the other sites that may see
-        the sequence."""
+        The caller assigns the sequence to the replica (`assignments.assigned`) before its next await."""
         state = self.states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
             if live:
                 taking = [replica for replica in live if not (replica.is_retiring or replica.is_yielding)]
-                lenders, why_none = ((), "") if self.lenders is None else self.lenders.that_may_see(data_sites)
-                return self._dispatch.place(submit, taking or live, lenders, why_none)
+                return self._dispatch.place(submit, taking or live)
             if self._fleet.is_ending:
                 reason = self._fleet.why_down or "the site is ending"
                 raise EngineError("overloaded", f"{reason}; try again in a moment")
@@ -157,12 +132,6 @@ class Models:
                 await awake[0].host.changed.wait()
             else:
                 await self._queue.until_awake(state)
-
-    def lending(self, admission: Admission, observe: "LendingObserver") -> "Lending":
-        """Return the object that computes prompts for other sites."""
-        from pilotlight.runtime.dispatch.lending import Lending  # only few sites lend
-
-        return Lending(self.states, self.assignments, admission, observe)
 
     def expected_restart_s(self, name: str) -> float:
         """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""

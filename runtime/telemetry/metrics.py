@@ -20,7 +20,7 @@ from pilotlight.runtime.hosts.fleet import HostLoad
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.status import LenderStatus, ModelStatus, Residency
+from pilotlight.wire.hop.status import ModelStatus, Residency
 
 _TTFT_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
@@ -32,7 +32,6 @@ _DEVICE_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 Loads = Callable[[], Iterable[HostLoad]]
 Statuses = Callable[[], Iterable[ModelStatus]]
-Lenders = Callable[[], Iterable[LenderStatus]]
 
 
 class Metrics:
@@ -48,19 +47,11 @@ class Metrics:
         )
         Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self._registry).labels(site).set(1)
 
-    def watch(
-        self,
-        loads: Loads,
-        gauges: dict[str, tuple[str, Callable[[], float]]],
-        statuses: Statuses,
-        lenders: Lenders | None,
-    ) -> None:
-        """Export more metrics at each scrape: the engine's, `gauges`, residency, and lending sites.
+    def watch(self, loads: Loads, gauges: dict[str, tuple[str, Callable[[], float]]], statuses: Statuses) -> None:
+        """Export more metrics at each scrape: the engine's, `gauges` and residency.
 
         `gauges` maps a name to its description and a function that reads the value."""
         self._registry.register(_ModelCollector(loads, statuses))
-        if lenders is not None:
-            self._registry.register(_LenderCollector(lenders))
         if read_states():
             self._registry.register(_GpuCollector())
         for name, (meaning, read) in gauges.items():
@@ -173,13 +164,8 @@ class EngineMetrics:
         counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         about = "Sequences that lost their engine host, by outcome: continued or failed"
         self._cut = counter("pilotlight_cut_sequences", about, ["model_name", "outcome"])
-        about = (
-            "Prompts by the place that computes them, where there is a choice: handed_over (another host of the site), borrowed (another "
-            "site), or here (the host that answers)"
-        )
+        about = "Prompts by the host that computes them, where there is a choice: handed_over (another one) or here (the one that answers)"
         self._placed = counter("pilotlight_prompts_placed", about, ["model_name", "where"])
-        about = "Prompts that other sites asked this one to compute, by outcome: computed, declined, given up for own work, left, or failed"
-        self._lent = counter("pilotlight_prompts_lent", about, ["model_name", "outcome"])
         self._host_ms = times("pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS)
         about = "Host time of an engine step by phase"
         self._phase_ms = times("pilotlight_engine_step_phase_ms", about, ["phase"], buckets=_PHASE_MS)
@@ -207,12 +193,8 @@ class EngineMetrics:
         self._cut.labels(model, outcome).inc()
 
     def placed(self, placement: Placement) -> None:
-        prefill = placement.prefill
-        where = "here" if prefill is None else "borrowed" if prefill.is_lent else "handed_over"
+        where = "here" if placement.prefill is None else "handed_over"
         self._placed.labels(placement.replica.model, where).inc()
-
-    def lent(self, model: str, outcome: str) -> None:
-        self._lent.labels(model, outcome).inc()
 
     def wake(self, wake: Wake) -> None:
         self._wakes.labels(wake.model, wake.clock).observe(wake.ms)
@@ -236,21 +218,6 @@ class _GpuCollector:
             for number, state in enumerate(states):
                 if name in state:
                     family.add_metric([str(number)], state[name])
-            yield family
-
-
-class _LenderCollector:
-    """The sites that may compute prompts for this one, with the measured links."""
-
-    def __init__(self, lenders: Lenders) -> None:
-        self._lenders = lenders
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        found = list(self._lenders())
-        for kind, name, about, read in _OF_LENDERS:
-            family = kind(f"pilotlight_lender_{name}", about, labels=["lender"])
-            for status in found:
-                family.add_metric([status.site], read(status))
             yield family
 
 
@@ -311,13 +278,6 @@ def _kv_usage(load: ModelLoad) -> float:
 
 _Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
-_OF_LENDERS: tuple[tuple[_Family, str, str, Callable[[LenderStatus], float]], ...] = (
-    (_GAUGE, "usable", "1 if the other site would compute a prompt now", lambda status: not status.why_not),
-    (_GAUGE, "rtt_ms", "Round-trip time to the other site", lambda status: status.rtt_ms),
-    (_GAUGE, "mbit_per_s", "Measured rate of the link; 0 before the first measurement", lambda status: status.mbit_per_s),
-    (_COUNTER, "borrowed", "Prompts that the other site accepted", lambda status: status.borrowed),
-    (_COUNTER, "declined", "Prompts that the other site declined", lambda status: status.declined),
-)  # fmt: skip
 _OF_LOADS: tuple[tuple[_Family, str, str, Callable[[ModelLoad], float]], ...] = (
     (_GAUGE, "vllm:num_requests_running", "Sequences that are running", lambda load: load.running),
     (_GAUGE, "vllm:num_requests_waiting", "Sequences that wait to start", lambda load: load.waiting),

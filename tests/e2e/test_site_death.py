@@ -24,7 +24,7 @@ def network() -> Iterator[LocalNetwork]:
 def undisturbed(network: LocalNetwork) -> list[Heard]:
     heard = asyncio.run(listen(network.url, BODIES, lambda heard: None))
     assert all(mine.is_done and mine.error is None for mine in heard), [mine.error for mine in heard]
-    assert not stream_counts(network)
+    assert not stream_counts(network).total()
     return heard
 
 

@@ -9,8 +9,7 @@ from load_tests.sim.policies.round_robin import RoundRobinPolicy
 from pilotlight.edge_router.routing.cost import Assumptions, CostPolicy
 from pilotlight.edge_router.routing.placement import placement_order
 from pilotlight.edge_router.routing.views import BackendView, Home, Policy, Preference, RouteRequest
-from pilotlight.wire.hop.lending import LentTerms
-from pilotlight.wire.hop.status import LenderStatus, Place
+from pilotlight.wire.hop.status import Place
 from tests.edge_router.builders import PLACES, view
 from tests.edge_router.nearest import NearestPolicy
 
@@ -77,46 +76,6 @@ def prefills(*backends: BackendView) -> dict[str, float]:
 def test_what_a_site_lacks_it_reads_from_the_store_that_it_shares_with_its_holder() -> None:
     found = prefills(view("home", model=at("one")), view("same", model=at("one")), view("other", model=at("another")))
     assert found == pytest.approx({"home": 50.0, "same": 50.0 + 900 / 20, "other": 500.0})
-
-
-def borrowing(lender: str, **terms: float) -> BackendView:
-    """Return a site with a queue of 5 s, and a lender that computes 10,000 tokens/s."""
-    status = LenderStatus(lender, terms={"ember": LentTerms(10_000.0, **terms)})
-    return view(
-        "ams1", rtt_ms=2.0, model={"queued_tokens": 5000, "prefill_tokens_per_s": 1000.0}, site={"lenders": (status,)}
-    )
-
-
-def test_a_site_with_a_lender_costs_what_the_prompt_costs_there() -> None:
-    lender = view("iad1", rtt_ms=90.0, model={"prefill_tokens_per_s": 1000.0, "queued_tokens": 5000})
-    terms = LentTerms(10_000.0, queue_s=0.2, rtt_s=0.05, error=0.5)
-    first, _ = rank(ASK, borrowing("iad1", queue_s=0.2, rtt_s=0.05, error=0.5), lender)
-    assert (first.backend.name, first.terms["queue_ahead"]) == ("ams1", 5000.0)
-    lent_ms = 1500.0 * terms.cost(1000, 1000).total_s
-    assert first.cost_ms == pytest.approx(2.0 + lent_ms)
-    assert first.terms["lent"] == pytest.approx(lent_ms - 6000.0)
-    assert first.max_queue_ms is not None
-    assert first.max_queue_ms >= 5000.0, (
-        "the site does not decline because of a queue that the prompt does not wait for"
-    )
-
-
-@pytest.mark.parametrize(
-    ("request_", "lender", "terms"),
-    [
-        (ASK, "gone1", {}),  # a site to which the request may not be sent
-        (replace(ASK, model="ember:mine"), "iad1", {}),  # an adapter
-        (ASK, "iad1", {"queue_s": 5.0}),  # no gain beyond the estimate's error
-        (ASK, "iad1", {"link_tokens_per_s": 100.0}),  # a link slower than the site itself
-    ],
-)
-def test_a_lender_that_may_not_or_would_not_compute_the_prompt_counts_for_nothing(
-    request_: RouteRequest, lender: str, terms: dict[str, float]
-) -> None:
-    ranked = rank(request_, borrowing(lender, **terms), view("iad1", rtt_ms=90.0, model={"queued_tokens": 90_000}))
-    borrower = next(each for each in ranked if each.backend.name == "ams1")
-    assert "lent" not in borrower.terms
-    assert borrower.cost_ms == pytest.approx(6002.0)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1000.0])

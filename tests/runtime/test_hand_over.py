@@ -12,7 +12,6 @@ from pilotlight.runtime.cli.serve_command import Served
 from pilotlight.runtime.dispatch.hand_over import prefill_sequence
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.site import EngineConfig
-from pilotlight.wire.hop.lending import BorrowedPrompt
 from pilotlight.wire.hop.status import decode_status
 from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, Step, ids, says
@@ -121,17 +120,6 @@ async def test_an_idle_host_computes_its_own_prompts(split: Callable[..., Any]) 
         assert answer.status == 200
         assert [len(client.submits) for client in pair.engines] == [0, 1]
         assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
-
-
-async def test_a_host_that_only_answers_is_not_lent_for_prompts(split: Callable[..., Any]) -> None:
-    async with split() as pair:
-        models, admission = pair.site.app.site.models, pair.site.app.site.admission
-        lending = models.lending(admission, lambda name, outcome: None)
-        assert [*lending.lendable().models] == ["tiny"]
-        async with lending.lend(BorrowedPrompt("tiny", "ab" * 16, tuple(range(65)), b"")) as lent:
-            assert lent.host == 0
-            assert lending.lendable().queue_s > 0, "it is queued at the host for prompts"
-            await lent.outputs.aclose()
 
 
 async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(

@@ -21,7 +21,6 @@ SOON = datetime(2027, 1, 1, tzinfo=UTC)
 ROTATED = {**KEY, "former_sha256": "1" * 64, "former_expires": SOON}
 PAIR, KV = [["cuda:0", "cuda:1"]], {"kv_host_gib": 0.1}
 SPLIT = [{"device": "cuda:0", "role": "prefill"}, {"device": "cuda:1", "role": "decode"}]
-AT = {"site": "iad1", "url": "http://10.0.0.5:1"}
 Tables = dict[str, Any]
 
 
@@ -142,10 +141,6 @@ SITES: list[tuple[str, Tables, Tables]] = [
     ("2 devices cannot be divided into 3 equal stages", engine(devices=PAIR, stages=3), engine(devices=PAIR, stages=1)),
     ("kv_disk_dir needs", engine(kv_disk_dir="/kv"), engine(kv_disk_dir="/kv", **KV)),
     ("kv_store needs", engine(kv_store="m:1"), engine(kv_store="m:1", **KV)),
-    ("lend_at and lenders need", engine(lenders=[AT]), engine(lenders=[AT], **KV)),
-    ("lend_at has port 65535", engine(lend_at="127.0.0.1:65535", devices=["cpu", "cpu"], **KV), engine(lend_at="127.0.0.1:65535", **KV)),
-    ("lender's site 'iad1' is used twice", engine(lenders=[AT, AT], **KV), engine(lenders=[AT], **KV)),
-    ("which is this site", engine(lenders=[{**AT, "site": "ams1"}], **KV), engine(lenders=[AT], **KV)),
     ("read their parts from disk", {**engine(devices=PAIR), **model(residency="host")}, {**engine(devices=PAIR), **model(residency="auto")}),
     ("weights_host_gib is 0", {**engine(weights_host_gib=0), **model(residency="host")}, {**engine(weights_host_gib=1), **model(residency="host")}),
     ("remove sleep_after_s", model(residency="device", sleep_after_s=9.0), model(residency="auto", sleep_after_s=9.0)),

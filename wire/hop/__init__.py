@@ -1,1 +1,1 @@
-"""Messages between routers and sites: headers, status, continuation, hints, lending, usage."""
+"""Messages between routers and sites: headers, status, continuation, hints, usage."""

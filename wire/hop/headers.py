@@ -88,7 +88,7 @@ def signing(secret: str) -> str:
 
 
 def lasting(secret: str) -> str:
-    """Return the secret for tenants' salts and engine hosts, which is the last one.
+    """Return the secret for tenants' salts, which is the last one.
 
     It changes only when the old secret is removed.
     """

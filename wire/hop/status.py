@@ -8,8 +8,6 @@ from typing import Literal
 
 import msgspec
 
-from pilotlight.wire.hop.lending import LentTerms
-
 # failed: a recent wake failed. After a while it is "disk" or "host" again, and may be requested again.
 Residency = Literal["device", "host", "disk", "loading", "failed"]
 
@@ -86,18 +84,6 @@ class FunctionsStatus(msgspec.Struct, frozen=True):
     takes_deployed: bool = False  # it also serves functions deployed at a router
 
 
-class LenderStatus(msgspec.Struct, frozen=True):
-    """A site that may compute prompts for this one."""
-
-    site: str
-    why_not: str = ""  # why it would compute none now
-    rtt_ms: float = 0.0
-    mbit_per_s: float = 0.0  # measured rate of the link, by blocks and probes; 0 if not measured yet
-    borrowed: int = 0  # prompts that the other site accepted (counter)
-    declined: int = 0  # prompts that the other site declined (counter)
-    terms: dict[str, LentTerms] = {}  # model -> terms for its prompts now; without models that it would not compute
-
-
 class SiteStatus(msgspec.Struct, frozen=True):
     site: str
     version: str  # version of Pilotlight
@@ -114,7 +100,6 @@ class SiteStatus(msgspec.Struct, frozen=True):
     digests: int = 0  # revision of its models' prefixes, which changes with them; 0 if it is not counted
     digests_since: int = 0  # the models' prefixes are changes since this revision; 0 if they are complete
     finetunes: str | None = None  # changes whenever uploaded adapters change; None if the site accepts no uploads
-    lenders: tuple[LenderStatus, ...] = ()
     fallbacks: tuple[
         str, ...
     ] = ()  # operations that its engine hosts compute more slowly than the machine allows, a sentence each

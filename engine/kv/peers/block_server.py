@@ -66,15 +66,13 @@ class BlockServer:
         host: HostTier,
         keys: "Keys | None" = None,
         engine: "TransferEngine | None" = None,
-        *,
-        lend_address: str | None = None,
     ) -> None:
-        """Open the server's sockets and start its thread.
+        """Open the server's socket and start its thread.
 
-        `keys`: only readers with the same keys are accepted. `engine`: offers Mooncake as an additional transport. `lend_address`: a second address,
-        for hosts of other sites. Raises zmq.ZMQError if an address is not available.
+        `keys`: only readers with the same keys are accepted. `engine`: offers Mooncake as an additional transport. Raises zmq.ZMQError if the address
+        is not available.
         """
-        self.rate = TransferRate()  # measured over readers of this site
+        self.rate = TransferRate()  # measured over all readers
         self.num_expired = 0  # reads that ended because their reader fell silent
         self._host = host
         self._lock = threading.Lock()
@@ -91,9 +89,7 @@ class BlockServer:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._guard = None if keys is None else guard_socket(self._context, self._socket, keys)
         try:
-            for each in (address, lend_address):
-                if each is not None:
-                    self._socket.bind(each)
+            self._socket.bind(address)
         except zmq.ZMQError:
             self._close_socket()
             raise
@@ -201,7 +197,7 @@ class BlockServer:
         offer, now = self._offers[kind], time.monotonic()
         for gone in [name for name, known in self._readers.items() if now - known.heard_at > _FORGOTTEN_S]:
             del self._readers[gone]
-        self._readers[reader] = _KnownReader(offer, TransferRate() if hello.borrows else self.rate, now)
+        self._readers[reader] = _KnownReader(offer, self.rate, now)
         self._send(reader, PeerReady(PEER_VERSION, kind, offer.address))
 
     def _begin_read(self, reader: bytes, message: ReadBlocks) -> None:
@@ -274,7 +270,7 @@ class BlockServer:
     def _send_blocks(self, grant: "_Grant", slots: list[HostSlot]) -> None:
         reader = self._readers[grant.reader]
         offer, ready = reader.offer, [ReadyBlock(reader.offer.place_of(slot), slot.checksum) for slot in slots]
-        message = BlocksReady(grant.read, tuple(ready), reader.rate.bytes_per_s)
+        message = BlocksReady(grant.read, tuple(ready))
         self._send(grant.reader, message, [frame for slot in slots for frame in offer.frame_of(slot)])
 
     def _send(self, reader: bytes, message: FromServer, frames: "list[bytes] | tuple[()]" = ()) -> None:

@@ -28,7 +28,6 @@ class TransportLostError(PeerError):
 class PeerHello(msgspec.Struct, frozen=True, tag=True):
     version: int
     transports: tuple[str, ...]  # transports that the reader supports, in order of preference
-    borrows: bool = False  # True if the reader belongs to another site: its rate is not counted for this site's hosts
 
 
 class PeerReady(msgspec.Struct, frozen=True, tag=True):
@@ -63,8 +62,6 @@ class BlocksReady(msgspec.Struct, frozen=True, tag=True):
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    # transfer rate, measured over all reads so far; 0 if not measured yet
-    bytes_per_s: float = 0.0
 
 
 class BlocksCopied(msgspec.Struct, frozen=True, tag=True):

@@ -55,7 +55,7 @@ def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
         if config.peer_transport == "mooncake":
             engine, transports = TransferEngine(_own_host(config.peer_address)), (MOONCAKE, INLINE)
         keys = None if config.peer_keys is None else read_keys(Path(config.peer_keys))
-        server = BlockServer(config.peer_address, host, keys, engine, lend_address=config.lend_address)
+        server = BlockServer(config.peer_address, host, keys, engine)
         return HostPeers(server, PeerThread(host, keys, transports, engine))
     except (KeysError, PeerError, zmq.ZMQError) as error:
         log.warning("%s serves no blocks to other hosts: %s", config.peer_address, error)

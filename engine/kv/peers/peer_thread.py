@@ -65,7 +65,6 @@ class PeerRead(TierRead):
         super().__init__(host, hashes, block_bytes)
         self.source = source
         self.identity = identity
-        self.bytes_per_s = 0.0  # transfer rate, measured by the other host; 0 if unknown
 
 
 class PeerThread:
@@ -144,7 +143,7 @@ class PeerThread:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
                 return
-            peer.send(PeerHello(PEER_VERSION, self._ways_to(read.source), read.source.is_lent))
+            peer.send(PeerHello(PEER_VERSION, self._ways_to(read.source)))
         if not peer.reads:
             peer.heard_at = time.monotonic()
         number = next(self._numbers)
@@ -153,12 +152,7 @@ class PeerThread:
             peer.ask(number)
 
     def _ways_to(self, source: BlockSource) -> tuple[str, ...]:
-        """Return the transports to offer: those that lost no blocks recently, or all if none is left.
-
-        For a host of another site only the socket.
-        """
-        if source.is_lent:
-            return (INLINE,)
+        """Return the transports to offer: those that lost no blocks recently, or all if none is left."""
         oldest = time.monotonic() - _AVOIDED_S
         sound = [kind for kind in self._transports if self._lost_at.get((source.address, kind), -math.inf) < oldest]
         return tuple(sound) or self._transports
@@ -193,10 +187,8 @@ class PeerThread:
                 self._greet(peer, version, kind, address)
             case PeerRefused(reason):
                 raise PeerError(reason)
-            case BlocksReady(number, blocks, bytes_per_s):
+            case BlocksReady(number, blocks):
                 read = peer.reads.get(number)
-                if read is not None:
-                    read.bytes_per_s = bytes_per_s
                 if read is not None and not self._copy(peer, number, read, blocks, payload):
                     peer.send(StopReading(number))
                     self._end_read(peer.reads.pop(number))

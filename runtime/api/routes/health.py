@@ -86,6 +86,5 @@ class Health:
             functions=None if self._functions is None else self._functions.status(),
             uptime_s=round(time.monotonic() - self._started_s, 1),
             finetunes=None if site.finetunes is None else site.finetunes.state,
-            lenders=site.models.lender_statuses(),
             fallbacks=site.fleet.fallbacks,
         )

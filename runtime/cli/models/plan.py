@@ -10,7 +10,6 @@ from rich.table import Table
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import KvDtype
 from pilotlight.engine.planning.devices import GIB, DeviceSet, parse_devices
-from pilotlight.engine.planning.link import Link, plan_link
 from pilotlight.engine.planning.model_plan import PlannedModel, read_model
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.planning.planner import ModelPlan, Workload, described, make_plan
@@ -35,8 +34,6 @@ class PlanRequest(NamedTuple):
     pp: int | None = None
     ep: int | None = None
     kv_dtype: str = "auto"
-    link_gbits: float | None = None  # Gbit/s to another site
-    rtt_ms: float = 0.0
     is_lossless: bool = False
 
     @property
@@ -57,24 +54,14 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
         model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
         if question.is_lossless:
             model = _in_12_bits(model, devices)
-        if question.link_gbits is not None and question.link_gbits <= 0:
-            raise CliError(
-                f"--link {question.link_gbits:g} must be greater than 0: give the bandwidth to the other site in Gbit/s."
-            )
         found = make_plan(model, devices, Workload.of(model, question.context_length, question.batch), question.wanted)
     except (CheckpointError, SourceError) as error:
         raise CliError(str(error)) from None
     told = described(found, question.price_per_hour)
-    link = None
-    if question.link_gbits is not None:
-        link = plan_link(found.best, Link(question.link_gbits * 1e9 / 8, question.rtt_ms / 1e3))
-        told["link"] = None if link is None else link._asdict() | {"reason": link.reason}
     if as_json:
         print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
     else:
         _show(found, told)
-        if link is not None:
-            Console().print(f"Over that link {link.reason}.", highlight=False, soft_wrap=True)
 
 
 def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:

@@ -47,7 +47,7 @@ def test_a_router_of_which_nothing_is_asked_has_no_stage() -> None:
 
 def test_a_stage_is_there_for_each_thing_that_is_asked_for_in_the_order_of_their_opening() -> None:
     assert names(made(**CLOSED)) == ["_check_model"]
-    assert names(made(**JUDGED, **LIMITED, **KEPT_NEAR)) == ["_judge", "_keep_to_data_rules", "_reserve_tokens"]
+    assert names(made(**JUDGED, **LIMITED, **KEPT_NEAR)) == ["_judge", "_reserve_tokens"]
 
 
 async def test_limits_that_a_reload_brings_hold_for_the_next_request() -> None:
@@ -81,11 +81,3 @@ async def test_a_request_is_settled_with_its_prompt_unless_a_later_stage_refused
     assert await limits.reserve(head, 1000 - used) is not None
     with pytest.raises(ApiError, match="tokens per minute"):
         await limits.reserve(head, 1)
-
-
-async def test_the_sites_that_data_may_go_to_are_named_to_the_site_that_answers() -> None:
-    proxied, anywhere = request(), request("other")
-    assert anywhere.request.data_sites == "*"
-    await opened(made(**KEPT_NEAR), proxied)
-    await opened(made(**KEPT_NEAR), anywhere)
-    assert (proxied.request.data_sites, anywhere.request.data_sites) == ("ams1", "*")

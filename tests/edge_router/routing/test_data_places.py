@@ -9,7 +9,6 @@ import pytest
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.network import NetworkConfig
-from pilotlight.wire.hop.data_sites import DATA_SITES
 from tests.edge_router.builders import model_status, network
 from tests.edge_router.fakes import FirstThen, continued_stream, last_error, reset_it, router, sites
 
@@ -29,21 +28,6 @@ async def test_an_accounts_data_stays_where_it_may_go_whatever_is_nearer(monkeyp
                 await response.read()
             assert [len(fake.seen) for fake in fakes][site] == 1
         assert [len(fake.seen) for fake in fakes] == [1, 1]
-
-
-async def test_a_site_learns_which_others_may_see_a_request_whatever_its_client_sends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
-    tables = {**ONLY_IAD, "accounts": [{"name": "acme", "data": {"sites": ["iad1", "sin1"]}}]}
-    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, tables=tables) as running:
-        for headers, told in ((ACME, "iad1,sin1"), (BOB, "*")):
-            async with running.chat(headers={**headers, DATA_SITES: "*"}) as response:
-                await response.read()
-            (seen,) = [request for fake in fakes for request in fake.seen]
-            assert seen.headers.getall(DATA_SITES) == [told]
-            for fake in fakes:
-                fake.seen.clear()
 
 
 async def test_a_stream_that_loses_its_only_site_ends_rather_than_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

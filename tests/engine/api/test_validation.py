@@ -140,8 +140,6 @@ def test_a_hosts_number_has_a_least_value(name: str, least: int) -> None:
         ({"kv_disk_dir": "/d"}, "kv_disk_dir is set"),
         ({"kv_store": "h:1"}, "kv_store is set"),
         ({"peer_address": "ipc://p"}, "peer_address is set"),
-        ({"lend_address": "tcp://h:1"}, "lend_address is set"),
-        ({"lend_address": "tcp://h:1", "peer_address": "ipc://p", "kv_host_bytes": 1, "kv_host_dir": "/h"}, ""),
         ({"kv_disk_dir": "/d", "kv_store": "h:1", "kv_host_bytes": 1, "kv_host_dir": "/h", "threads": 1}, ""),
     ],
 )

@@ -27,7 +27,6 @@ from pilotlight.wire.hop.continuation import (
     encode_answer,
     encode_delivery,
 )
-from pilotlight.wire.hop.data_sites import DATA_SITES
 from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
 
@@ -44,11 +43,11 @@ def scope(*, genuine: bool = True, **headers: str) -> dict[str, Any]:
 def test_a_routers_words_are_heard_on_a_genuine_hop_alone() -> None:
     prefixes = ((2**31, 64), (7, 16))
     said = {
-        MAX_QUEUE_WAIT: "250", PREFIXES: encode_prompt_prefixes(prefixes), DATA_SITES: "iad1,sin1",
+        MAX_QUEUE_WAIT: "250", PREFIXES: encode_prompt_prefixes(prefixes),
         ANSWER: encode_answer(NAME, DELIVERED),
     }  # fmt: skip
     context, body = router_context(scope(**said), DELIVERED + b"{}")
-    assert context == RouterContext(NAME, DELIVERY, prefixes, ("iad1", "sin1"), 250)
+    assert context == RouterContext(NAME, DELIVERY, prefixes, 250)
     assert body == b"{}"
     assert router_context(scope(genuine=False, **said), DELIVERED + b"{}") == (RouterContext(), DELIVERED + b"{}")
     missing = {"headers": scope(**said)["headers"]}
@@ -56,8 +55,8 @@ def test_a_routers_words_are_heard_on_a_genuine_hop_alone() -> None:
 
 
 def test_a_router_need_not_say_anything_and_what_of_it_is_no_sense_is_no_harm() -> None:
-    assert router_context(scope(), b"{}") == (RouterContext(data_sites=()), b"{}")
-    assert router_context(scope(**{PREFIXES: "nonsense", DATA_SITES: "*"}), b"{}")[0] == RouterContext(data_sites=None)
+    assert router_context(scope(), b"{}") == (RouterContext(), b"{}")
+    assert router_context(scope(**{PREFIXES: "nonsense"}), b"{}")[0] == RouterContext()
     assert router_context(scope(**{ANSWER: encode_answer(NAME)}), b"{}") == (RouterContext(NAME), b"{}")
     for value, body in (
         ("nonsense", b"{}"),
@@ -95,7 +94,7 @@ OPEN, ENDED = Delivered((1,)), Delivered((1,), "stop")
 def test_an_answer_is_continued_where_something_is_left_of_it(
     choices: tuple[Delivered, ...], n: int, stream: bool, says: str
 ) -> None:
-    context = RouterContext(NAME, Delivery(choices), ((1, 2),), ("iad1",))
+    context = RouterContext(NAME, Delivery(choices), ((1, 2),))
     if says:
         with pytest.raises(ApiError, match=says) as refused:
             context.applied_to(asked(n, stream=stream), 9)
@@ -103,13 +102,13 @@ def test_an_answer_is_continued_where_something_is_left_of_it(
         return
     request = context.applied_to(asked(n, stream=stream), 9)
     assert (request.num_bytes, request.answer_name, request.delivery) == (9, NAME, Delivery(choices))
-    assert (request.prefixes, request.data_sites) == (((1, 2),), ("iad1",))
+    assert request.prefixes == ((1, 2),)
 
 
 def test_an_answer_that_no_router_has_named_keeps_the_name_that_it_has() -> None:
     plain = asked()
     told = RouterContext().applied_to(plain, 3)
-    assert (told.answer_name, told.delivery, told.data_sites) == (plain.answer_name, NOTHING_DELIVERED, ())
+    assert (told.answer_name, told.delivery) == (plain.answer_name, NOTHING_DELIVERED)
 
 
 def test_a_body_may_be_longer_by_what_a_router_puts_before_it() -> None:

@@ -13,7 +13,7 @@ from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.telemetry import metrics
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.wire.chat import Usage
-from pilotlight.wire.hop.status import LenderStatus, ModelStatus
+from pilotlight.wire.hop.status import ModelStatus
 
 OBSERVED = {  # each has a second metric with its start: NAME_created
     "vllm:time_to_first_token_seconds": ("histogram", {"model_name"}),
@@ -32,16 +32,10 @@ OBSERVED = {  # each has a second metric with its start: NAME_created
     "pilotlight_wake_phase_ms": ("histogram", {"clock", "phase"}),
     "pilotlight_evictions": ("counter", {"model_name", "to"}),
     "pilotlight_prompts_placed": ("counter", {"model_name", "where"}),
-    "pilotlight_prompts_lent": ("counter", {"model_name", "outcome"}),
     "pilotlight_scalings": ("counter", {"direction", "model_name"}),
 }
 READ = {
     "pilotlight_site_info": ("gauge", {"site"}),
-    "pilotlight_lender_usable": ("gauge", {"lender"}),
-    "pilotlight_lender_rtt_ms": ("gauge", {"lender"}),
-    "pilotlight_lender_mbit_per_s": ("gauge", {"lender"}),
-    "pilotlight_lender_borrowed": ("counter", {"lender"}),
-    "pilotlight_lender_declined": ("counter", {"lender"}),
     "vllm:num_requests_running": ("gauge", {"engine", "model_name"}),
     "vllm:num_requests_waiting": ("gauge", {"engine", "model_name"}),
     "vllm:kv_cache_usage_perc": ("gauge", {"engine", "model_name"}),
@@ -89,7 +83,6 @@ def observed(model: str = "tiny") -> Metrics:
         lambda: [HostLoad(0, model, ModelLoad(running=2, prefix_hits=7, drafts=DraftCounts(2, 5, 3, (2, 1, 0), 1)))],
         {"inflight_requests": ("Requests in progress", lambda: 3)},
         lambda: [ModelStatus(model, "device", copies=1)],
-        lambda: [LenderStatus("iad1", rtt_ms=12.5, mbit_per_s=100.0, borrowed=2)],
     )
     metrics.response("models", 200)
     with metrics.requests.measure(model) as measure:
@@ -103,7 +96,6 @@ def observed(model: str = "tiny") -> Metrics:
     engines.evicted(model, "host")
     engines.scaled(model, "up")
     engines.placed(placement(model))
-    engines.lent(model, "computed")
     return metrics
 
 
@@ -120,7 +112,7 @@ def test_gpus_are_reported_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> 
     states: list[dict[str, float]] = [{"power_watts": 612.5, "slowed_by_power_cap": 1.0}, {"power_watts": 90.0}]
     monkeypatch.setattr(metrics, "read_states", lambda: states)
     watched = Metrics("ams1")
-    watched.watch(lambda: [], {}, lambda: [], None)
+    watched.watch(lambda: [], {}, lambda: [])
     text = watched.text().decode()
     assert 'pilotlight_gpu_power_watts{gpu="0"} 612.5' in text
     assert 'pilotlight_gpu_power_watts{gpu="1"} 90.0' in text

@@ -32,7 +32,7 @@ from pilotlight.engine.kv.peers.messages import (
 )
 from pilotlight.engine.kv.peers.mooncake import TransferEngine
 from pilotlight.engine.kv.peers.peer_thread import PeerRead, PeerThread
-from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, InlineTransport
+from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
 from tests.engine.kv.tiers.test_host_tier import SIZE, content, name, put
@@ -192,15 +192,6 @@ def test_a_block_damaged_in_place_is_never_offered(hosts: Hosts, monkeypatch: py
     hosts.there.unpin([slot])
     assert hosts.take(hosts.read(0, 1, 2)) == 1
     assert hosts.there.num_corrupt == 1
-
-
-def test_a_reader_of_another_site_says_nothing_of_the_way_to_this_ones(hosts: Hosts) -> None:
-    hosts.compute(0)
-    read = hosts.reader.read(BlockSource(hosts.address, "one", 5.0, is_lent=True), IDENTITY, [name(0)], SIZE)
-    assert hosts.take(read) == 1
-    assert [type(peer.transport) for peer in hosts.reader._peers.values()] == [InlineTransport]
-    until(lambda: hosts.server.num_leased == 0)
-    assert hosts.server.rate.bytes_per_s == 0
 
 
 def test_an_unknown_sequence_ends_the_read(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,34 +65,10 @@ def test_weights_in_12_bits_are_planned_where_a_site_would_have_them() -> None:
             plan(PlanRequest("embedded:ember", devices, dtype=dtype, is_lossless=True))
 
 
-def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
-    def over(gbits: float) -> dict[str, Any]:
-        found: dict[str, Any] = told(capsys, model="embedded:ember", devices="1xh100", link_gbits=gbits, rtt_ms=20.0)[
-            "link"
-        ]
-        return found
-
-    slow, fast = over(0.01), over(10_000.0)
-    layers, keys_and_values, heads, head_dim, bf16 = 6, 2, 2, 64, 2
-    assert slow["prompt_bytes"] == fast["prompt_bytes"] == 2048 * layers * keys_and_values * heads * head_dim * bf16
-    move_s, compute_s = slow["prompt_bytes"] / 1.25e6, 2048 / slow["computed_tokens_per_s"]
-    assert slow["borrow_from_s"] == pytest.approx(0.020 + move_s - compute_s), "most of it is not hidden"
-    assert fast["borrow_from_s"] == pytest.approx(0.020 + fast["prompt_bytes"] / 1.25e12 / 4), (
-        "only the last 512 tokens"
-    )
-    assert slow["route_from_s"] == fast["route_from_s"] == 0.020
-    assert "slower than they are computed" in slow["reason"]
-    plan(PlanRequest("embedded:ember", "1xh100", link_gbits=0.01, rtt_ms=20.0))
-    assert "fetching blocks pays only if the other site cannot answer the request" in " ".join(
-        capsys.readouterr().out.split()
-    )
-
-
 @pytest.mark.parametrize(
     ("question", "sentence"),
     [
         ({"devices": "many"}, "'many' names no devices"),
-        ({"link_gbits": 0.0}, "--link 0 must be greater than 0"),
         (
             {"devices": "8xh100", "tp": 3},
             "tp is 3, and the model has 40 heads and 8 key-value heads; tp may be 1, 2, 4, 8, 40",
