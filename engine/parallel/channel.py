@@ -60,6 +60,13 @@ class RankChannel:
         """True if `receive` would not wait for long. Only for a pair of sockets."""
         return bool(select.select([self._end], [], [], 0)[0])
 
+    @property
+    def is_gone(self) -> bool:
+        """Tell whether the other end has closed the connection, without reading from it."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLRDHUP)  # errors are always reported
+        return bool(poll.poll(0))
+
     def send_bytes(self, data: memoryview) -> None:
         """Send bytes that `receive_into` expects."""
         with self._sending:

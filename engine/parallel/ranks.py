@@ -85,7 +85,7 @@ class RankGroup:
         self._on_lost = on_lost
         self._is_closing = False
         self.lost: str | None = None  # description of the loss of a rank, if any
-        self._was_killed = False  # the lost rank was killed by a signal
+        self._was_killed = False  # the lost rank was killed by a signal, or its machine is lost
         self._has_lost = threading.Event()
         self._has_closed = threading.Event()
         self._loading = threading.Lock()
@@ -93,6 +93,7 @@ class RankGroup:
         self._copying = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank: processes of the ranks on this machine
         self._channels: list[tuple[RankChannel, ...]] = []
+        self._far_ranks = config.far_ranks
         self._far = FarRanks(config, on_wait) if config.far_ranks else None
         try:
             address = LOCALHOST if self._far is None else self._far.address
@@ -128,7 +129,9 @@ class RankGroup:
         `why`: the message if no rank is known to have ended.
         """
         self._has_lost.wait(_LOSS_KNOWN_S)  # a rank's socket closes before its process has ended
-        return RankLostError(self.lost or why, self._was_killed)
+        # The end of a process is known at once, even on another machine; the end of that machine only after several seconds.
+        is_machine_lost = self.lost is None and any([self._channels[rank - 1][0].is_gone for rank in self._far_ranks])
+        return RankLostError(self.lost or why, self._was_killed or is_machine_lost)
 
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None:
         """Let all ranks start to load their parts of a model; `until_loaded` waits for them.
@@ -244,7 +247,7 @@ class RankGroup:
         }
         threading.Thread(target=self._end_suspended, name="rank-states", daemon=True).start()
         if self._far is not None:
-            ends["far-ranks"] = self._far.until_lost
+            ends["far-ranks"] = partial(self._far_ended, self._far)
         for name, until_lost in ends.items():
             threading.Thread(target=self._watch, args=(until_lost,), name=name, daemon=True).start()
 
@@ -260,6 +263,11 @@ class RankGroup:
         code = process.wait()
         self._was_killed = code in (-signal.SIGKILL, -signal.SIGTERM)
         return f"rank {rank} (pid {process.pid}) ended with status {code}"
+
+    def _far_ended(self, far: FarRanks) -> str:
+        said = far.until_lost()
+        self._was_killed = said.was_killed
+        return said.reason
 
     def _end_suspended(self) -> None:
         """Kill a rank that stays suspended by a signal.

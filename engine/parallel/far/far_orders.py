@@ -26,6 +26,7 @@ class PlacingFailed(NamedTuple):
     """A report that placement is impossible or, after the start of ranks, that a rank has ended."""
 
     reason: str
+    was_killed: bool = False  # a started rank ended because its machine is lost, not by itself
 
 
 class FarStart(NamedTuple):

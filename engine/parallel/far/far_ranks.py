@@ -78,16 +78,16 @@ class FarRanks:
             )
             while len(found) < NUM_CHANNELS * len(self.ranks):
                 if self._placing.has_message():
-                    raise CheckpointError(self.until_lost())
+                    raise CheckpointError(self.until_lost().reason)
                 if (channel := listener.accept(_LOOK_S)) is not None:
                     found[channel.receive()] = channel
         return {rank: tuple([found[ChannelOf(rank, number)] for number in range(NUM_CHANNELS)]) for rank in self.ranks}
 
-    def until_lost(self) -> str:
-        """Wait until a rank has ended; return a description of the loss."""
+    def until_lost(self) -> PlacingFailed:
+        """Wait until a rank has ended; return the report of it."""
         said = self._hear()
-        assert not isinstance(said, RanksPlaced)
-        return said.reason
+        assert isinstance(said, PlacingFailed)
+        return said
 
     def close(self) -> None:
         """End the ranks."""

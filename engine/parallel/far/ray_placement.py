@@ -22,6 +22,7 @@ from pilotlight.engine.parallel.far.far_rank import FarRank
 from pilotlight.engine.parallel.follower import die_with
 
 _NODE = "ray.io/node-id"  # Ray's label for the id of a node
+_CRASHED = "its worker process has died"  # in Ray's message if the actor's node lives; its exceptions have no other sign of that
 _LOOK_S = 1.0
 
 
@@ -50,7 +51,8 @@ class RankPlacer:
             running.append(actors[i].follow.remote(start._replace(neighbours=neighbours[node])))
         (ended, *_), _ = ray.wait(running, num_returns=1)
         i = running.index(ended)
-        self._channel.send(PlacingFailed(f"rank {starts[i].rank} on {hosts[i][1]} {_why(ray, ended)}"))
+        why = _why(ray, ended)
+        self._channel.send(PlacingFailed(f"rank {starts[i].rank} on {hosts[i][1]} {why}", _CRASHED not in why))
 
     def _end_with_first(self) -> None:
         with suppress(EOFError):

@@ -38,7 +38,10 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
     check_answers(memory, host, tmp_path, expected)
     (node,) = two_nodes.worker_nodes
     two_nodes.remove_node(node, allow_graceful=False)  # no request is open
+    assert isinstance(memory.group, RankGroup)
+    assert memory.group.loss("a step was cut").was_killed, "Ray has not reported the node's end yet"
     assert f"rank 1 on {THERE} has ended" in lost.get(timeout=LATEST_S)
+    assert memory.group.loss("").was_killed
     memory.close()
 
     waits, made, is_over = queue.SimpleQueue[str](), queue.SimpleQueue[KvMemory](), threading.Event()
