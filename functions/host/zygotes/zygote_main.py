@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -165,10 +166,13 @@ class ForkServer:
         flags, self._flags = self._flags, None
         if flags is not None:
             with suppress(OSError):  # the next command gets the error
-                self._ready = ReadyChild(flags, self._run_received)
+                self._ready = ReadyChild(flags, partial(self._run_received, flags))
 
-    def _run_received(self, commands: socket.socket) -> None:
+    def _run_received(self, flags: int, commands: socket.socket) -> None:
         _keep_only([commands.fileno()])
+        if flags:
+            with suppress(OSError):  # `confine` tries again, and reports the error
+                tiers.begin_root(flags)
         data, fds = ready_child.received(commands)
         if data:
             self._be_child(command_decoder.decode(data), fds)
