@@ -181,9 +181,10 @@ def _map_users(proc: int, uid: int, gid: int) -> None:
 
 
 def begin_root(flags: int) -> None:
-    """Begin this process's new root directory, with the interpreter; `flags` are those of `namespaces`. Raises OSError.
+    """Begin this process's new root directory, with the interpreter.
 
-    A process that is forked ahead does so before its function is known, which takes a millisecond off that function's start.
+    A process that is forked ahead does so before its function is known, which takes a millisecond off that function's start. `flags` are those of
+    `namespaces`. Raises OSError.
     """
     global _has_begun_root
     os.umask(0o022)  # the function must be able to read the directories
