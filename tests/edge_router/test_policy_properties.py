@@ -1,7 +1,5 @@
 """Properties of the policy for any sites and requests, which hypothesis generates. Only the order is checked."""
 
-from collections.abc import Collection
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,10 +193,9 @@ class CountingPolicy(CostPolicy):
         repeat_weight: float,
         readable: int,
         typical: TypicalMs,
-        allowed: Collection[str] = (),
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable, typical, allowed)
+        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable, typical)
 
 
 def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: object) -> None:
