@@ -24,7 +24,8 @@ async def test_a_secret_is_what_it_is_when_it_is_asked_for(wire: Wire, tmp_path:
 
 def damage(folder: Path) -> None:
     (sealed,) = folder.rglob("*.sealed")
-    sealed.write_bytes(sealed.read_bytes()[:-1] + b"\0")
+    content = sealed.read_bytes()
+    sealed.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 async def test_a_store_that_cannot_be_opened_says_so_and_nothing_of_what_it_holds(wire: Wire, tmp_path: Path) -> None:
