@@ -1,6 +1,6 @@
 """Estimates for prompts that one host computes for another.
 
-Sites and simulations share them.
+Engine hosts, sites and simulations share them.
 """
 
 # Most tokens in the last chunk of a prompt that is handed over. It is short, because the transfer of its blocks does not overlap with computation.

@@ -167,12 +167,6 @@ class _TierLoad(_Load):
 class _PeerLoad(_Load):
     """A transfer of another host's blocks to the host tier, pinned there until the sequence runs."""
 
-    def __init__(
-        self, connector: KVConnector, sequence: Sequence, transfer: Transfer, prefix: CachedPrefix, deadline: float
-    ) -> None:
-        super().__init__(connector, sequence, transfer, prefix, deadline)
-        self._from_peer = transfer
-
     def take(self) -> None:
         super().take()
         self.sequence.num_peer_blocks = self._connector.tiers.take_read(self.sequence, self._transfer)

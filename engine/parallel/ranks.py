@@ -93,7 +93,6 @@ class RankGroup:
         self._copying = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank: processes of the ranks on this machine
         self._channels: list[tuple[RankChannel, ...]] = []
-        self._far_ranks = config.far_ranks
         self._far = FarRanks(config, on_wait) if config.far_ranks else None
         try:
             address = LOCALHOST if self._far is None else self._far.address
@@ -130,7 +129,8 @@ class RankGroup:
         """
         self._has_lost.wait(_LOSS_KNOWN_S)  # a rank's socket closes before its process has ended
         # The end of a process is known at once, even on another machine; the end of that machine only after several seconds.
-        is_machine_lost = self.lost is None and any([self._channels[rank - 1][0].is_gone for rank in self._far_ranks])
+        far_ranks = () if self._far is None else self._far.ranks
+        is_machine_lost = self.lost is None and any([self._channels[rank - 1][0].is_gone for rank in far_ranks])
         return RankLostError(self.lost or why, self._was_killed or is_machine_lost)
 
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None:

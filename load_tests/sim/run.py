@@ -363,11 +363,7 @@ def simulate(
     faults: bool = True,
     trouble: Trouble = NONE,
 ) -> Outcome:
-    return finish(prepare(make_policy, trace, load, requests, seed, faults, trouble), name, trace.name, load)
-
-
-def finish(simulation: Simulation, name: str, trace: str, load: str) -> Outcome:
-    """Run a prepared simulation, and return the outcome under these names."""
+    simulation = prepare(make_policy, trace, load, requests, seed, faults, trouble)
     began = time.process_time()
     simulation.run()
     cpu_s = time.process_time() - began
@@ -376,7 +372,7 @@ def finish(simulation: Simulation, name: str, trace: str, load: str) -> Outcome:
     )
     wakes = sum(site.wakes for site in simulation.sites)
     return simulation.tally.outcome(
-        name, trace, load, simulation.seed, simulation.started, simulation.events, cpu_s, turned, wakes
+        name, trace.name, load, simulation.seed, simulation.started, simulation.events, cpu_s, turned, wakes
     )
 
 

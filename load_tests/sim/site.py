@@ -266,8 +266,6 @@ class SimSite:
         self._held_tokens -= job.uncached_tokens + job.output_tokens
         self._held_outputs -= job.output_tokens
         self._last_use = self._at
-        if self.is_idle:
-            self.idle_since = self._at
         self._insert(job.answer.digest, job.output_tokens)
         self._evict()
 

@@ -197,7 +197,7 @@ class BlockServer:
         offer, now = self._offers[kind], time.monotonic()
         for gone in [name for name, known in self._readers.items() if now - known.heard_at > _FORGOTTEN_S]:
             del self._readers[gone]
-        self._readers[reader] = _KnownReader(offer, self.rate, now)
+        self._readers[reader] = _KnownReader(offer, now)
         self._send(reader, PeerReady(PEER_VERSION, kind, offer.address))
 
     def _begin_read(self, reader: bytes, message: ReadBlocks) -> None:
@@ -218,7 +218,7 @@ class BlockServer:
         while grant.batches and grant.batches[0].end <= num_blocks:
             batch, now, reader = grant.batches.popleft(), time.monotonic(), self._readers[grant.reader]
             # Batches are copied one after another: do not count the time in which the reader copied previous batches.
-            reader.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
+            self.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
             reader.copied_at = now
             grant.release(self._host, batch.num_blocks)
         if grant.is_complete:
@@ -244,7 +244,7 @@ class BlockServer:
 
     def _pin_next(self, grant: "_Grant") -> list[HostSlot]:
         slots: list[HostSlot] = []
-        at_once, window = self._readers[grant.reader].most_bytes()
+        at_once, window = self._readers[grant.reader].most_bytes(self.rate.bytes_per_s)
         left = window - len(grant.leased) * grant.block_bytes
         if left <= 0:
             return []
@@ -285,19 +285,21 @@ class BlockServer:
 
 
 class _KnownReader:
-    """A reader that has greeted: its transport and its measured rate."""
+    """A reader that has greeted, and its transport."""
 
-    def __init__(self, offer: Offer, rate: TransferRate, now: float) -> None:
+    def __init__(self, offer: Offer, now: float) -> None:
         self.offer = offer
-        self.rate = rate
         self.heard_at = self.told_at = now
         self.copied_at = 0.0
 
-    def most_bytes(self) -> tuple[int, int]:
-        """Return the most bytes per announcement, and the most bytes announced but not copied yet."""
+    def most_bytes(self, bytes_per_s: float) -> tuple[int, int]:
+        """Return the most bytes per announcement, and the most bytes announced but not copied yet.
+
+        `bytes_per_s`: the measured rate; 0 if unknown.
+        """
         if self.offer.kind != INLINE:
             return _BATCH_BYTES, _WINDOW_BYTES
-        rate = self.rate.bytes_per_s or _FIRST_SENT_BYTES / _SENT_BATCH_S
+        rate = bytes_per_s or _FIRST_SENT_BYTES / _SENT_BATCH_S
         return min(_SENT_BATCH_BYTES, int(_SENT_BATCH_S * rate)), min(_SENT_WINDOW_BYTES, int(_SENT_WINDOW_S * rate))
 
 

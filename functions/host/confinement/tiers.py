@@ -33,7 +33,6 @@ SIGNALS = 1024  # pending signals and timers, whose kernel memory has no other l
 AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
 NEW_ROOT = "/sys"  # where the new root is assembled; any directory works that has no function and no interpreter
-_has_begun_root = False  # see `begin_root`
 
 
 class Confinement(msgspec.Struct, frozen=True):
@@ -67,8 +66,7 @@ def confine(limits: Confinement) -> int:
     if limits.tier >= 3:
         return _confine_contained(limits, readable)
     if limits.tier >= 2:
-        if not _has_begun_root:
-            begin_root(namespaces(limits))
+        prepare_root(namespaces(limits))
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _complete_root([*opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
@@ -180,13 +178,13 @@ def _map_users(proc: int, uid: int, gid: int) -> None:
             os.close(file)
 
 
-def begin_root(flags: int) -> None:
-    """Begin this process's new root directory, with the interpreter.
+@functools.cache
+def prepare_root(flags: int) -> None:
+    """Prepare this process's new root directory, with the interpreter, unless that is done already.
 
-    A process that is forked ahead does so before its function is known, which takes a millisecond off that function's start. `flags` are those of
+    A process that is forked ahead calls it before its function is known, which takes a millisecond off that function's start. `flags` are those of
     `namespaces`. Raises OSError.
     """
-    global _has_begun_root
     os.umask(0o022)  # the function must be able to read the directories
     if flags & system.CLONE_NEWUSER:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -200,7 +198,6 @@ def begin_root(flags: int) -> None:
     _link(links)
     os.makedirs(NEW_ROOT + "/tmp", exist_ok=True)
     os.chmod(NEW_ROOT + "/tmp", 0o1777)
-    _has_begun_root = True
 
 
 def _complete_root(functions: list[str], disk_mib: int, folder: str) -> None:

@@ -172,7 +172,7 @@ class ForkServer:
         _keep_only([commands.fileno()])
         if flags:
             with suppress(OSError):  # `confine` tries again, and reports the error
-                tiers.begin_root(flags)
+                tiers.prepare_root(flags)
         data, fds = ready_child.received(commands)
         if data:
             self._be_child(command_decoder.decode(data), fds)
