@@ -84,6 +84,7 @@ class ValidGeneration(Struct, frozen=True):
     delivery: Delivery = NOTHING_DELIVERED  # the part of the answer that other sites have delivered already
     # Beginnings of the prompt, from the router: (digest, number of tokens), the longest first.
     prefixes: tuple[tuple[int, int], ...] = ()
+    waited_s: float = 0.0  # time that it has waited at other sites
 
     cache_salt: str = ""  # the prompt shares cached blocks only with requests of the same tenant and salt
     # Cut a longer prompt to this many last tokens; -1: to as many as leave room for the answer.

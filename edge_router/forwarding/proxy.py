@@ -275,8 +275,9 @@ class Proxy:
         self, upstream: SiteConnections, proxied: RequestState, backend: Backend, preference: Preference
     ) -> UpstreamAttempt:
         pace = self._pace(proxied, backend)
-        limits = proxied.attempt_limits(pace.first_stall_s(preference), self._clock())
-        request = proxied.ask(preference.max_queue_ms)
+        now = self._clock()
+        limits = proxied.attempt_limits(pace.first_stall_s(preference), now)
+        request = proxied.ask(preference.max_queue_ms, now)
         if proxied.trace is not None:
             request = proxied.trace.begin_try(backend.name, request)
         return UpstreamAttempt(upstream, backend.name, backend.url, request, limits, pace, proxied.log)

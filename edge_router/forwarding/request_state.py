@@ -163,6 +163,7 @@ class RequestState:
         self.trace: RequestTrace | None = None  # None unless requests are traced
         self.part = ""  # the part of its journal that is being written, as NAME.1; empty if there is no journal
         self.is_admitted = False  # every stage has admitted it (stages.py)
+        self.has_asked = False  # a site has been asked
         self._config = config
 
     def follow(self, trace: RequestTrace) -> None:
@@ -196,14 +197,16 @@ class RequestState:
         if is_stream and self.first_token_s is None:
             self.first_token_s = elapsed_s
 
-    def ask(self, max_queue_ms: float | None) -> ValidRequest:
-        """Return the request for the next site.
+    def ask(self, max_queue_ms: float | None, now: float) -> ValidRequest:
+        """Return the request for the next site, which is as old there as it was at the sites before.
         A new request may be declined a few times, also after a site was lost, because many requests move at once then. After that the best site must
         accept it, as a site must accept a continued stream."""
         may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
-        if limit != self.request.max_queue_ms:
-            self.request = replace(self.request, max_queue_ms=limit)
+        waited_ms = round(1000 * (now - self.started_at)) if self.has_asked else 0
+        self.has_asked = True
+        if (limit, waited_ms) != (self.request.max_queue_ms, self.request.waited_ms):
+            self.request = replace(self.request, max_queue_ms=limit, waited_ms=waited_ms)
         return self.request
 
     def expected_ms(self, preference: Preference) -> float | None:

@@ -50,6 +50,7 @@ from pilotlight.wire.hop.headers import (
     PREFIXES,
     REQUEST_ID,
     SESSION_AFFINITY,
+    WAITED,
     Hop,
     forwardable,
     sign_hop,
@@ -180,6 +181,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     most_tokens: int = 0  # longest answer that the request allows; 0 without a limit
     adapter: str = ""  # the adapter, if the body names it separately from the model
     max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
+    waited_ms: int = 0  # time that it has waited at other sites
 
     @property
     def asked_model(self) -> str | None:
@@ -231,6 +233,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
                 lines += f"{ANSWER}: {encode_answer(self.answer_name, self.delivery)}\r\n"
             if self.max_queue_ms is not None:
                 lines += f"{MAX_QUEUE_WAIT}: {round(self.max_queue_ms)}\r\n"
+            if self.waited_ms:
+                lines += f"{WAITED}: {self.waited_ms}\r\n"
             if self.conversation.prefixes:
                 lines += f"{PREFIXES}: {encode_prompt_prefixes(self.conversation.short_digests)}\r\n"
         return self.forwarded_lines + lines.encode("latin-1")

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pilotlight.engine.api.struct import Struct, replace
 
-VERSION = (3, 8)  # version of the protocol
+VERSION = (3, 9)  # version of the protocol
 PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -229,6 +229,9 @@ class Submit(_Value, frozen=True, tag=True):
     second_from: int = (
         0  # index of the second text's first token in a pair; 0 for one text, or if the model does not distinguish them
     )
+    # Seconds that the request has waited already, at hosts or sites that are lost. The sequence is as old as one that was submitted then. Since
+    # version 3.9.
+    waited_s: float = 0.0
 
 
 class Abort(_Value, frozen=True, tag=True):

@@ -218,7 +218,9 @@ def _prompt_logprobs(
 def _pooling(chunks: SequenceOf[tuple[int, Chunk]]) -> tuple[PoolingInput, ...]:
     return tuple(
         [
-            PoolingInput(i, s.pooling, s.arrival, chunk.start == 0, chunk.end == len(s.token_ids), len(s.token_ids))
+            PoolingInput(
+                i, s.pooling, s.arrival.number, chunk.start == 0, chunk.end == len(s.token_ids), len(s.token_ids)
+            )
             for i, chunk in chunks
             if (s := chunk.sequence).pooling is not None
         ]

@@ -107,6 +107,7 @@ class Engine:
             adapter=submit.adapter,
             images=images,
             second_from=submit.second_from,
+            waited_s=submit.waited_s,
         )
         if submit.is_suspect:
             self._suspects.suspect(sequence)
@@ -314,7 +315,7 @@ class Engine:
         """Start the forward pass of a step."""
         started_texts: frozenset[int] = frozenset()
         if self.info.pooling is not None:
-            started_texts = frozenset(s.arrival for s in self.scheduler.running if s.num_computed_tokens)
+            started_texts = frozenset(s.arrival.number for s in self.scheduler.running if s.num_computed_tokens)
         launched = self._steps.forward(chunks, started_texts)
         is_fed = self._steps.feeds_next
         for chunk in chunks:

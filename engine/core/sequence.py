@@ -11,6 +11,7 @@ as computed, when the results arrive.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import (
     AdapterSource,
@@ -27,6 +28,16 @@ from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.kv.pool.block_table import BlockTable
 
 PENDING = -1  # placeholder for a token that a launched step chooses and that the host does not know yet
+
+
+class Arrival(NamedTuple):
+    """The order of sequences: the youngest is preempted first."""
+
+    since_s: float  # time of the request's first submission to any host, by the scheduler's clock
+    number: int  # different for each sequence
+
+
+_NOT_SUBMITTED = Arrival(0.0, 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,7 +63,8 @@ class Sequence:
     counts: TokenCounts | None = field(init=False)  # None if penalties and biases are off
     may_be_masked: bool = field(init=False)  # True if some tokens may be forbidden
     length_limit: int = 0  # number of tokens, including the prompt, at which the sequence ends
-    arrival: int = 0  # order of submission: the youngest is preempted first
+    waited_s: float = 0.0  # seconds that its request waited at hosts or sites that are lost
+    arrival: Arrival = _NOT_SUBMITTED
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
     # number of times that the sequence lost its blocks (also at its end) or was rewound; results of chunks of an earlier epoch are dropped

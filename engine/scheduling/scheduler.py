@@ -20,7 +20,7 @@ from itertools import count
 from operator import attrgetter
 
 from pilotlight.engine.core.bisection import Turn
-from pilotlight.engine.core.sequence import PENDING, Sequence
+from pilotlight.engine.core.sequence import PENDING, Arrival, Sequence
 from pilotlight.engine.core.stats import SchedulerCounts
 from pilotlight.engine.kv.connector import KVConnector
 from pilotlight.engine.kv.lending.lease import Lease
@@ -92,7 +92,8 @@ class Scheduler:
 
         `leader`: an open sequence with the same prompt. `awaited`: the wait that must end before it can be admitted, if any.
         """
-        sequence.arrival, sequence.added_at = next(self._arrivals), self._clock()
+        sequence.added_at = self._clock()
+        sequence.arrival = Arrival(sequence.added_at - sequence.waited_s, next(self._arrivals))
         if leader is not None and (leader.has_computed_prompt or not self._prefixes.num_sharable(sequence)):
             leader = None
         self.waiting.add(sequence, leader, awaited)

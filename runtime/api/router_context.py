@@ -26,7 +26,7 @@ from pilotlight.wire.hop.continuation import (
     decode_answer,
     decode_delivery,
 )
-from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
+from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE, WAITED
 from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
 from pilotlight.wire.http.asgi import header
 
@@ -52,6 +52,7 @@ class RouterContext(NamedTuple):
     delivery: Delivery = NOTHING_DELIVERED
     prefixes: tuple[tuple[int, int], ...] = ()  # prefixes that the router knows: (digest, number of tokens)
     max_queue_wait_ms: int | None = None  # if the queue is longer, the router prefers another site
+    waited_ms: int = 0  # how long the request has waited at other sites
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
         """Return the request with the fields that the router sent.
@@ -71,6 +72,7 @@ class RouterContext(NamedTuple):
             answer_name=self.name or request.answer_name,
             delivery=self.delivery,
             prefixes=self.prefixes,
+            waited_s=self.waited_ms / 1e3,
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
@@ -88,10 +90,10 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
     """Separate a body into the router's context and the client's own body. Raises ApiError."""
     if not scope.get(GENUINE_HOP, False):
         return RouterContext(), raw
-    wait = header(scope, MAX_QUEUE_WAIT) or ""
     context = RouterContext(
         prefixes=_prefixes(header(scope, PREFIXES)),
-        max_queue_wait_ms=int(wait) if wait.isascii() and wait.isdigit() and len(wait) < 10 else None,
+        max_queue_wait_ms=_milliseconds(header(scope, MAX_QUEUE_WAIT)),
+        waited_ms=_milliseconds(header(scope, WAITED)) or 0,
     )
     answer = header(scope, ANSWER)
     if answer is None:
@@ -144,6 +146,10 @@ def body_limit(scope: Scope, limit_bytes: int) -> int:
     if answer.count(".") > 2:
         raise ApiError("forbidden", f"only the network's routers may continue an answer; leave {ANSWER} out")
     return limit_bytes
+
+
+def _milliseconds(value: str | None) -> int | None:
+    return int(value) if value and value.isascii() and value.isdigit() and len(value) < 10 else None
 
 
 def _prefixes(value: str | None) -> tuple[tuple[int, int], ...]:

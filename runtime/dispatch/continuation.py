@@ -80,6 +80,7 @@ class ContinuedSequence:
     def __init__(self, site: Continuations, submit: Submit) -> None:
         self._site = site
         self._submit = submit  # the sequence as the caller requested it
+        self._since_s = time.monotonic() - submit.waited_s
         self._delivered: list[int] = []
         self._has_started = False
         # True if a host crashed in a step with this sequence, and no host has produced a token of it since.
@@ -207,6 +208,8 @@ class ContinuedSequence:
     async def _enter(self, placement: Placement, submit: Submit) -> str:
         """Open the sequence on its host; return the decision as a header's text (`Placement.explained`)."""
         self._device_host = placement.replica.host
+        if self._client is not None:  # its host is lost
+            submit = replace(submit, waited_s=time.monotonic() - self._since_s)
         self._client = client = self._device_host.serving_client()
         self.scope = AsyncExitStack()
         self._prefill = None

@@ -45,6 +45,7 @@ def prefill_sequence(submit: Submit, block_size: int) -> Submit:
         hands_over=True,
         adapter=submit.adapter,
         images=tuple(image for image in submit.images if image.position < num_tokens),
+        waited_s=submit.waited_s,
     )
 
 

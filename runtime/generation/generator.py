@@ -365,6 +365,7 @@ async def as_submits(
             constraint=constraint,
             adapter=adapter,
             images=prompt.images,
+            waited_s=request.waited_s,
         )
         submits[len(submits)] = first
         for i in range(1, request.n):

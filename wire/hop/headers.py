@@ -19,6 +19,7 @@ CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
 ACCOUNT = "x-pilotlight-account"  # router -> site: the account of the request's key, if the router knows it
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: decline if the queue is longer than this many ms
+WAITED = "x-pilotlight-waited"  # router -> site: ms that the request has waited at sites that failed or declined
 PREFIXES = (
     "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/hop/prefixes.py)
 )

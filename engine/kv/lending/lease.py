@@ -16,7 +16,7 @@ from pilotlight.engine.kv.pool.block_pool import BlockPool
 class Oldest(NamedTuple):
     """A model's oldest sequence that has blocks, or the next one to admit if none has any."""
 
-    arrival: int
+    arrival: tuple[float, int]  # the smallest is the oldest
     blocks: Sequence[int]  # blocks that the sequence holds
     num_missing: int  # blocks that its tokens need in addition
 

@@ -99,13 +99,19 @@ def test_the_last_that_may_decline_makes_all_of_them_askable() -> None:
 
 def test_a_site_that_may_decline_gets_the_longest_queue() -> None:
     one = proxied()
-    assert one.ask(100.0).max_queue_ms == 100.0
+    assert one.ask(100.0, 0.0).max_queue_ms == 100.0
     for number in range(MAX_DECLINES):
         one.tries.failed(f"{number}", failed("declined"))
-    assert one.ask(100.0).max_queue_ms is None, "now the best site must accept it"
+    assert one.ask(100.0, 0.0).max_queue_ms is None, "now the best site must accept it"
     other = proxied()
     other.cut("ams1", StreamLost("closed", "it was"), 0.0)
-    assert other.ask(100.0).max_queue_ms is None, "and whatever is continued"
+    assert other.ask(100.0, 0.0).max_queue_ms is None, "and whatever is continued"
+
+
+def test_the_next_site_learns_how_long_a_request_has_waited() -> None:
+    one = RequestState(request(), RELAY, 100.0)
+    assert one.ask(None, 100.5).waited_ms == 0, "no site has had it"
+    assert one.ask(None, 125.25).waited_ms == 25_250
 
 
 def test_a_new_request_has_tries_and_a_stream_has_time() -> None:

@@ -5,6 +5,7 @@ import time
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import (
@@ -43,6 +44,12 @@ def sent(request: ValidRequest, secret: str = "") -> dict[str, str]:
     lines = request.head_lines(secret, time.time(), "ams1", request.body).decode("latin-1").split("\r\n")
     assert lines.pop() == ""
     return dict(line.split(": ", 1) for line in lines)
+
+
+def test_a_site_learns_how_long_a_request_has_waited_elsewhere() -> None:
+    request = look(b'{"model": "ember", "messages": []}', secret="s")
+    assert "x-pilotlight-waited" not in sent(request, "s")
+    assert sent(replace(request, waited_ms=25_250), "s")["x-pilotlight-waited"] == "25250"
 
 
 def test_model_and_stream_flag_are_read_and_the_body_stays_as_it_came() -> None:

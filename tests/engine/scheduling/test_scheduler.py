@@ -25,10 +25,9 @@ def slow_engine(max_decode_delay_s: float = math.inf, **shape: int) -> tuple[Eng
     engine, runner = fake_engine(
         num_blocks=400,
         block_size=16,
-        max_num_batched_tokens=2048,
         clock=lambda: sum(runners[0].batch_tokens) / TOKENS_PER_S,
         max_decode_delay_s=max_decode_delay_s,
-        **shape,
+        **{"max_num_batched_tokens": 2048, **shape},
     )
     runners.append(runner)
     return engine, runner
@@ -247,3 +246,15 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
     ranks.add(again := Sequence("again", [8] * 20, SamplingParams(9), b"", length_limit=99))
     ranks.schedule()
     assert again.share == 0, "if both ranks have room, the one with fewer blocks is chosen"
+
+
+@pytest.mark.parametrize("places", [1, 8])
+def test_a_request_of_a_lost_host_is_computed_by_its_age(places: int) -> None:
+    engine, _ = slow_engine(max_num_seqs=places, max_num_batched_tokens=64)
+    for number in range(4):
+        engine.submit(submit(f"{number}", [7 * number + i % 900 for i in range(200)], max_tokens=1))
+    engine.step()
+    engine.step()
+    engine.submit(replace(submit("moved", [i % 900 + 50 for i in range(200)], max_tokens=1), waited_s=1e3))
+    ends = [output.sequence_id for _ in range(60) for output in (engine.step(), engine.sequences.take_outputs())[1]]
+    assert ends == ["0", "moved", "1", "2", "3"], "only the one whose prompt was nearly computed is before it"

@@ -27,7 +27,7 @@ from pilotlight.wire.hop.continuation import (
     encode_answer,
     encode_delivery,
 )
-from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
+from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE, WAITED
 from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
 
 NAME = AnswerName(5, 6, "0" * 24)
@@ -44,10 +44,10 @@ def test_a_routers_words_are_heard_on_a_genuine_hop_alone() -> None:
     prefixes = ((2**31, 64), (7, 16))
     said = {
         MAX_QUEUE_WAIT: "250", PREFIXES: encode_prompt_prefixes(prefixes),
-        ANSWER: encode_answer(NAME, DELIVERED),
+        ANSWER: encode_answer(NAME, DELIVERED), WAITED: "25250",
     }  # fmt: skip
     context, body = router_context(scope(**said), DELIVERED + b"{}")
-    assert context == RouterContext(NAME, DELIVERY, prefixes, 250)
+    assert context == RouterContext(NAME, DELIVERY, prefixes, 250, 25_250)
     assert body == b"{}"
     assert router_context(scope(genuine=False, **said), DELIVERED + b"{}") == (RouterContext(), DELIVERED + b"{}")
     missing = {"headers": scope(**said)["headers"]}
@@ -57,6 +57,7 @@ def test_a_routers_words_are_heard_on_a_genuine_hop_alone() -> None:
 def test_a_router_need_not_say_anything_and_what_of_it_is_no_sense_is_no_harm() -> None:
     assert router_context(scope(), b"{}") == (RouterContext(), b"{}")
     assert router_context(scope(**{PREFIXES: "nonsense"}), b"{}")[0] == RouterContext()
+    assert router_context(scope(**{WAITED: "-1"}), b"{}")[0] == RouterContext()
     assert router_context(scope(**{ANSWER: encode_answer(NAME)}), b"{}") == (RouterContext(NAME), b"{}")
     for value, body in (
         ("nonsense", b"{}"),
