@@ -81,6 +81,8 @@ class RelayConfig(Table, frozen=True, kw_only=True):
     """Number of sites that one stream may lose; 0: streams are not continued. A site that drains does not count."""
     max_body_mib: Positive = 8.0
     """Maximum size of a request's body."""
+    max_function_body_mib: Positive = 100.0
+    """Maximum size of the body of a function's request. It is held in memory (max_bodies_mib) until the site has answered."""
     max_finetune_mib: Positive = 300.0
     """Maximum size of one uploaded file of an adapter."""
     max_hops: Count = 4

@@ -214,5 +214,5 @@ def reason_of(error: BaseException) -> str:
     """Return the reason of a failure.
     For a failed connection aiohttp's own message begins with its TLS setting."""
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.os_error.errno)}"
+        return f"cannot connect: {os.strerror(error.os_error.errno)}"
     return str(error) or type(error).__name__

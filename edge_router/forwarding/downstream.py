@@ -98,14 +98,14 @@ class Downstream:
         self._waits_since: float | None = None  # since when the router waits for the client
         self._body_limits: _BodyLimits | None = None  # None unless the body is being read
 
-    async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
+    async def body(self, limit: int, silence_s: float, total_s: float, setting: str = "max_body_mib") -> bytes:
         """Return the body. Raises ApiError if it is larger than `limit` bytes, pauses or takes too long.
 
-        Raises DownstreamGone if the client disconnects.
+        `setting` is the name of the limit in the table [relay]. Raises DownstreamGone if the client disconnects.
         """
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
-            await self._refuse_body(int(declared), limit, silence_s)
+            await self._refuse_body(int(declared), limit, silence_s, setting)
         if self._ended is not None:
             raise self._ended
         parts: list[bytes] = []
@@ -126,7 +126,7 @@ class Downstream:
             self._is_at_work, self._body_limits, self._waits_since = False, None, None
         if size > limit:
             parts.clear()
-            await self._refuse_body(size, limit, silence_s)
+            await self._refuse_body(size, limit, silence_s, setting)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -243,11 +243,11 @@ class Downstream:
             raise DownstreamGone
         return message
 
-    async def _refuse_body(self, size: int, limit: int, silence_s: float) -> None:
+    async def _refuse_body(self, size: int, limit: int, silence_s: float, setting: str) -> None:
         waits_for_leave = self.head.header("expect").lower() == "100-continue"
         if not waits_for_leave and size <= DISCARD_TIMES * limit:
             await self._discard(DISCARD_TIMES * limit, silence_s)
-        sentence = f"the body is larger than {limit / 2**20:g} MiB, the router's limit (relay.max_body_mib)"
+        sentence = f"the body is larger than {limit / 2**20:g} MiB, the router's limit (relay.{setting})"
         raise ApiError("body_too_large", sentence)
 
     async def _discard(self, limit: int, silence_s: float) -> None:

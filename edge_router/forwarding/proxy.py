@@ -72,7 +72,6 @@ class Proxy:
         self.upstream = upstream  # open while the application runs
         self._stages = tuple(stages)
         self._recent = recent
-        self._max_body_bytes = int(config.max_body_mib * 2**20)
         self._clock = clock
         self.body_timeout_s = body_timeout_s
         self.under_way: set[RequestState] = set()
@@ -125,7 +124,9 @@ class Proxy:
 
     async def _read_and_forward(self, client: Downstream) -> None:
         head = client.head
-        body = await client.body(self._max_body_bytes, self.config.idle_timeout_s, self.body_timeout_s)
+        setting = "max_function_body_mib" if head.is_for_function else "max_body_mib"
+        limit = int(getattr(self.config, setting) * 2**20)
+        body = await client.body(limit, self.config.idle_timeout_s, self.body_timeout_s, setting)
         is_durable, is_async, body = await aside_if_large(body, parse_durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))

@@ -23,7 +23,7 @@ from pilotlight.edge_router.forwarding.relay import (
 )
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, plain_failure, raise_refusal
 from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, SilenceWatch
-from pilotlight.edge_router.requests.request import ValidRequest
+from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.continuation import RESUME_POINTS
@@ -176,7 +176,7 @@ class UpstreamAttempt:
         self._connection = kept = upstream.pool.idle(self._origin)
         if kept is not None:
             try:
-                upstream.send(kept, self._site, request)
+                await upstream.send(kept, self._site, request)
                 await kept.head()
                 return kept
             except ConnectionLost:
@@ -191,7 +191,7 @@ class UpstreamAttempt:
                 self._connection = connection = await upstream.pool.connect(self._origin)
         finally:
             self._connecting = None
-        upstream.send(connection, self._site, request)
+        await upstream.send(connection, self._site, request)
         await connection.head()
         return connection
 
@@ -445,12 +445,12 @@ class SiteConnections:
         refusal, told = response.header(REFUSAL), response.header(CLOCK)
         return bool(refusal) and self._clocks.learns(refusal, told, self._secret, site, request.request_id)
 
-    def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
+    async def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
         """Send the request, signed for the site. Raises CannotConnect."""
         head, method = request.head, request.head.method
         body = request.delivery + request.body if request.delivery else request.body
         lines = f"{method} {head.target} HTTP/1.1\r\nhost: {connection.origin.authority}\r\n".encode("latin-1")
-        lines += request.head_lines(self._secret, self._clocks.now_s(site), site, body)
+        lines += await aside_if_large(body, request.head_lines, self._secret, self._clocks.now_s(site), site, body)
         if head.is_websocket:
             key = base64.b64encode(os.urandom(16))
             lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"

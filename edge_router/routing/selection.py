@@ -77,14 +77,17 @@ class SiteSelector:
         """
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
-            name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
-            saying_so = [backend for backend in asked if name in backend.published.functions]
-            asked = saying_so or [backend for backend in asked if backend.status is None] or asked
+            asked = self._serving(request) or [backend for backend in asked if backend.status is None] or asked
         views = [backend.view() for backend in asked]
         if not self.finetunes.is_empty and (holders := self.finetunes.asked_by(request)):
             views = [view for view in views if view.name in holders]
         allowed = self._allowed(request)
         return views if allowed is None else [view for view in views if view.name in allowed.names]
+
+    def _serving(self, request: ValidRequest) -> list[Backend]:
+        """Return the sites that publish the request's function."""
+        name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
+        return [backend for backend in self.backends.values() if name in backend.published.functions]
 
     def _allowed(self, request: ValidRequest) -> AllowedSites | None:
         if self.places.is_empty:
@@ -202,6 +205,8 @@ class SiteSelector:
         else:
             states = "; ".join(f"{each.name} is {each.state}: {each.detail}" for each in self.backends.values())
             sentence = f"no site is available; {states}"
+        if request.head.is_for_function and len(home := self._serving(request)) == 1:
+            sentence += f"; this function runs at {home[0].name} only"
         hints = [failure.retry_after_s for failure in failures.values() if failure.retry_after_s is not None]
         return ApiError("no_site_available", sentence, retry_after_s=min([*hints, MAX_RETRY_AFTER_S]) if hints else 1.0)
 

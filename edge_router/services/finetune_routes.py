@@ -47,7 +47,7 @@ class RoutedFinetunes:
             else:
                 assert found is not None, "service_table.py has looked"
                 limit = int(config.max_finetune_mib * 2**20) + FORM_BYTES if found["assets"] else CREATE_BYTES
-                body = await client.body(limit, config.idle_timeout_s, UPLOAD_S)
+                body = await client.body(limit, config.idle_timeout_s, UPLOAD_S, "max_finetune_mib")
                 work = self._answer(client, found["id"], bool(found["assets"]), body)
                 status, answer = await client.while_present(work)
         headers = [("content-type", "application/json"), ("content-length", str(len(answer)))]

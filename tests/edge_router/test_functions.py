@@ -1,6 +1,7 @@
 """Functions through a real router: unchanged bytes, no second call that may have run, no repair of a broken response."""
 
 import asyncio
+from io import BytesIO
 
 import aiohttp
 import pytest
@@ -35,6 +36,18 @@ async def test_a_functions_stream_passes_as_it_is_and_as_it_comes() -> None:
             assert await response.read() == b"data: half an event, and no [DONE]"
         assert fakes[0].bodies == [b"\x00 no JSON"]
         assert fakes[0].seen[0].path_qs == "/fn/f/x?y=1"
+
+
+async def test_a_functions_upload_may_be_larger_than_a_prompt() -> None:
+    async with sites("ams1") as fakes, router(fakes, max_body_mib=1, max_function_body_mib=3) as running:
+        fakes[0].behave = answer(200, {})
+        upload = bytes(2 << 20)
+        async with running.http.post(running.url + "/fn/f", data=BytesIO(upload)) as response:
+            assert response.status == 200
+        assert fakes[0].bodies == [upload]
+        for path, setting, size in (("/fn/f", "max_function_body_mib", 4), ("/v1/chat/completions", "max_body_mib", 2)):
+            async with running.http.post(running.url + path, data=BytesIO(bytes(size << 20))) as response:
+                assert (response.status, f"(relay.{setting})" in await response.text()) == (413, True)
 
 
 async def test_pieces_arrive_while_the_function_still_works() -> None:

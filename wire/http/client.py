@@ -6,6 +6,8 @@ nothing of sites, of requests' meaning or of deadlines: callers limit each wait.
 
 import asyncio
 import errno
+import os
+import socket
 import ssl
 import time
 from collections import deque
@@ -379,13 +381,11 @@ class ConnectionPool:
                     ssl=self._tls if origin.is_tls else None,
                 )
         except TimeoutError:
-            raise CannotConnect(
-                f"{origin.authority} did not accept the connection within {self._connect_timeout_s:g} s"
-            ) from None
+            raise CannotConnect(f"no connection within {self._connect_timeout_s:g} s") from None
         except (OSError, ssl.SSLError) as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise NoDescriptors("the router has no file descriptors left") from None
-            raise CannotConnect(f"cannot connect to {origin.authority}: {error.strerror or error}") from None
+            raise CannotConnect(f"cannot connect: {_reason(error)}") from None
         self._open.add(connection)
         return connection
 
@@ -396,3 +396,12 @@ class ConnectionPool:
     def _end(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
         connection.close()
+
+
+def _reason(error: OSError) -> str:
+    """Return the reason of a failed connection, without the site's address."""
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror or str(error)
+    if error.errno is None:  # asyncio joins the errors of several addresses in a text
+        return "none of its addresses accepts a connection"
+    return os.strerror(error.errno)

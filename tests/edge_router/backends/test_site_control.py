@@ -57,7 +57,7 @@ async def test_what_is_no_answer_says_why() -> None:
         assert await orders.exchange("GET", "ams1", "/x", timeout_s=0.05) == SiteAnswer(0, b"no answer within 0.05 s")
         await site.stop()
         told = await orders.exchange("GET", "ams1", "/x")
-        assert (told.status, told.body.startswith(b"cannot connect to 127.0.0.1:%d: " % site.port)) == (0, True)
+        assert (told.status, told.body.startswith(b"cannot connect: ")) == (0, True)
 
 
 async def test_an_answer_without_end_is_cut() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -267,9 +268,11 @@ async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_a
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "cannot connect to 127.0.0.1:1: Connection"),
-        (ssl.SSLError("no such certificate"), "cannot connect to 127.0.0.1:1: "),
-        (None, "127.0.0.1:1 did not accept the connection within 0.01 s"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "cannot connect: Connection"),
+        (OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1)"), "cannot connect: none of its"),
+        (ssl.SSLError("no such certificate"), "cannot connect: ('no such certificate'"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "cannot connect: Name or"),
+        (None, "no connection within 0.01 s"),
     ],
 )
 async def test_a_connection_that_cannot_be_made_says_why(
