@@ -8,7 +8,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,11 @@ SHAPES = {
     "3b": Shape(3072, 8192, 30, 24, 8, 128),
     "8b": Shape(4096, 14336, 32, 32, 8, 128, context=16384),  # the shape of Llama 3.1 8B, with a small vocabulary
 }
+SEEING_TEMPLATE = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}{{ message.content }}{% else %}{%- for part in message.content %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}
+{{- '<|im_end|>\\n' }}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # a coding agent's first prompt has up to 40,000 of Ember's tokens
 
 
@@ -48,6 +53,41 @@ def write_for_agents(directory: Path) -> Path:
     for name in ("config.json", "generation_config.json"):
         file = directory / name
         file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": list(range(2, ember_vocab(), 8))}))
+    return directory
+
+
+def write_seeing(directory: Path) -> Path:
+    """Write a Qwen 3-VL checkpoint.
+
+    A small picture is enlarged to some 200 patches. The text model has the shape `AGENT`, except for its context.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForImageTextToText, Qwen3VLConfig
+
+    directory.mkdir(parents=True)
+    add_tokenizer(directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    first = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(SEEING_TEMPLATE)
+    text: dict[str, Any] = {
+        "hidden_size": AGENT.hidden, "intermediate_size": AGENT.intermediate, "num_hidden_layers": AGENT.layers,
+        "num_attention_heads": AGENT.heads, "num_key_value_heads": AGENT.kv_heads, "head_dim": AGENT.head_dim, "vocab_size": first + 4,
+        "max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]},
+    }  # fmt: skip
+    vision: dict[str, Any] = {
+        "depth": 4, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": AGENT.hidden, "patch_size": 16,
+        "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    ids: dict[str, Any] = {
+        f"{name}_token_id": first + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))
+    }
+    written: Any = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    written.eos_token_id = written.text_config.eos_token_id = 2
+    maker: Any = AutoModelForImageTextToText
+    maker.from_config(written, dtype=torch.bfloat16).save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 50_000, "max_pixels": 100_000}))
     return directory
 
 

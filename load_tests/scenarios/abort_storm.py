@@ -3,9 +3,9 @@
 python -m load_tests.scenarios.abort_storm
 
 The network is a router and one site, first with one engine host, then with a prefill host and a decode host. All clients close their connections in
-the same phase of their requests: while most are queued, during prefill, while KV blocks move to the other host, during decode, or during decode with
-a grammar. The results are the time after the last disconnect until no request, permit, sequence, pinned KV block or connection is counted any more,
-and the throughput of a small fixed load compared with that before the storm.
+the same phase of their requests: while most are queued, during prefill, while KV blocks move to the other host, during decode, during decode with a
+grammar, or while pictures are encoded. The results are the time after the last disconnect until no request, permit, sequence, pinned KV block or
+connection is counted any more, and the throughput of a small fixed load compared with that before the storm.
 
 Published (sglang#28651): after an abort storm a fleet with separate prefill and decode hosts failed 89 % of its requests for more than an hour.
 """
@@ -14,21 +14,28 @@ import argparse
 import asyncio
 import random
 import re
+import tempfile
 import time
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
 from load_tests.client import stream_chat
 from load_tests.local_network import LocalNetwork
+from load_tests.random_checkpoint import write_seeing
 from load_tests.records import write_record
 
 CLIENTS = 2000
+SEEING = "seer"
 LEAVE_WITHIN_S = 1.0
 FREE_WITHIN_S = 1.0  # seconds after the last disconnect in which all must be released
 WORK_STREAMS, WORK_TOKENS = 8, 48
@@ -56,9 +63,10 @@ CONNECTIONS = r"^pilotlight_router_connections (\S+)$"
 class Phase(NamedTuple):
     name: str
     num_words: int
-    options: dict[str, Any]
+    options: dict[str, Any]  # `model` is Ember without it
     has_come: Callable[[dict[str, float], int], bool]  # arguments: gauges, number of streams with a token
     needs_roles: bool = False  # it exists only between a prefill host and a decode host
+    has_picture: bool = False
 
 
 LONG = 500  # words of a long prompt: some 3,400 tokens, of the 4,096 that the model takes
@@ -74,6 +82,10 @@ PHASES = (
         {"max_tokens": 400, "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}},
         lambda gauges, told: gauges["sequences"] >= CLIENTS / 4,
     ),
+    Phase(
+        "pictures", 4, {"model": SEEING, "max_tokens": 8, "ignore_eos": True},
+        lambda gauges, told: gauges["sequences"] >= CLIENTS / 4 and told > 0, has_picture=True,
+    ),
 )  # fmt: skip
 
 
@@ -86,7 +98,10 @@ def main() -> int:
     console, rows = Console(), list[dict[str, Any]]()
     for name, setting in SETTINGS.items():
         if options.only in name:
-            with LocalNetwork(**setting) as network:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                LocalNetwork(**_with_seeing(setting, Path(folder))) as network,
+            ):
                 for phase in (each for each in PHASES if SPLIT in setting["site_settings"] or not each.needs_roles):
                     with console.status(f"{name}, {phase.name}"):
                         rows.append({"setting": name, **asyncio.run(storm(network, phase, options.clients))})
@@ -96,6 +111,12 @@ def main() -> int:
             f"Record: {write_record('abort-storm', {'clients': options.clients, 'rows': rows})}", soft_wrap=True
         )
     return int(any(row["wrong"] for row in rows))
+
+
+def _with_seeing(setting: dict[str, Any], folder: Path) -> dict[str, Any]:
+    source = write_seeing(folder / SEEING)
+    model = f'\n[[models]]\nname = "{SEEING}"\nsource = "{source}"\n'
+    return {**setting, "site_settings": setting["site_settings"] + model}
 
 
 async def storm(network: LocalNetwork, phase: Phase, clients: int) -> dict[str, Any]:
@@ -136,13 +157,22 @@ def _scaled(found: dict[str, float], clients: int) -> dict[str, float]:
 async def _ask(session: aiohttp.ClientSession, url: str, phase: Phase, number: int, told: set[int]) -> None:
     draw = random.Random(f"{phase.name} {number}")  # no phase finds the prompts of another one cached
     words = " ".join(draw.choice(WORDS) + str(draw.randrange(10**4)) for _ in range(phase.num_words))
-    messages = [{"role": "user", "content": words}]
+    content = [{"type": "text", "text": words}, *([picture(draw)] if phase.has_picture else [])]
+    messages = [{"role": "user", "content": content}]
     body = orjson.dumps({"model": "ember", "stream": True, "messages": messages, **phase.options})
     headers = {"content-type": "application/json"}
     async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as answer:
         async for chunk in answer.content.iter_any():
             if b'"content"' in chunk:
                 told.add(number)
+
+
+def picture(draw: random.Random) -> dict[str, Any]:
+    """Return the part of a message with a picture that no other has."""
+    file = BytesIO()
+    Image.frombytes("RGB", (16, 16), draw.randbytes(3 * 16 * 16)).save(file, "PNG")
+    url = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 async def _work_s(url: str) -> float:
