@@ -27,6 +27,7 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
 from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool
@@ -102,6 +103,7 @@ class ServedFunctions:
             zygotes_mib=config.zygotes_mib,
             layer_budget=LayerBudget(config.layers_mib, config.layers_days),
             logs=LogStore(state_dir / LOGS, days=config.logs_days, mib=config.logs_mib) if config.logs_mib else None,
+            log_export=LogExport(config.logs_otlp, site) if config.logs_otlp else None,
             on_cpu=self._computed,
             trace=trace,
             open_bindings=lambda manifest, functions: FunctionBindings.open(

@@ -340,7 +340,7 @@ Shareable = Annotated[str, Meta(pattern=r"^(kv|d1|r2|queue|rate_limit|service|pr
 class FunctionsConfig(Table, frozen=True, kw_only=True):
     """The functions of a site, and the limits of each function."""
 
-    rules: ClassVar[Rules] = {"deployments": is_http}
+    rules: ClassVar[Rules] = {"deployments": is_http, "logs_otlp": is_http}
 
     serve: tuple[FunctionConfig, ...] = ()
     """Functions from directories of this machine."""
@@ -406,6 +406,8 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     """Time for which invocations and their output are stored (`pilotlight logs`)."""
     logs_mib: Annotated[int, Meta(ge=0)] = 256
     """Maximum size of stored invocations. Above it, the oldest of the function with the most are deleted. 0: none are stored."""
+    logs_otlp: str | None = None
+    """URL of a collector that accepts OTLP over HTTP and gets invocations and their output, too. Needs pilotlight-inference[telemetry]."""
     history_days: NonNegative = 7.0
     """How far back D1 databases can be restored (`pilotlight d1 time-travel`). 0: not at all."""
     layers_mib: Annotated[int, Meta(ge=0)] = 4096

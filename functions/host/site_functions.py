@@ -19,6 +19,7 @@ from pilotlight.functions.host.answer_headers import checked_headers
 from pilotlight.functions.host.confinement.isolation import Isolation
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.invocations.invocation_log import InvocationLog
+from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LogStore
 from pilotlight.functions.host.isolates.priority import PriorityClass, apply_priority
 from pilotlight.functions.host.limits import FunctionLimits
@@ -70,16 +71,17 @@ class SiteFunctions:
         zygotes_mib: int = 1024,
         layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
         logs: LogStore | None = None,
+        log_export: LogExport | None = None,
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
         trace: Trace | None = None,
     ) -> None:
-        """`logs` stores invocations, and is closed at the end.
+        """`logs` stores invocations, and `log_export` sends them to a collector; both are closed at the end.
         `on_cpu` is called with a function's name and its CPU seconds. `trace` opens the tracing scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
         self.names: dict[str, str] = {}  # the live pool of each function that has several versions
         self.tails = Tails()
-        self.invocations = InvocationLog(self.ask, logs)
+        self.invocations = InvocationLog(self.ask, logs, log_export)
         self._trace = trace or (lambda function, trigger: nullcontext())
         self._versions: dict[
             str, list[FunctionPool]

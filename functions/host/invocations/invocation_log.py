@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from pilotlight.functions.channel import frames
 from pilotlight.functions.host.invocations.invocation import Invocation
+from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import InvocationRow, LineRow, LogStore
 from pilotlight.functions.host.invocations.tail_consumers import MAX_LINES, Ask, TailConsumers, trace_item
 from pilotlight.functions.manifest import Manifest
@@ -27,10 +28,11 @@ log = logging.getLogger("pilotlight.function")
 
 
 class InvocationLog:
-    def __init__(self, ask: Ask, store: LogStore | None = None) -> None:
-        """`ask` sends an event to a tail consumer; without `store` nothing is stored."""
-        self.keeps = store is not None
+    def __init__(self, ask: Ask, store: LogStore | None = None, export: LogExport | None = None) -> None:
+        """`ask` sends an event to a tail consumer. Without `store` nothing is stored, and without `export` no collector gets records."""
+        self.keeps = store is not None or export is not None
         self._store = store
+        self._export = export
         self._consumers = TailConsumers(ask)
         self._last_id = 0
         self._rows: list[InvocationRow] = []
@@ -52,6 +54,8 @@ class InvocationLog:
     def keep(self, row: InvocationRow) -> None:
         if self._has_room():
             self._rows.append(row)
+            if self._export is not None:
+                self._export.invocation(row)
 
     def keep_line(self, function: str, version: str, id: int, level: str, text: str) -> None:
         """Store a line of output; `id` is 0 if it belongs to no request."""
@@ -64,6 +68,8 @@ class InvocationLog:
                 self._loose[function, version] = id
                 self._rows.append(InvocationRow(id, function, version, now, 0.0, 0.0, "process", OUTSIDE, None, "ok"))
         self._lines.append(LineRow(id, now, level, text))
+        if self._export is not None:
+            self._export.line(function, version, id, now, level, text)
 
     def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
         """Deliver to tail consumers at the second flush from now: output may arrive after the response."""
@@ -104,6 +110,8 @@ class InvocationLog:
         await self.flush()
         if self._store is not None:
             await self._store.close()
+        if self._export is not None:
+            await asyncio.to_thread(self._export.close)
 
     def _has_room(self) -> bool:
         has_room = self.keeps and len(self._rows) + len(self._lines) < MAX_UNWRITTEN
