@@ -67,7 +67,7 @@ def d1_execute(
             return await d1.call("exec", [sql], {})
 
     check_place(site, local, remote)
-    answer = State(site, directory).bound("d1", database, work)
+    answer = State(site, directory).bound("d1", database, work, creates=True)
     if "rows" not in answer:
         print(f"{answer['count']} statements")
     elif as_json:
@@ -106,7 +106,9 @@ def migrations_list(
 ) -> None:
     """List the migrations that are not applied yet."""
     check_place(site, local, remote)
-    for path in _Migrations(database, site, directory).open():
+    if not (waiting := _Migrations(database, site, directory).open()):
+        print("No migrations to apply")
+    for path in waiting:
         print(path.name)
 
 
@@ -121,7 +123,7 @@ def migrations_apply(
     """Apply the missing migrations in the order of their numbers, each in one transaction."""
     check_place(site, local, remote)
     known = _Migrations(database, site, directory)
-    if not (waiting := known.open()):
+    if not (waiting := known.open(creates=True)):
         print("No migrations to apply")
     for path in waiting:
         known.apply(path)
@@ -208,13 +210,17 @@ class _Migrations:
             raise CliError(error.message) from None
         self.folder = self._files.folder
 
-    def open(self) -> list[Path]:
-        """List the migrations that are not applied yet. Raises CliError."""
+    def open(self, *, creates: bool = False) -> list[Path]:
+        """List the migrations that are not applied yet; only `creates` makes a new database for it. Raises CliError."""
         if not self.folder.is_dir():
             raise CliError(
                 f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."
             )
-        found: list[Path] = self._state.bound("d1", self._database, lambda d1: self._files.waiting(_d1(d1)))
+        if not creates and not self._state.has_data("d1", self._database):
+            return self._files.all()
+        found: list[Path] = self._state.bound(
+            "d1", self._database, lambda d1: self._files.waiting(_d1(d1)), creates=True
+        )
         return found
 
     def apply(self, path: Path) -> None:
@@ -225,7 +231,7 @@ class _Migrations:
                 file=sys.stderr,
             )
         try:
-            self._state.bound("d1", self._database, lambda d1: self._files.apply(_d1(d1), [path]))
+            self._state.bound("d1", self._database, lambda d1: self._files.apply(_d1(d1), [path]), creates=True)
         except CliError as error:
             raise CliError(f"{path.name} was not applied: {error}") from None
 
