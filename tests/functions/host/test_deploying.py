@@ -233,6 +233,38 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
     assert queue.consumer is not None
 
 
+ANSWERS_500 = """
+from workers import WorkerEntrypoint
+import asgi
+
+async def app(scope, receive, send):
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"Internal Server Error"})
+        raise  # as frameworks do
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return await asgi.fetch(app, request, self.env)
+"""
+
+
+async def test_the_author_gets_the_traceback_of_a_version_that_answers_its_health_call_with_500(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one")
+    await network.deploy()
+    network.write("two", ANSWERS_500)
+    with pytest.raises(CliError, match=r"(?s)GET / answered 500; it printed:.*1 / 0.*ZeroDivisionError: division by"):
+        await network.deploy()
+    await asyncio.to_thread(
+        logs, network.api, "greeter", since=None, grep="", status="error", limit=9, follow=False, as_json=False
+    )
+    assert "fetch GET / -> 500" in capsys.readouterr().out
+
+
 async def test_a_refused_deployment_owns_nothing_and_anothers_resources_refuse_one(network: Network) -> None:
     broken = ENTRY.replace('return Response("VERSION")', 'raise ValueError("broken inside")')
     network.write("one", broken, MANIFEST.replace("greeter", "squatter"))
