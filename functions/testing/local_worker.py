@@ -68,19 +68,24 @@ class QueueOutcome:
 
     acked: list[int]
     retried: dict[int, float | None]  # delay in seconds by message; None for the consumer's default
+    error: str = ""  # traceback of the exception that the handler raised
 
 
 class TestClock(Clock):
-    """The machine's clock plus the seconds by which the test has advanced it."""
+    """The machine's clock plus the seconds by which the test has advanced it; for crons, only the latter pass."""
 
     __test__ = False  # otherwise pytest would collect it because of its name
     look_s = LOOK_S
 
     def __init__(self) -> None:
         self.added_s = 0.0
+        self._began_s = time.time()
 
     def now_s(self) -> float:
         return time.time() + self.added_s
+
+    def schedule_s(self) -> float:
+        return self._began_s + self.added_s  # a minute that begins during a test fires no cron
 
 
 class LocalWorker:
@@ -178,7 +183,8 @@ class LocalWorker:
         self.run(self._asked(ScheduledEvent(UNNUMBERED, cron, at_ms)))
 
     def queue(self, name: str, bodies: Iterable[Any], *, attempts: int = 1) -> QueueOutcome:
-        """Call the `queue` handler with `bodies` as a batch of the queue `name`. Raises FunctionFailed."""
+        """Call the `queue` handler with `bodies` as a batch of the queue `name`.
+        Its exception is the outcome's `error`. Raises FunctionFailed if there is no outcome, such as without a handler."""
         from workers.values import pack
 
         now_ms = round(1000 * self._clock.now_s())
@@ -187,9 +193,9 @@ class LocalWorker:
             for body in bodies
         ]
         ids = [message["id"] for message in messages]
-        outcome = self.run(self._asked(QueueEvent(UNNUMBERED, name, messages))).value
+        outcome, error = self.run(self._delivered(QueueEvent(UNNUMBERED, name, messages)))
         retried = {ids.index(each["id"]): each.get("delay_s") for each in outcome["retried"]}
-        return QueueOutcome([ids.index(id) for id in outcome["acked"]], retried)
+        return QueueOutcome([ids.index(id) for id in outcome["acked"]], retried, error)
 
     def tail(self, events: list[dict[str, Any]]) -> None:
         """Call the `tail` handler. Raises FunctionFailed."""
@@ -288,6 +294,16 @@ class LocalWorker:
             return await self._functions.ask(self._manifest.name, event)
         except Failure as failure:
             raise FunctionFailed(failure.detail or failure.message) from None
+
+    async def _delivered(self, event: QueueEvent) -> tuple[Any, str]:
+        """Return the decisions of a `queue` handler, and its traceback if it failed. Raises FunctionFailed."""
+        try:
+            return (await self._functions.ask(self._manifest.name, event)).value, ""
+        except Failure as failure:
+            error = failure.detail or failure.message
+            if failure.value is None or failure.code == "no_handler":
+                raise FunctionFailed(error) from None
+            return failure.value, error
 
     async def _idle(self) -> None:
         assert self._served is not None

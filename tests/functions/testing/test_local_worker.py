@@ -1,13 +1,16 @@
 """The tools for authors' tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pilotlight.functions.testing import local_worker
 from pilotlight.functions.testing.local_worker import FunctionFailed, LocalWorker
 
 pytestmark = pytest.mark.process
@@ -161,9 +164,26 @@ def test_queues_are_consumed_and_a_batch_can_be_given_by_hand(make: Callable[...
     worker.until_idle()
     assert worker.run(worker.env.KV.get("job")) == "clean up"
     outcome = worker.queue("jobs", [{"text": "good"}, {"text": "bad"}])
-    assert (outcome.acked, outcome.retried) == ([0], {1: 7})
-    with pytest.raises(FunctionFailed, match="KeyError"):
-        worker.queue("jobs", [{}])
+    assert (outcome.acked, outcome.retried, outcome.error) == ([0], {1: 7}, "")
+
+
+def test_the_outcome_of_a_batch_whose_handler_fails_has_its_decisions_and_its_traceback(
+    make: Callable[..., LocalWorker], folder: Path
+) -> None:
+    (folder / "entry.py").write_text(
+        dedent(ENTRY).replace('await self.env.KV.put("job"', 'message.ack()\n            await self.env.KV.put("job"')
+    )
+    worker = make()
+    outcome = worker.queue("jobs", [{"text": "good"}, {}, {"text": "unseen"}])
+    assert (outcome.acked, outcome.retried) == ([0], {1: None, 2: None})
+    assert 'message.body["text"]' in outcome.error
+    assert "KeyError" in outcome.error
+
+
+def test_a_function_without_a_handler_for_a_batch_is_named(make: Callable[..., LocalWorker], folder: Path) -> None:
+    (folder / "entry.py").write_text(dedent(ENTRY).replace("def queue", "def other"))
+    with pytest.raises(FunctionFailed, match="queue"):
+        make().queue("jobs", [{}])
 
 
 def test_alarms_and_crons_go_by_the_tests_clock(make: Callable[..., LocalWorker]) -> None:
@@ -181,6 +201,43 @@ def test_alarms_and_crons_go_by_the_tests_clock(make: Callable[..., LocalWorker]
     worker.run(worker.env.KV.put("short", "x", expirationTtl=60))
     worker.advance(61)
     assert worker.run(worker.env.KV.get("short")) is None
+
+
+CRON_THAT_TAKES_LONG = """
+import asyncio
+from workers import WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def scheduled(self, controller):
+        await self.env.KV.put("cron", "runs")
+        await asyncio.sleep(60)
+"""
+
+
+def test_a_cron_that_runs_when_the_worker_closes_is_no_error(
+    make: Callable[..., LocalWorker], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "entry.py").write_text(CRON_THAT_TAKES_LONG)
+    worker = make()
+    worker.advance(86_400)
+    until(lambda: worker.run(worker.env.KV.get("cron")) == "runs")
+    worker.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_crons_fire_in_the_minutes_to_which_the_test_advances_and_in_no_others(
+    make: Callable[..., LocalWorker], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "wrangler.toml").write_text(MANIFEST.replace("0 3 * * *", "* * * * *"))
+    started_s = time.time()
+    began = time.monotonic()
+    hours = SimpleNamespace(time=lambda: started_s + 3600 * (time.monotonic() - began))
+    monkeypatch.setattr(local_worker, "time", hours)
+    worker = make()
+    until(lambda: time.monotonic() > began + 1)
+    assert worker.run(worker.env.KV.get("cron")) is None
+    worker.advance(60)
+    until(lambda: worker.run(worker.env.KV.get("cron")) is not None)
 
 
 def until(condition: Callable[[], bool]) -> None:
