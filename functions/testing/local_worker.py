@@ -6,13 +6,14 @@ has the bindings with the methods that the function itself calls; `run` awaits t
 
 import asyncio
 import json as json_module
+import os
 import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ import msgspec
 from pilotlight.functions.bindings.binding import BindingError, Clock
 from pilotlight.functions.channel import Channel, Failure, Inbound
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent, TailEvent
+from pilotlight.functions.host.dependencies.layers import requirements_of
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, load_manifest
 from pilotlight.functions.routes.invocations import FunctionRoute
@@ -244,9 +246,10 @@ class LocalWorker:
         folder = self._state
         if folder is None:
             folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="pilotlight-worker-")))
-        if self._layers is not None and not (folder / "layers").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "layers").symlink_to(self._layers, target_is_directory=True)
+        if self._layers is not None and any(
+            requirements_of(each.directory) for each in (self._manifest, *self._others)
+        ):
+            _link_layers(folder / "layers", self._layers)
         self._served = ServedFunctions(config, folder, self._models, lambda: [], "test", clock=self._clock)
         self._served.manifests.update({each.name: (each, ()) for each in (self._manifest, *self._others)})
         await self._stack.enter_async_context(self._served)
@@ -323,6 +326,15 @@ def _for_tests(manifest: Manifest, vars: Mapping[str, Any]) -> Manifest:
     given = tuple(BindingDeclaration("var", name, {"value": value}) for name, value in vars.items())
     consumers = tuple(_at_once(consumer) for consumer in manifest.consumers)
     return replace(manifest, bindings=kept + given, consumers=consumers)
+
+
+def _link_layers(link: Path, layers: Path) -> None:
+    """Link to a folder of shared packages, unless it cannot be written or the link exists."""
+    with suppress(OSError):
+        layers.mkdir(parents=True, exist_ok=True)
+    if os.access(layers, os.W_OK) and not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(layers.resolve(), target_is_directory=True)
 
 
 def _at_once(consumer: Any) -> Any:

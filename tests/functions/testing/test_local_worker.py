@@ -263,6 +263,21 @@ def test_the_plug_in_offers_the_function_of_the_project(pytester: pytest.Pyteste
     result.assert_outcomes(passed=2)
 
 
+def test_a_second_run_uses_the_packages_that_the_first_has_installed(
+    pytester: pytest.Pytester, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "requirements.txt").write_text("idna==3.10\n")
+    (folder / "entry.py").write_text("import idna\n" + dedent(ENTRY))
+    pytester.makepyfile("def test_it(worker): assert worker.fetch('/').status == 200")
+    for _ in range(2):
+        result = pytester.runpytest_subprocess("--worker", str(folder), "-p", "no:xdist")
+        result.assert_outcomes(passed=1)
+        for name in ("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9/nothing")
+        monkeypatch.setenv("UV_OFFLINE", "1")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+
+
 def test_a_project_without_a_function_is_refused_by_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(worker): ...")
     result = pytester.runpytest_subprocess("-p", "no:xdist")
