@@ -1,7 +1,9 @@
-"""The options of `asgi.fetch` and `wsgi.fetch`, with the platform's names."""
+"""The parts that `asgi.fetch` and `wsgi.fetch` share: their options, with the platform's names, and a request's prefix."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from workers.http.request import Request
 
 EncodeBody = Literal["automatic", "manual"]
 
@@ -16,3 +18,8 @@ class BaseOptions:
     def __post_init__(self) -> None:
         if self.encode_body not in get_args(EncodeBody):
             raise ValueError(f"encode_body is one of {', '.join(get_args(EncodeBody))}, and not {self.encode_body!r}")
+
+
+def prefix_of(request: Request) -> str:
+    """Return the path below which a shared host serves the function, such as /fn/NAME; empty at the function's own host."""
+    return request.headers.get("x-pilotlight-prefix", "")
