@@ -5,8 +5,9 @@ A migration is an SQL file in the database's `migrations_dir`; a table of the da
 
 import json
 import re
+import shlex
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -195,6 +196,16 @@ def _with_history(state: State, database: str, work: "Callable[[Binding], Awaita
         return state.bound("d1", database, work)
     except HistoryError as error:
         raise CliError(f"{database}: {error}.") from None
+
+
+def migration_notes(databases: Iterable[str], directory: Path) -> Iterator[str]:
+    """Yield a line for each database of `pilotlight dev` that lacks migrations. Raises CliError."""
+    where = "" if directory == HERE else f" --dir {shlex.quote(str(directory))}"
+    for database in databases:
+        known = _Migrations(database, None, directory)
+        if known.folder.is_dir() and (waiting := known.open()):
+            names = ", ".join(path.name for path in waiting)
+            yield f"{database}: not applied yet: {names}; pilotlight d1 migrations apply {database}{where}"
 
 
 class _Migrations:
