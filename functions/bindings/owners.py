@@ -97,7 +97,8 @@ def folder_of(kind: str) -> str:
 
 
 def id_in(folder: Path) -> str:
-    """Return the id of the store in a folder: FUNCTION/BINDING if that is its name, otherwise the folder's name."""
+    """Return the id of the store in a folder.
+    It is FUNCTION/BINDING if the folder was named so, otherwise the folder's name."""
     owner = _read(folder / "owner")
     own = f"{owner}/{folder.name.partition('.')[0].removeprefix(f'{owner}-')}"
     return own if name_of(own) == folder.name else folder.name

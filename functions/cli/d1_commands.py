@@ -222,7 +222,8 @@ class _Migrations:
         self.folder = self._files.folder
 
     def open(self, *, creates: bool = False) -> list[Path]:
-        """List the migrations that are not applied yet; only `creates` makes a new database for it. Raises CliError."""
+        """List the migrations that are not applied yet.
+        A database that does not exist is made only with `creates`. Raises CliError."""
         if not self.folder.is_dir():
             raise CliError(
                 f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."

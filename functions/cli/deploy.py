@@ -194,7 +194,8 @@ def _served_now(deployment: dict[str, Any], digest: str, environment: str | None
 
 
 def _shares(deployment: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
-    """Describe a deployment. `before` is the previous one of a function with data, which its home may have left."""
+    """Describe a deployment.
+    `before` is the previous one of a function with data, from whose home it may have moved."""
     name = deployment["name"]
     lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
     home, left = deployment.get("home", ""), before.get("home", "") if before is not None else ""

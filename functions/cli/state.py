@@ -145,7 +145,8 @@ class State:
         return directory_of(self.directory, folder_of(kind), id)
 
     def bound(self, kind: str, name: str, work: "Callable[[Binding], Awaitable[Any]]", *, creates: bool = False) -> Any:
-        """Return the result of `work` on an opened binding; only with `creates` may its store be new. Raises CliError."""
+        """Return the result of `work` on an opened binding.
+        Only with `creates` may its store be new. Raises CliError."""
         from pilotlight.functions.bindings.registry import open_binding
 
         declaration = self.declared(kind, name)

@@ -230,7 +230,8 @@ class SiteFunctions:
         return response
 
     async def last_lines(self, pool: str) -> list[str]:
-        """Return the last lines that a version printed, also those that an exception prints after its response."""
+        """Return the last lines that a version printed.
+        They include those of an exception that follows a response."""
         await asyncio.sleep(OUTPUT_S)
         return self.pools[pool].last_lines() if pool in self.pools else []
 

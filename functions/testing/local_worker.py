@@ -74,7 +74,8 @@ class QueueOutcome:
 
 
 class TestClock(Clock):
-    """The machine's clock plus the seconds by which the test has advanced it; for crons, only the latter pass."""
+    """The machine's clock plus the seconds by which the test has advanced it.
+    For crons, only those seconds pass."""
 
     __test__ = False  # otherwise pytest would collect it because of its name
     look_s = LOOK_S

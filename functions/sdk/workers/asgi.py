@@ -208,7 +208,8 @@ class _Exchange:
 def request_to_scope(
     request: Request, env: Any = None, ctx: Any = None, state: dict[str, Any] | None = None
 ) -> MutableMapping[str, Any]:
-    """Return the ASGI scope of a request. Below a prefix of its host, `root_path` is the prefix and `path` begins with it."""
+    """Return the ASGI scope of a request.
+    Below a prefix of a shared host, `root_path` is the prefix and `path` begins with it."""
     parts, prefix = urlsplit(request.url), prefix_of(request)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.multi_items()]

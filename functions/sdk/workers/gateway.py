@@ -1,4 +1,7 @@
-"""The parts that `asgi.fetch` and `wsgi.fetch` share: their options, with the platform's names, and a request's prefix."""
+"""The parts that `asgi.fetch` and `wsgi.fetch` share.
+
+These are their options, with the platform's names, and the prefix below which a request came.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,5 +24,6 @@ class BaseOptions:
 
 
 def prefix_of(request: Request) -> str:
-    """Return the path below which a shared host serves the function, such as /fn/NAME; empty at the function's own host."""
-    return request.headers.get("x-pilotlight-prefix", "")
+    """Return the path below which a shared host serves the function, such as /fn/NAME.
+    At the function's own host it is empty."""
+    return str(request.headers.get("x-pilotlight-prefix", ""))

@@ -198,13 +198,16 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
 
 @pytest.mark.parametrize(("home", "there"), [("iad1", "iad1"), ("", "every site")])
 async def test_a_deployment_that_moves_a_function_says_that_its_data_stays(
-    network: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: str, there: str
+    network: Network, capsys: pytest.CaptureFixture[str], home: str, there: str
 ) -> None:
     network.write("one")
     (network.folder / "requirements.txt").write_text("a==1\n")
     told = {"name": "greeter", "revision": 1, "versions": [], "shares": []}
-    monkeypatch.setattr(network.api, "send", lambda method, *_: {**told, "home": "ams1" if method == "GET" else home})
-    await asyncio.to_thread(deploy, network.api, network.folder, None, 100.0, "", "/", home)
+    api: Any = SimpleNamespace(
+        url="http://router",
+        send=lambda method, *_: {**told, "home": "ams1" if method == "GET" else home},
+    )
+    await asyncio.to_thread(deploy, api, network.folder, None, 100.0, "", "/", home)
     said = capsys.readouterr().out
     moved = f"greeter: moved from ams1 to {there}; its data stays at ams1, and --home ams1 moves it back there\n"
     assert moved in said

@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pilotlight.functions.testing import local_worker
-from pilotlight.functions.testing.local_worker import FunctionFailed, LocalWorker
+from pilotlight.functions.testing.local_worker import FunctionFailed, LocalWorker, TestClock
 
 pytestmark = pytest.mark.process
 pytest_plugins = ["pytester"]
@@ -225,19 +223,13 @@ def test_a_cron_that_runs_when_the_worker_closes_is_no_error(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_crons_fire_in_the_minutes_to_which_the_test_advances_and_in_no_others(
-    make: Callable[..., LocalWorker], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "wrangler.toml").write_text(MANIFEST.replace("0 3 * * *", "* * * * *"))
-    started_s = time.time()
-    began = time.monotonic()
-    hours = SimpleNamespace(time=lambda: started_s + 3600 * (time.monotonic() - began))
-    monkeypatch.setattr(local_worker, "time", hours)
-    worker = make()
-    until(lambda: time.monotonic() > began + 1)
-    assert worker.run(worker.env.KV.get("cron")) is None
-    worker.advance(60)
-    until(lambda: worker.run(worker.env.KV.get("cron")) is not None)
+def test_the_time_of_crons_passes_only_when_the_test_advances_it() -> None:
+    clock = TestClock()
+    began_s = clock.schedule_s()
+    until(lambda: clock.now_s() > began_s)
+    assert clock.schedule_s() == began_s
+    clock.added_s += 60
+    assert clock.schedule_s() == began_s + 60
 
 
 def until(condition: Callable[[], bool]) -> None:
