@@ -49,7 +49,7 @@ class NetworkInference:
             sentence = (
                 f"this site has no model named {model[:200]!r}, and {self._router.url} could not be reached: {error}"
             )
-            refusal = ApiError("overloaded", sentence, retry_after_s=1)
+            refusal = ApiError("no_site_available", sentence, retry_after_s=1)
             pairs = [JSON_HEADERS, *refusal.headers()]
             return InferenceResponse(
                 refusal.status(Dialect.WORKERS_AI), pairs, msgspec.json.encode(refusal.body(Dialect.WORKERS_AI))

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from pilotlight.functions.bindings.binding import CLOCK, BindingError, Clock, Services
 from pilotlight.functions.bindings.objects.object_migrations import MigrationError
-from pilotlight.functions.bindings.owners import Owners
+from pilotlight.functions.bindings.owners import Owners, with_own_stores
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 from pilotlight.functions.bindings.storage.s3 import S3Place
@@ -53,9 +53,6 @@ log = logging.getLogger("pilotlight.function")
 
 DAY_S = 24 * 3600.0
 SECRETS_S = 1.0  # pause between two checks for changes by `pilotlight secret`
-UNNAMED = {  # options that name a store, by the binding's kind
-    "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
-}  # fmt: skip
 
 
 class ServedFunctions:
@@ -80,7 +77,7 @@ class ServedFunctions:
         self._authority = authority
         self._clock = clock
         self.config = config
-        self.manifests = _manifests(config)
+        self.manifests = manifests_of(config)
         self.deployed: DeployedFunctions | None = None
         self.usage: FunctionUsage | None = None  # set while serving
         self._inference = inference
@@ -172,7 +169,7 @@ class ServedFunctions:
         named = _with_version(replace(manifest, name=served), pool)  # the name that bindings and consumers use
         try:
             if pool is not None:
-                named = self._with_own_stores(named)
+                named = with_own_stores(named)
             self._owners.check(named)
             self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
             self._declared[pool or served] = named, layers
@@ -182,16 +179,6 @@ class ServedFunctions:
             raise MisfitError(f"{manifest.directory}: {error}") from None
         except (BindingError, SecretError, OSError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
-
-    def _with_own_stores(self, manifest: Manifest) -> Manifest:
-        """Name each unnamed store of a deployed function FUNCTION/BINDING, so that no other function has it."""
-        bindings = []
-        for binding in manifest.bindings:
-            names = UNNAMED.get(binding.kind, ())
-            if names and not any(binding.options.get(name) for name in names):
-                binding = binding._replace(options={**binding.options, names[0]: f"{manifest.name}/{binding.name}"})
-            bindings.append(binding)
-        return replace(manifest, bindings=tuple(bindings))
 
     async def _follow_secrets(self, revision: int) -> None:
         """Restart functions whose secrets have changed since `revision`. Runs until cancelled."""
@@ -276,7 +263,8 @@ def client_key(scope: Scope) -> str:
     return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
 
 
-def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path, ...]]]:
+def manifests_of(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path, ...]]]:
+    """Return the functions of the site file by name, each with its layers. Raises ManifestError."""
     found: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
     for function in config.serve:
         layers = (Path(function.layer).expanduser(),) if function.layer is not None else ()

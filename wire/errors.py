@@ -63,7 +63,7 @@ ERRORS: dict[str, ErrorKind] = {
     "upstream_lost": ErrorKind(502, _SERVER, 5000, 502),
     "overloaded": ErrorKind(503, _SERVER, 3040, 429),
     "draining": ErrorKind(503, _SERVER, 3040, 429),
-    "no_site_available": ErrorKind(503, _SERVER, 3040, 429),
+    "no_site_available": ErrorKind(503, _SERVER, 3040, 503),
     "upstream_timeout": ErrorKind(504, _SERVER, 3007, 408),
 }
 

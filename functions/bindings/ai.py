@@ -32,6 +32,7 @@ CAPACITY = 3040  # Workers AI's error code: no capacity
 NO_MODEL = 5007  # Workers AI's error code: unknown model
 MAX_NAMED = 20  # model names that an error message lists
 BUSY_STATUS = 429
+AWAY_STATUS = 503  # no site with the model is up
 TIMED_OUT, TIMEOUT_STATUS = 3007, 408  # Workers AI's error code and status: the model took too long
 CACHE_STATUS = "cf-aig-cache-status"  # response header of AI Gateway: HIT or MISS
 QUEUE_FOR_S = 60.0  # how long a call waits for capacity before it is refused
@@ -163,7 +164,8 @@ class AI(Binding):
         code, sentence = error["code"], error["message"]
         if code == NO_MODEL:
             there = ", ".join(card["name"] for card in self._inference.models("")[:MAX_NAMED])
-            sentence = f"{sentence}; it has {there or 'none'}"
+            further = "models.aliases of a site's file and ai.aliases of the manifest give a model further names"
+            sentence = f"{sentence}; it has {there or 'none'}; {further}"
         return _refusal(response.status, code, sentence)
 
     async def close(self) -> None:
@@ -229,18 +231,19 @@ class AI(Binding):
         waited_s, pause_s = 0.0, FIRST_PAUSE_S
         while True:
             response = await self._inference.run(self._account, model, body, headers)
-            if response.status != BUSY_STATUS or not waits or waited_s >= QUEUE_FOR_S:
+            if not _is_busy(response) or not waits or waited_s >= QUEUE_FOR_S:
                 return response
             await self._sleep(pause_s)
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
         """Run one request of a batch; return whether it succeeded, and its result or its error as JSON.
-        Retries without a time limit while the model is busy."""
+        Retries without a time limit while the model is busy, or away at other sites."""
         while True:
             response = await self._counted(model, inputs, {}, True)
-            if response.status != BUSY_STATUS:
+            if response.status not in (BUSY_STATUS, AWAY_STATUS):
                 return response.status < 400, response.body
+            await self._sleep(LONGEST_PAUSE_S)
 
 
 class CountedEvents:
@@ -295,6 +298,11 @@ def _errors(code: int, sentence: str) -> bytes:
     return orjson.dumps(
         {"success": False, "result": {}, "messages": [], "errors": [{"code": code, "message": sentence}]}
     )
+
+
+def _is_busy(response: InferenceResponse) -> bool:
+    """Tell whether a model has no capacity now; a quota that is used up has another code."""
+    return response.status == BUSY_STATUS and msgspec.json.decode(response.body)["errors"][0]["code"] == CAPACITY
 
 
 def _refusal(status: int, code: int, sentence: str) -> BindingError:

@@ -130,6 +130,10 @@ class Clock:
         """Return the Unix time in seconds."""
         return time.time()
 
+    def schedule_s(self) -> float:
+        """Return the Unix time in seconds by which cron triggers fire."""
+        return self.now_s()
+
 
 CLOCK = Clock()
 HISTORY_S = 7 * 24 * 3600.0

@@ -56,7 +56,7 @@ class Crons:
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
         clock = services.clock
-        return cls(schedules, run, services.database(path, SCHEMA), clock.now_s, Timings(look_s=clock.look_s))
+        return cls(schedules, run, services.database(path, SCHEMA), clock.schedule_s, Timings(look_s=clock.look_s))
 
     def stop(self) -> None:
         """Start no new handlers. Running handlers continue, and firings already claimed still run."""
@@ -122,4 +122,5 @@ class Crons:
         try:
             await self._run(schedule.text, int(due.timestamp() * 1000))
         except Failure as failure:
-            log.error("the cron trigger %s of %s failed: %s", schedule.text, due.isoformat(), failure.message)
+            level = logging.INFO if failure.code == "closing" else logging.ERROR  # its process reports its end
+            log.log(level, "the cron trigger %s of %s failed: %s", schedule.text, due.isoformat(), failure.message)

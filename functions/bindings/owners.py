@@ -9,14 +9,19 @@ is recorded beside the data and outlives the function.
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pilotlight.functions.bindings.binding import BindingError
-from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.bindings.place import directory_of, name_of
+from pilotlight.functions.manifest import BindingDeclaration, Manifest
 
 SITE = "@site"  # no function has this name
+
+UNNAMED = {  # options that name a store, by the binding's kind
+    "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
+}  # fmt: skip
 
 OF_A_FUNCTION = ("service", "durable_object", "props")  # kinds whose id is the name of a function
 
@@ -69,25 +74,52 @@ def _read(file: Path) -> str:
     return ""
 
 
+def store_of(binding: BindingDeclaration) -> tuple[str, str] | None:
+    """Return the kind and the id of the store or queue that a binding declares; None if it declares none."""
+    options, name = binding.options, binding.name
+    ids = {
+        "kv": options.get("id") or name,
+        "d1": options.get("database_id") or options.get("database_name") or name,
+        "r2": options.get("bucket_name") or name,
+        "queue_producer": options.get("queue"),
+        "rate_limit": options.get("namespace_id"),
+        "vectorize": options.get("index_name"),
+        "analytics_engine": options.get("dataset") or name,
+        "secrets_store": options.get("store_id"),
+    }
+    id = ids.get(binding.kind)
+    return (folder_of(binding.kind), id) if id else None
+
+
+def folder_of(kind: str) -> str:
+    """Return the kind by which the stores of a kind of bindings are known."""
+    return "queue" if kind == "queue_producer" else kind
+
+
+def id_in(folder: Path) -> str:
+    """Return the id of the store in a folder.
+    It is FUNCTION/BINDING if the folder was named so, otherwise the folder's name."""
+    owner = _read(folder / "owner")
+    own = f"{owner}/{folder.name.partition('.')[0].removeprefix(f'{owner}-')}"
+    return own if name_of(own) == folder.name else folder.name
+
+
+def with_own_stores(manifest: Manifest) -> Manifest:
+    """Name each unnamed store of a deployed function FUNCTION/BINDING, so that no other function has it."""
+    bindings = []
+    for binding in manifest.bindings:
+        names = UNNAMED.get(binding.kind, ())
+        if names and not any(binding.options.get(name) for name in names):
+            binding = binding._replace(options={**binding.options, names[0]: f"{manifest.name}/{binding.name}"})
+        bindings.append(binding)
+    return replace(manifest, bindings=tuple(bindings))
+
+
 def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for binding in manifest.bindings:
-        options, name = binding.options, binding.name
-        if binding.kind == "kv":
-            yield "kv", options.get("id") or name
-        elif binding.kind == "d1":
-            yield "d1", options.get("database_id") or options.get("database_name") or name
-        elif binding.kind == "r2":
-            yield "r2", options.get("bucket_name") or name
-        elif binding.kind == "queue_producer":
-            yield "queue", options["queue"]
-        elif binding.kind == "rate_limit" and options.get("namespace_id"):
-            yield "rate_limit", options["namespace_id"]
-        elif binding.kind == "vectorize":
-            yield "vectorize", options["index_name"]
-        elif binding.kind == "analytics_engine":
-            yield "analytics_engine", options.get("dataset") or name
-        elif binding.kind == "secrets_store":
-            yield "secrets_store", options["store_id"]
+        options = binding.options
+        if (store := store_of(binding)) is not None:
+            yield store
         elif binding.kind in ("durable_object", "workflow") and options.get("script_name"):
             yield "durable_object", options["script_name"]
         elif binding.kind == "service" and not options["service"].startswith("@"):

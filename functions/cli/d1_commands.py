@@ -5,8 +5,9 @@ A migration is an SQL file in the database's `migrations_dir`; a table of the da
 
 import json
 import re
+import shlex
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -67,7 +68,7 @@ def d1_execute(
             return await d1.call("exec", [sql], {})
 
     check_place(site, local, remote)
-    answer = State(site, directory).bound("d1", database, work)
+    answer = State(site, directory).bound("d1", database, work, creates=True)
     if "rows" not in answer:
         print(f"{answer['count']} statements")
     elif as_json:
@@ -106,7 +107,9 @@ def migrations_list(
 ) -> None:
     """List the migrations that are not applied yet."""
     check_place(site, local, remote)
-    for path in _Migrations(database, site, directory).open():
+    if not (waiting := _Migrations(database, site, directory).open()):
+        print("No migrations to apply")
+    for path in waiting:
         print(path.name)
 
 
@@ -121,7 +124,7 @@ def migrations_apply(
     """Apply the missing migrations in the order of their numbers, each in one transaction."""
     check_place(site, local, remote)
     known = _Migrations(database, site, directory)
-    if not (waiting := known.open()):
+    if not (waiting := known.open(creates=True)):
         print("No migrations to apply")
     for path in waiting:
         known.apply(path)
@@ -195,6 +198,16 @@ def _with_history(state: State, database: str, work: "Callable[[Binding], Awaita
         raise CliError(f"{database}: {error}.") from None
 
 
+def migration_notes(databases: Iterable[str], directory: Path) -> Iterator[str]:
+    """Yield a line for each database of `pilotlight dev` that lacks migrations. Raises CliError."""
+    where = "" if directory == HERE else f" --dir {shlex.quote(str(directory))}"
+    for database in databases:
+        known = _Migrations(database, None, directory)
+        if known.folder.is_dir() and (waiting := known.open()):
+            names = ", ".join(path.name for path in waiting)
+            yield f"{database}: not applied yet: {names}; pilotlight d1 migrations apply {database}{where}"
+
+
 class _Migrations:
     def __init__(self, database: str, site: Path | None, directory: Path) -> None:
         from pilotlight.functions.bindings.binding import BindingError
@@ -208,13 +221,18 @@ class _Migrations:
             raise CliError(error.message) from None
         self.folder = self._files.folder
 
-    def open(self) -> list[Path]:
-        """List the migrations that are not applied yet. Raises CliError."""
+    def open(self, *, creates: bool = False) -> list[Path]:
+        """List the migrations that are not applied yet.
+        A database that does not exist is made only with `creates`. Raises CliError."""
         if not self.folder.is_dir():
             raise CliError(
                 f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."
             )
-        found: list[Path] = self._state.bound("d1", self._database, lambda d1: self._files.waiting(_d1(d1)))
+        if not creates and not self._state.has_data("d1", self._database):
+            return self._files.all()
+        found: list[Path] = self._state.bound(
+            "d1", self._database, lambda d1: self._files.waiting(_d1(d1)), creates=True
+        )
         return found
 
     def apply(self, path: Path) -> None:
@@ -225,7 +243,7 @@ class _Migrations:
                 file=sys.stderr,
             )
         try:
-            self._state.bound("d1", self._database, lambda d1: self._files.apply(_d1(d1), [path]))
+            self._state.bound("d1", self._database, lambda d1: self._files.apply(_d1(d1), [path]), creates=True)
         except CliError as error:
             raise CliError(f"{path.name} was not applied: {error}") from None
 

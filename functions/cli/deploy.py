@@ -66,13 +66,13 @@ def deploy(
     }
     packages = requirements_of(directory)
     installing = (
-        f"install {len(packages)} packages ({', '.join(packages[:3])}{', ...' if packages[3:] else ''}), "
+        f"install {len(packages)} package{'' if len(packages) == 1 else 's'} ({', '.join(packages[:3])}{', ...' if packages[3:] else ''}), "
         if packages
         else ""
     )
     with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
         after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token(api))
-    for line in _shares(after):
+    for line in _shares(after, before if manifest.keeps_data else None):
         print(line)
     for address in (f"{api.url}/fn/{manifest.name}", *after.get("addresses", ())):
         print(f"{manifest.name}: answers at {address}")
@@ -193,10 +193,17 @@ def _served_now(deployment: dict[str, Any], digest: str, environment: str | None
     return None
 
 
-def _shares(deployment: dict[str, Any]) -> list[str]:
+def _shares(deployment: dict[str, Any], before: dict[str, Any] | None = None) -> list[str]:
+    """Describe a deployment.
+    `before` is the previous one of a function with data, from whose home it may have moved."""
     name = deployment["name"]
     lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
-    if home := deployment.get("home", ""):
+    home, left = deployment.get("home", ""), before.get("home", "") if before is not None else ""
+    if left and left != home:
+        lines.append(
+            f"{name}: moved from {left} to {home or 'every site'}; its data stays at {left}, and --home {left} moves it back there"
+        )
+    elif home:
         lines.append(f"{name}: runs at {home} only, because its data is there")
     return lines + [
         f"{name}: not confirmed to be served by {site} yet: {why}"

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, ScheduledEvent
+from pilotlight.functions.cli.d1_commands import migration_notes
 from pilotlight.functions.manifest import Manifest, ManifestError, load_manifest
 from pilotlight.functions.routes.invocations import FunctionRoute, at_path
 from pilotlight.functions.served import ServedFunctions
@@ -76,6 +77,9 @@ def dev(directory: Path, options: DevOptions) -> None:
     _say(console, f"{manifest.name}: {directory.resolve()}")
     for note in manifest.notes:
         _say(console, f"  {note}")
+    if environment is None:  # commands of D1 know no environments
+        for note in migration_notes((each.name for each in manifest.bindings if each.kind == "d1"), directory):
+            _say(console, f"  {note}")
     for mistake in syntax_errors(sorted(snapshot(manifest.main.parent))):
         _say(console, mistake)
     _say(console, f"Serving {_opened_at(host, port)} (Ctrl-C stops)")

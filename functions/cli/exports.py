@@ -158,7 +158,7 @@ def kv_import(
             await kv.call("put", [], put)
         return len(live)
 
-    print(f"{State(site, directory).bound('kv', namespace, work)} keys were set")
+    print(f"{State(site, directory).bound('kv', namespace, work, creates=True)} keys were set")
 
 
 def _put_of(entry: dict[str, Any]) -> dict[str, Any]:
@@ -242,4 +242,4 @@ def r2_import(
                 count += 1
         return count
 
-    print(f"{State(site, directory).bound('r2', bucket, work)} objects were put")
+    print(f"{State(site, directory).bound('r2', bucket, work, creates=True)} objects were put")

@@ -71,7 +71,16 @@ class State:
             raise CliError(
                 f"{directory} has no manifest: name a function's folder with --dir, or a site's file with --site."
             )
-        self._manifest = load_manifest(directory) if has_manifest else None
+        self._manifest = self._as_served(load_manifest(directory)) if has_manifest else None
+
+    def _as_served(self, manifest: "Manifest") -> "Manifest":
+        """Return a manifest with the names that its stores have here: those of a deployed function differ."""
+        if self._site is None or self._site.functions.deployments is None:
+            return manifest
+        from pilotlight.functions.bindings.owners import with_own_stores
+        from pilotlight.functions.served import manifests_of
+
+        return manifest if manifest.name in manifests_of(self._site.functions) else with_own_stores(manifest)
 
     def declared(self, kind: str, name: str) -> "BindingDeclaration":
         """Return the declaration of a binding by its name, by wrangler's name for the store, or by its id.
@@ -82,36 +91,67 @@ class State:
         for declaration in declared:
             if name in (declaration.name, *(declaration.options.get(key) for key in NAMES)):
                 return declaration
-        if self._manifest is not None and not self._is_store(self._manifest, kind, name):
-            known = ", ".join(each.name for each in declared) or "none"
-            raise CliError(f"There is no {kind.partition('_')[0]} {name!r}: the manifest's are {known}.")
-        return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name, "bucket_name": name})
+        if not self._is_store(kind, name):
+            unknown = f"There is no {kind.partition('_')[0]} {name!r}"
+            if self._manifest is not None:
+                raise CliError(f"{unknown}: the manifest's are {', '.join(each.name for each in declared) or 'none'}.")
+            known = ", ".join(self._stores(kind)) or "none"
+            raise CliError(
+                f"{unknown} at this site, which has {known}. Names of bindings need --dir with their function's folder."
+            )
+        return BindingDeclaration(
+            kind, name, dict.fromkeys(("id", "database_id", "queue", "bucket_name", "dataset"), name)
+        )
+
+    def has_data(self, kind: str, name: str) -> bool:
+        """Tell whether a store of this name exists. Raises CliError if nothing declares it."""
+        from pilotlight.functions.bindings.owners import store_of
+
+        store = store_of(self.declared(kind, name))
+        return store is None or self._exists(*store)
 
     def file_of(self, kind: str, name: str, file: str) -> Path:
         """Return the path of a store's file. Raises CliError if it does not exist."""
-        from pilotlight.functions.bindings.place import directory_of
+        from pilotlight.functions.bindings.owners import store_of
 
-        declared = self.declared(kind, name)
-        id = declared.options.get("database_id") or declared.options.get("database_name") or declared.name
-        path = directory_of(self.directory, kind, id) / file
+        store = store_of(self.declared(kind, name))
+        assert store is not None, "only stores have files"
+        path = self._folder(*store) / file
         if not path.is_file():
             raise CliError(f"{name} has no data here: there is no {path}.")
         return path
 
-    def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
+    def _is_store(self, kind: str, name: str) -> bool:
         """Tell whether a store of this id exists, or the function consumes a queue of this name.
         Without this check a misspelt name would create a store."""
+        consumed = {consumer.queue for consumer in self._manifest.consumers} if self._manifest is not None else set()
+        return (kind == "queue_producer" and name in consumed) or self._exists(kind, name)
+
+    def _exists(self, kind: str, id: str) -> bool:
+        return (kind == "r2" and id in self._r2()) or self._folder(kind, id).is_dir()
+
+    def _stores(self, kind: str) -> list[str]:
+        """Return the ids of the existing stores of a kind."""
+        from pilotlight.functions.bindings.owners import id_in
+
+        folder = self._folder(kind, "any").parent
+        found = {id_in(path) for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+        return sorted(found.union(self._r2() if kind == "r2" else ()))
+
+    def _folder(self, kind: str, id: str) -> Path:
+        from pilotlight.functions.bindings.owners import folder_of
         from pilotlight.functions.bindings.place import directory_of
 
-        folder = "queue" if kind == "queue_producer" else kind
-        consumed = {consumer.queue for consumer in manifest.consumers} if folder == "queue" else set()
-        return name in consumed or directory_of(self.directory, folder, name).is_dir()
+        return directory_of(self.directory, folder_of(kind), id)
 
-    def bound(self, kind: str, name: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
-        """Return the result of `work` on an opened binding. Raises CliError."""
+    def bound(self, kind: str, name: str, work: "Callable[[Binding], Awaitable[Any]]", *, creates: bool = False) -> Any:
+        """Return the result of `work` on an opened binding.
+        Only with `creates` may its store be new. Raises CliError."""
         from pilotlight.functions.bindings.registry import open_binding
 
         declaration = self.declared(kind, name)
+        if not creates and not self.has_data(kind, name):
+            raise CliError(f"{name} has no data in {self.directory}.")
         return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
 
     def queue(self, name: str, method: str) -> int:
@@ -299,7 +339,7 @@ def kv_put(
         raise CliError("Give either a value or --path.")
     data = contents(path) if path is not None else (value or "").encode()
     given = {"key": key, "value": data, "expiration_ttl": ttl}
-    State(site, directory).bound("kv", namespace, lambda kv: kv.call("put", [], given))
+    State(site, directory).bound("kv", namespace, lambda kv: kv.call("put", [], given), creates=True)
 
 
 @kv.command("delete")
@@ -333,7 +373,7 @@ def queues_purge(queue: str, site: SiteOption = None, directory: DirOption = HER
     """Delete all messages of a queue."""
     state = State(site, directory)
     name = str(state.declared("queue_producer", queue).options["queue"])
-    print(f"{state.queue(name, 'purge')} messages deleted")
+    print(f"{state.queue(name, 'purge') if state.has_data('queue_producer', name) else 0} messages deleted")
 
 
 @queues.command("send")
@@ -344,4 +384,4 @@ def queues_send(queue: str, body: str, site: SiteOption = None, directory: DirOp
     except ValueError:
         value = body
     message = {"messages": [{"body": value}]}
-    State(site, directory).bound("queue_producer", queue, lambda bound: bound.call("send", [], message))
+    State(site, directory).bound("queue_producer", queue, lambda bound: bound.call("send", [], message), creates=True)

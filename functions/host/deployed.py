@@ -256,7 +256,9 @@ class DeployedFunctions:
                 async for _ in response.stream:
                     pass
             if response.status >= 500:
-                raise Failure(f"its health call GET {version.health_path} answered {response.status}")
+                sentence = f"its health call GET {version.health_path} answered {response.status}"
+                printed = "\n".join(await self._serving.functions.last_lines(pool))
+                raise Failure(sentence, detail=f"{sentence}; it printed:\n{printed}" if printed else sentence)
         except Failure as failure:
             # a function with only queues or cron triggers has no handler for the call, but the call has imported its module
             if failure.code != "no_handler":

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 log = logging.getLogger("pilotlight.function")
 
-KEPT_LINES = 200
+KEPT_LINES, SHOWN_LINES = 200, 20
 READ_BYTES = 4 << 10  # per read, because each line costs 20 us of the event loop that serves all functions
 MAX_LINE = 4096
 MAX_LABEL = 24
@@ -49,6 +49,10 @@ class FunctionLog:
         self._invocations[request] = invocation
         if len(self._invocations) > MAX_REQUESTS:
             del self._invocations[next(iter(self._invocations))]
+
+    def last(self) -> list[str]:
+        """Return the last lines, as many as a message to the author may have."""
+        return list(self.lines)[-SHOWN_LINES:]
 
     def close_write_end(self) -> None:
         """Close the runtime's copy of the write end, once the child has its own."""

@@ -97,6 +97,10 @@ class FunctionPool:
         """Tell whether accepted work is open: requests, streams, background work; not WebSockets."""
         return bool(self._num_open) or self.isolates.is_at_work
 
+    def last_lines(self) -> list[str]:
+        """Return the last lines that its isolates have printed."""
+        return [line for isolate in self.isolates.living for line in isolate.process.log.last()]
+
     def is_home_of(self, object: ObjectAddress) -> bool:
         """Tell whether the object is in use here, so that no other version may start its instance."""
         return object in self._objects or self.isolates.are_at_work_for(object)

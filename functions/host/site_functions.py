@@ -35,6 +35,7 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
+OUTPUT_S = 0.3  # time in which an isolate's output arrives after its response
 IDLE_S = 0.2  # added to the pause between checks while there is no work; a new request ends it early
 TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # trigger names of OpenTelemetry
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
@@ -229,6 +230,12 @@ class SiteFunctions:
                 await result.body.aclose()
             raise
         return response
+
+    async def last_lines(self, pool: str) -> list[str]:
+        """Return the last lines that a version printed.
+        They include those of an exception that follows a response."""
+        await asyncio.sleep(OUTPUT_S)
+        return self.pools[pool].last_lines() if pool in self.pools else []
 
     async def static(self, pool: FunctionPool, event: frames.FetchEvent) -> Response | None:
         """Return the response of a version's asset; None if the function should answer."""

@@ -6,13 +6,14 @@ has the bindings with the methods that the function itself calls; `run` awaits t
 
 import asyncio
 import json as json_module
+import os
 import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ import msgspec
 from pilotlight.functions.bindings.binding import BindingError, Clock
 from pilotlight.functions.channel import Channel, Failure, Inbound
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent, TailEvent
+from pilotlight.functions.host.dependencies.layers import requirements_of
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, load_manifest
 from pilotlight.functions.routes.invocations import FunctionRoute
@@ -68,19 +70,25 @@ class QueueOutcome:
 
     acked: list[int]
     retried: dict[int, float | None]  # delay in seconds by message; None for the consumer's default
+    error: str = ""  # traceback of the exception that the handler raised
 
 
 class TestClock(Clock):
-    """The machine's clock plus the seconds by which the test has advanced it."""
+    """The machine's clock plus the seconds by which the test has advanced it.
+    For crons, only those seconds pass."""
 
     __test__ = False  # otherwise pytest would collect it because of its name
     look_s = LOOK_S
 
     def __init__(self) -> None:
         self.added_s = 0.0
+        self._began_s = time.time()
 
     def now_s(self) -> float:
         return time.time() + self.added_s
+
+    def schedule_s(self) -> float:
+        return self._began_s + self.added_s  # a minute that begins during a test fires no cron
 
 
 class LocalWorker:
@@ -178,7 +186,8 @@ class LocalWorker:
         self.run(self._asked(ScheduledEvent(UNNUMBERED, cron, at_ms)))
 
     def queue(self, name: str, bodies: Iterable[Any], *, attempts: int = 1) -> QueueOutcome:
-        """Call the `queue` handler with `bodies` as a batch of the queue `name`. Raises FunctionFailed."""
+        """Call the `queue` handler with `bodies` as a batch of the queue `name`.
+        Its exception is the outcome's `error`. Raises FunctionFailed if there is no outcome, such as without a handler."""
         from workers.values import pack
 
         now_ms = round(1000 * self._clock.now_s())
@@ -187,9 +196,9 @@ class LocalWorker:
             for body in bodies
         ]
         ids = [message["id"] for message in messages]
-        outcome = self.run(self._asked(QueueEvent(UNNUMBERED, name, messages))).value
+        outcome, error = self.run(self._delivered(QueueEvent(UNNUMBERED, name, messages)))
         retried = {ids.index(each["id"]): each.get("delay_s") for each in outcome["retried"]}
-        return QueueOutcome([ids.index(id) for id in outcome["acked"]], retried)
+        return QueueOutcome([ids.index(id) for id in outcome["acked"]], retried, error)
 
     def tail(self, events: list[dict[str, Any]]) -> None:
         """Call the `tail` handler. Raises FunctionFailed."""
@@ -238,9 +247,10 @@ class LocalWorker:
         folder = self._state
         if folder is None:
             folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="pilotlight-worker-")))
-        if self._layers is not None and not (folder / "layers").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "layers").symlink_to(self._layers, target_is_directory=True)
+        if self._layers is not None and any(
+            requirements_of(each.directory) for each in (self._manifest, *self._others)
+        ):
+            _link_layers(folder / "layers", self._layers)
         self._served = ServedFunctions(config, folder, self._models, lambda: [], "test", clock=self._clock)
         self._served.manifests.update({each.name: (each, ()) for each in (self._manifest, *self._others)})
         await self._stack.enter_async_context(self._served)
@@ -289,6 +299,16 @@ class LocalWorker:
         except Failure as failure:
             raise FunctionFailed(failure.detail or failure.message) from None
 
+    async def _delivered(self, event: QueueEvent) -> tuple[Any, str]:
+        """Return the decisions of a `queue` handler, and its traceback if it failed. Raises FunctionFailed."""
+        try:
+            return (await self._functions.ask(self._manifest.name, event)).value, ""
+        except Failure as failure:
+            error = failure.detail or failure.message
+            if failure.value is None or failure.code == "no_handler":
+                raise FunctionFailed(error) from None
+            return failure.value, error
+
     async def _idle(self) -> None:
         assert self._served is not None
         names = {str(each.options["queue"]) for each in self._manifest.bindings if each.kind == "queue_producer"}
@@ -307,6 +327,15 @@ def _for_tests(manifest: Manifest, vars: Mapping[str, Any]) -> Manifest:
     given = tuple(BindingDeclaration("var", name, {"value": value}) for name, value in vars.items())
     consumers = tuple(_at_once(consumer) for consumer in manifest.consumers)
     return replace(manifest, bindings=kept + given, consumers=consumers)
+
+
+def _link_layers(link: Path, layers: Path) -> None:
+    """Link to a folder of shared packages, unless it cannot be written or the link exists."""
+    with suppress(OSError):
+        layers.mkdir(parents=True, exist_ok=True)
+    if os.access(layers, os.W_OK) and not link.exists():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(layers.resolve(), target_is_directory=True)
 
 
 def _at_once(consumer: Any) -> Any:

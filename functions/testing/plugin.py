@@ -60,9 +60,7 @@ def make_worker(
                     f"no folder above {request.config.rootpath} has a {' or '.join(MANIFESTS)}: name one by --worker"
                 )
             state = given.pop("state", None) or tmp_path_factory.mktemp("worker")
-            if "layers" not in given:  # packages are installed once per test run
-                given["layers"] = tmp_path_factory.getbasetemp() / "worker-layers"
-                given["layers"].mkdir(exist_ok=True)
+            given.setdefault("layers", Path(folder) / ".pilotlight" / "layers")  # those of `pilotlight dev`
             return stack.enter_context(LocalWorker(Path(folder), state, **given))
 
         yield make

@@ -30,10 +30,13 @@ class MigrationFiles(NamedTuple):
             raise BindingError(f"migrations_dir is outside the function's folder: {folder}")
         return cls(folder, table)
 
+    def all(self) -> list[Path]:
+        """List the files in the order of their numbers."""
+        return sorted(self.folder.glob("*.sql"), key=_order)
+
     async def waiting(self, database: D1Database) -> list[Path]:
-        """List the files that have not been applied, in the order of their numbers. Raises BindingError."""
-        files = sorted(self.folder.glob("*.sql"), key=_order)
-        if not files:
+        """List the files that have not been applied. Raises BindingError."""
+        if not (files := self.all()):
             return []
         made = (
             f"CREATE TABLE IF NOT EXISTS {self.table} (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, "

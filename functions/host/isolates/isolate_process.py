@@ -116,7 +116,7 @@ class IsolateProcess:
         if self._zygote is not None and self._zygote.why_failed:
             how = "was ended" if was_ready else "cannot be started"
             sentence = f"the function {self.function!r} {how}: {self._zygote.why_failed}"
-        last = "\n".join(list(self.log.lines)[-20:])
+        last = "\n".join(self.log.last())
         return Fault(sentence, code="crashed", name="Crashed", detail=f"{sentence}\n{last}".rstrip())
 
     async def close(self, patience_s: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from workers.entrypoint import Context
-from workers.gateway import BaseOptions
+from workers.gateway import BaseOptions, prefix_of
 from workers.http.request import Request
 from workers.http.response import Response
 from workers.sockets.asgi_socket import Socket
@@ -208,8 +208,9 @@ class _Exchange:
 def request_to_scope(
     request: Request, env: Any = None, ctx: Any = None, state: dict[str, Any] | None = None
 ) -> MutableMapping[str, Any]:
-    """Return the ASGI scope of a request."""
-    parts = urlsplit(request.url)
+    """Return the ASGI scope of a request.
+    Below a prefix of a shared host, `root_path` is the prefix and `path` begins with it."""
+    parts, prefix = urlsplit(request.url), prefix_of(request)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.multi_items()]
     return {
@@ -218,10 +219,10 @@ def request_to_scope(
         "http_version": "1.1",
         "method": str(request.method),
         "scheme": parts.scheme or "http",
-        "path": unquote(parts.path) or "/",
-        "raw_path": parts.path.encode() or b"/",
+        "path": prefix + (unquote(parts.path) or "/"),
+        "raw_path": prefix.encode() + (parts.path.encode() or b"/"),
         "query_string": parts.query.encode(),
-        "root_path": "",
+        "root_path": prefix,
         "headers": headers,
         "server": (parts.hostname or "localhost", port),
         "client": (request.headers.get("cf-connecting-ip", "127.0.0.1"), 0),

@@ -73,7 +73,7 @@ class Record(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"there is no {name!r} here; there is {', '.join(map(str, self)) or 'nothing'}", name=name, obj=self
+                f"there is no {name!r} here; the keys are {', '.join(map(repr, self)) or 'none'}", name=name, obj=self
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from workers.entrypoint import wait_until
-from workers.gateway import BaseOptions
+from workers.gateway import BaseOptions, prefix_of
 from workers.http.request import Request
 from workers.http.response import Response
 
@@ -96,7 +96,7 @@ def build_environ(request: Request, body: bytes, env: Any = None) -> dict[str, A
     parts = urlsplit(request.url)
     environ = {
         "REQUEST_METHOD": str(request.method),
-        "SCRIPT_NAME": "",
+        "SCRIPT_NAME": prefix_of(request),
         "PATH_INFO": unquote_to_bytes(parts.path or "/").decode("latin-1"),
         "QUERY_STRING": parts.query,
         "SERVER_NAME": parts.hostname or "localhost",

@@ -268,6 +268,23 @@ async def test_a_call_does_not_wait_for_room_for_ever(wire: Wire, monkeypatch: p
     assert caught.value.status == 429
 
 
+@pytest.mark.parametrize(("status", "code"), [(503, 3040), (429, 3036)])
+async def test_a_call_waits_neither_for_a_site_nor_for_a_quota(wire: Wire, status: int, code: int) -> None:
+    class AwayInference(FakeInference):
+        num_asked = 0
+
+        async def run(self, *asked: Any) -> InferenceResponse:
+            self.num_asked += 1
+            body = json.dumps({"errors": [{"code": code, "message": "no site is available"}]}).encode()
+            return InferenceResponse(status, [("content-type", "application/json")], body)
+
+    inference = AwayInference()
+    ai = (await wire(("ai", "AI", {}), inference=inference)).env["AI"]
+    with pytest.raises(Failure) as caught:
+        await ai.run(MODEL, INTERACTIVE)
+    assert (caught.value.code, caught.value.status, inference.num_asked) == (code, status, 1)
+
+
 async def test_extra_headers_pass_and_the_runtimes_own_do_not(wire: Wire) -> None:
     inference = FakeInference()
     ai = (await wire(("ai", "AI", {}), inference=inference)).env["AI"]

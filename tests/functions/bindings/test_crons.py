@@ -174,7 +174,7 @@ async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
     clock = Clock(NOON - 30)
     fired: list[Any] = []
-    look = SimpleNamespace(now_s=clock, look_s=0.005)
+    look = SimpleNamespace(now_s=lambda: NOON + 3600, schedule_s=clock, look_s=0.005)
 
     class Functions:
         async def ask(self, function: str, event: ScheduledEvent) -> None:

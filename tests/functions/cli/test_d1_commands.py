@@ -46,6 +46,7 @@ def test_migrations_are_made_listed_and_applied_once_in_order(here: tuple[str, s
     assert run("d1", "migrations", "list", "shop", *here).split() == ["0001_add_the_table.sql", "0002_more.sql"]
     assert "0002_more.sql  applied" in run("d1", "migrations", "apply", "DB", "--local", *here)
     assert run("d1", "migrations", "apply", "shop", *here) == "No migrations to apply\n"
+    assert run("d1", "migrations", "list", "shop", *here) == "No migrations to apply\n"
     assert (
         run("d1", "execute", "shop", "--json", "--command", "SELECT a FROM t", *here).strip() == '[{"a": 1}, {"a": 2}]'
     )

@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from load_tests.local_network import free_ports
+from pilotlight.functions.cli.d1_commands import migration_notes
 from pilotlight.functions.cli.dev import models_of, snapshot, syntax_errors
+from tests.functions.cli.test_state import run
 
 pytestmark = pytest.mark.process
 
@@ -45,16 +47,16 @@ class Dev:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"}
         )
+        self.heard = ""
         self.until("Serving http")
 
     def until(self, words: str) -> str:
         assert self.process.stdout is not None
-        heard = ""
         for line in self.process.stdout:
-            heard += line
+            self.heard += line
             if words in line:
                 return line
-        raise AssertionError(f"it ended without {words!r}: {heard}")
+        raise AssertionError(f"it ended without {words!r}: {self.heard}")
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -71,6 +73,21 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
     finally:
         dev.process.kill()
         dev.process.communicate()
+
+
+def test_migrations_that_are_not_applied_are_named_at_the_start(tmp_path: Path) -> None:
+    (folder := tmp_path / "f" / "migrations").mkdir(parents=True)
+    (folder / "0001_t.sql").write_text("CREATE TABLE t (a);")
+    (tmp_path / "f" / "entry.py").write_text(dedent(SOURCE))
+    manifest = 'name = "f"\nmain = "entry.py"\n[[d1_databases]]\nbinding = "DB"\n'
+    (tmp_path / "f" / "wrangler.toml").write_text(manifest)
+    dev = Dev(tmp_path / "f", free_ports(1)[0])
+    dev.process.kill()
+    dev.process.communicate()
+    command = f"pilotlight d1 migrations apply DB --dir {tmp_path / 'f'}"
+    assert f"DB: not applied yet: 0001_t.sql; {command}\n" in dev.heard
+    assert run(*command.split()[1:]) == "0001_t.sql  applied\n"
+    assert list(migration_notes(["DB"], tmp_path / "f")) == []
 
 
 @pytest.mark.parametrize("interrupts", [1, 2])

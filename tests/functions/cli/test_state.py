@@ -2,12 +2,14 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.commands import app
@@ -105,6 +107,103 @@ def test_messages_are_sent_counted_and_purged(folder: Path) -> None:
 )
 def test_a_name_that_is_misspelt_makes_no_store(folder: Path, command: tuple[str, ...], message: str) -> None:
     with pytest.raises(CliError, match=message):
+        run(*command, "--dir", str(folder))
+    assert not (folder / ".pilotlight").exists()
+
+
+@pytest.fixture
+def elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A folder without a manifest, and a site that has one store of each kind."""
+    there = ("--site", str(folder / "site.toml"))
+    for command in (
+        ("kv", "put", "CACHE", "a", "b"),
+        ("d1", "execute", "DB", "--command", "CREATE TABLE t (a)"),
+        ("queues", "send", "JOBS", "1"),
+    ):
+        run(*command, *there, "--dir", str(folder))
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    return there
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("kv", "put", "CACHE", "a", "b"), "no kv 'CACHE' at this site, which has kv-1. .* --dir"),
+        (("kv", "get", "CACHE", "a"), "no kv 'CACHE'"),
+        (("kv", "delete", "CACHE", "a"), "no kv 'CACHE'"),
+        (("kv", "list", "CACHE"), "no kv 'CACHE'"),
+        (("kv", "export", "CACHE", "--output", "out"), "no kv 'CACHE'"),
+        (("kv", "import", "CACHE", "../keys.json"), "no kv 'CACHE'"),
+        (("d1", "execute", "DB", "--command", "CREATE TABLE t (a)"), "no d1 'DB' at this site, which has d1-1"),
+        (("d1", "export", "DB", "--output", "out"), "no d1 'DB'"),
+        (("d1", "import", "DB", "../schema.sql"), "no d1 'DB'"),
+        (("d1", "migrations", "list", "DB"), "no d1 'DB'"),
+        (("d1", "migrations", "apply", "DB"), "no d1 'DB'"),
+        (("d1", "time-travel", "info", "DB"), "no d1 'DB'"),
+        (("d1", "time-travel", "restore", "DB", "--timestamp", "1m"), "no d1 'DB'"),
+        (("r2", "export", "FILES", "--output", "out"), "no r2 'FILES' at this site, which has none"),
+        (("r2", "import", "FILES", ".."), "no r2 'FILES'"),
+        (("queues", "send", "nonsense", "{}"), "no queue 'nonsense' at this site, which has jobs"),
+        (("queues", "purge", "nonsense"), "no queue 'nonsense'"),
+        (("analytics", "query", "VISITS", "SELECT 1"), "no analytics 'VISITS' at this site, which has none"),
+    ],
+)
+def test_outside_a_functions_folder_only_existing_stores_of_the_site_are_known(
+    folder: Path, elsewhere: tuple[str, str], command: tuple[str, ...], message: str
+) -> None:
+    (folder / "keys.json").write_text('[{"key": "a", "value": "b"}]')
+    (folder / "schema.sql").write_text("CREATE TABLE t (a)")
+    (folder / ".objects.jsonl").write_text("")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(CliError, match=message):
+        run(*command, *elsewhere)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_outside_a_functions_folder_a_store_has_its_id(elsewhere: tuple[str, str]) -> None:
+    run("kv", "put", "kv-1", "c", "d", *elsewhere)
+    assert run("kv", "list", "kv-1", *elsewhere) == "a\nc\n"
+    assert run("d1", "execute", "d1-1", "--command", "DELETE FROM t", *elsewhere) == "0 rows changed\n"
+    run("queues", "send", "jobs", "2", *elsewhere)
+    assert run("queues", "purge", "jobs", *elsewhere) == "2 messages deleted\n"
+
+
+def test_a_deployed_functions_store_without_an_id_has_its_name_at_the_site(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "wrangler.toml").write_text(MANIFEST.replace('id = "kv-1"', ""))
+    site, here = ("--site", str(folder / "site.toml")), ("--dir", str(folder))
+    (folder / "site.toml").write_text(SITE.format(state=folder / "state") + 'deployments = "http://127.0.0.1:1"\n')
+    stored = directory_of(folder / "state", "kv", "f/CACHE")
+    run("kv", "put", "CACHE", "a", "b", *site, *here)
+    assert stored.is_dir()
+    assert len([*stored.parent.iterdir()]) == 1
+    (stored / "owner").write_text("f")
+    monkeypatch.chdir(folder / "state")
+    assert run("kv", "get", "f/CACHE", "a", *site) == "b"
+    with pytest.raises(CliError, match="which has f/CACHE"):
+        run("kv", "get", "CACHE", "a", *site)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("kv", "list", "CACHE"),
+        ("kv", "get", "CACHE", "a"),
+        ("kv", "delete", "CACHE", "a"),
+        ("kv", "export", "CACHE", "--output", "out"),
+        ("queues", "list"),
+        ("queues", "purge", "JOBS"),
+        ("d1", "migrations", "list", "DB"),
+    ],
+)
+def test_a_command_that_reads_leaves_a_folder_that_was_never_served_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "migrations").mkdir()
+    with suppress(CliError):
         run(*command, "--dir", str(folder))
     assert not (folder / ".pilotlight").exists()
 

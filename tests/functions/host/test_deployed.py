@@ -80,6 +80,9 @@ class Functions:
 
     async def migrate(self, pool: str) -> None: ...
 
+    async def last_lines(self, pool: str) -> list[str]:
+        return []
+
     def claim(self, pool: str) -> None:
         if pool in self.of_others:
             raise Failure("its store is another's")

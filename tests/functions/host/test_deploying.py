@@ -196,6 +196,25 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
     )
 
 
+@pytest.mark.parametrize(("home", "there"), [("iad1", "iad1"), ("", "every site")])
+async def test_a_deployment_that_moves_a_function_says_that_its_data_stays(
+    network: Network, capsys: pytest.CaptureFixture[str], home: str, there: str
+) -> None:
+    network.write("one")
+    (network.folder / "requirements.txt").write_text("a==1\n")
+    told = {"name": "greeter", "revision": 1, "versions": [], "shares": []}
+    api: Any = SimpleNamespace(
+        url="http://router",
+        send=lambda method, *_: {**told, "home": "ams1" if method == "GET" else home},
+    )
+    await asyncio.to_thread(deploy, api, network.folder, None, 100.0, "", "/", home)
+    said = capsys.readouterr().out
+    moved = f"greeter: moved from ams1 to {there}; its data stays at ams1, and --home ams1 moves it back there\n"
+    assert moved in said
+    assert "because its data is there" not in said
+    assert "its sites install 1 package (a==1), start it" in said
+
+
 async def test_a_share_of_the_clients_gets_the_new_version_and_keeps_it(network: Network) -> None:
     network.write("one")
     await network.deploy()
@@ -231,6 +250,38 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
     assert (await network.ask()).body == b"one"
     queue = Queue.of("jobs", tmp_path / "state", network.site.app.functions.served._services)
     assert queue.consumer is not None
+
+
+ANSWERS_500 = """
+from workers import WorkerEntrypoint
+import asgi
+
+async def app(scope, receive, send):
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"Internal Server Error"})
+        raise  # as frameworks do
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return await asgi.fetch(app, request, self.env)
+"""
+
+
+async def test_the_author_gets_the_traceback_of_a_version_that_answers_its_health_call_with_500(
+    network: Network, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.write("one")
+    await network.deploy()
+    network.write("two", ANSWERS_500)
+    with pytest.raises(CliError, match=r"(?s)GET / answered 500; it printed:.*1 / 0.*ZeroDivisionError: division by"):
+        await network.deploy()
+    await asyncio.to_thread(
+        logs, network.api, "greeter", since=None, grep="", status="error", limit=9, follow=False, as_json=False
+    )
+    assert "fetch GET / -> 500" in capsys.readouterr().out
 
 
 async def test_a_refused_deployment_owns_nothing_and_anothers_resources_refuse_one(network: Network) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import sysconfig
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,6 +55,60 @@ def functions_table(tmp_path: Path, **more: object) -> dict[str, object]:
         "state_dir": str(tmp_path / "state"),
         **more,
     }
+
+
+FASTAPI = """
+import asgi
+from fastapi import FastAPI, Request
+from workers import WorkerEntrypoint
+
+app = FastAPI()
+
+@app.get("/notes/")
+def notes(request: Request):
+    return [str(request.url), str(request.url_for("notes")), request.scope["path"], request.scope["root_path"]]
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return await asgi.fetch(app, request, self.env)
+"""
+FLASK = """
+import wsgi
+from flask import Flask, request, url_for
+from workers import WorkerEntrypoint
+
+app = Flask(__name__)
+
+@app.get("/notes/")
+def notes():
+    return [request.url, url_for("notes"), request.path, request.script_root]
+
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        return await wsgi.fetch(app, request, self.env)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (FASTAPI, ["http://shop.example/fn/f/notes/", "http://shop.example/fn/f/notes/", "/fn/f/notes/", "/fn/f"]),
+        (FLASK, ["http://shop.example/fn/f/notes/", "/fn/f/notes/", "/notes/", "/fn/f"]),
+    ],
+)
+async def test_a_frameworks_links_and_redirects_stay_below_the_functions_path(
+    make_site: SiteMaker, tmp_path: Path, source: str, told: list[str]
+) -> None:
+    layer = sysconfig.get_path("purelib")
+    serve = [{"name": "f", "path": str(function_in(tmp_path / "f", source)), "layer": layer}]
+    async with make_site(functions={"serve": serve, "state_dir": str(tmp_path / "state")}) as site:
+        headers = {"host": "shop.example", "x-pilotlight-prefix": "/forged"}
+        assert (await call(site.app, "/fn/f/notes/", **headers)).json == told
+        redirect = await call(site.app, "/fn/f/notes", **headers)
+        assert redirect.status in (307, 308)
+        assert redirect.headers["location"] == "http://shop.example/fn/f/notes/"
+        if source == FASTAPI:
+            assert b"url: '/fn/f/openapi.json'" in (await call(site.app, "/fn/f/docs", **headers)).body
 
 
 async def test_a_functions_path_may_hold_anything(make_site: SiteMaker, tmp_path: Path) -> None:

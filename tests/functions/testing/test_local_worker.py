@@ -1,5 +1,6 @@
 """The tools for authors' tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.testing.local_worker import FunctionFailed, LocalWorker
+from pilotlight.functions.testing.local_worker import FunctionFailed, LocalWorker, TestClock
 
 pytestmark = pytest.mark.process
 pytest_plugins = ["pytester"]
@@ -161,9 +162,26 @@ def test_queues_are_consumed_and_a_batch_can_be_given_by_hand(make: Callable[...
     worker.until_idle()
     assert worker.run(worker.env.KV.get("job")) == "clean up"
     outcome = worker.queue("jobs", [{"text": "good"}, {"text": "bad"}])
-    assert (outcome.acked, outcome.retried) == ([0], {1: 7})
-    with pytest.raises(FunctionFailed, match="KeyError"):
-        worker.queue("jobs", [{}])
+    assert (outcome.acked, outcome.retried, outcome.error) == ([0], {1: 7}, "")
+
+
+def test_the_outcome_of_a_batch_whose_handler_fails_has_its_decisions_and_its_traceback(
+    make: Callable[..., LocalWorker], folder: Path
+) -> None:
+    (folder / "entry.py").write_text(
+        dedent(ENTRY).replace('await self.env.KV.put("job"', 'message.ack()\n            await self.env.KV.put("job"')
+    )
+    worker = make()
+    outcome = worker.queue("jobs", [{"text": "good"}, {}, {"text": "unseen"}])
+    assert (outcome.acked, outcome.retried) == ([0], {1: None, 2: None})
+    assert 'message.body["text"]' in outcome.error
+    assert "KeyError" in outcome.error
+
+
+def test_a_function_without_a_handler_for_a_batch_is_named(make: Callable[..., LocalWorker], folder: Path) -> None:
+    (folder / "entry.py").write_text(dedent(ENTRY).replace("def queue", "def other"))
+    with pytest.raises(FunctionFailed, match="queue"):
+        make().queue("jobs", [{}])
 
 
 def test_alarms_and_crons_go_by_the_tests_clock(make: Callable[..., LocalWorker]) -> None:
@@ -181,6 +199,37 @@ def test_alarms_and_crons_go_by_the_tests_clock(make: Callable[..., LocalWorker]
     worker.run(worker.env.KV.put("short", "x", expirationTtl=60))
     worker.advance(61)
     assert worker.run(worker.env.KV.get("short")) is None
+
+
+CRON_THAT_TAKES_LONG = """
+import asyncio
+from workers import WorkerEntrypoint
+
+class Default(WorkerEntrypoint):
+    async def scheduled(self, controller):
+        await self.env.KV.put("cron", "runs")
+        await asyncio.sleep(60)
+"""
+
+
+def test_a_cron_that_runs_when_the_worker_closes_is_no_error(
+    make: Callable[..., LocalWorker], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "entry.py").write_text(CRON_THAT_TAKES_LONG)
+    worker = make()
+    worker.advance(86_400)
+    until(lambda: worker.run(worker.env.KV.get("cron")) == "runs")
+    worker.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_the_time_of_crons_passes_only_when_the_test_advances_it() -> None:
+    clock = TestClock()
+    began_s = clock.schedule_s()
+    until(lambda: clock.now_s() > began_s)
+    assert clock.schedule_s() == began_s
+    clock.added_s += 60
+    assert clock.schedule_s() == began_s + 60
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -204,6 +253,21 @@ def test_the_plug_in_offers_the_function_of_the_project(pytester: pytest.Pyteste
     )
     result = pytester.runpytest_subprocess("--worker", str(folder), "-p", "no:xdist")
     result.assert_outcomes(passed=2)
+
+
+def test_a_second_run_uses_the_packages_that_the_first_has_installed(
+    pytester: pytest.Pytester, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "requirements.txt").write_text("idna==3.10\n")
+    (folder / "entry.py").write_text("import idna\n" + dedent(ENTRY))
+    pytester.makepyfile("def test_it(worker): assert worker.fetch('/').status == 200")
+    for _ in range(2):
+        result = pytester.runpytest_subprocess("--worker", str(folder), "-p", "no:xdist")
+        result.assert_outcomes(passed=1)
+        for name in ("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX"):
+            monkeypatch.setenv(name, "http://127.0.0.1:9/nothing")
+        monkeypatch.setenv("UV_OFFLINE", "1")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
 
 
 def test_a_project_without_a_function_is_refused_by_name(pytester: pytest.Pytester) -> None:
