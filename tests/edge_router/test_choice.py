@@ -120,7 +120,7 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
             async with running.chat() as response:
                 assert (response.status, fakes[1].bodies) == (503, [])
             async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
-                assert (response.status, fakes[1].bodies) == (429, [])
+                assert (response.status, fakes[1].bodies) == (503, [])
             async with running.chat(model="nobody-has-it") as response:
                 assert response.status == 404
 
@@ -183,4 +183,4 @@ async def test_with_no_healthy_site_the_unhealthy_are_tried_and_the_refusal_has_
             message = (await response.json())["error"]["message"]
         assert "tried: iad1: cannot connect" in message
         async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
-            assert (response.status, (await response.json())["errors"][0]["code"]) == (429, 3040)
+            assert (response.status, (await response.json())["errors"][0]["code"]) == (503, 3040)

@@ -29,7 +29,10 @@ log = logging.getLogger("pilotlight.function")
 
 class InvocationLog:
     def __init__(self, ask: Ask, store: LogStore | None = None, export: LogExport | None = None) -> None:
-        """`ask` sends an event to a tail consumer. Without `store` nothing is stored, and without `export` no collector gets records."""
+        """`ask` sends an event to a tail consumer.
+
+        Without `store` nothing is stored, and without `export` no collector gets records.
+        """
         self.keeps = store is not None or export is not None
         self._store = store
         self._export = export
