@@ -7,6 +7,7 @@ import pytest
 from pilotlight.functions.channel.frames import UNNUMBERED, QueueEvent
 from pilotlight.functions.host.faults import Fault
 from tests.functions.conftest import Served, ServedMaker
+from workers.face import as_record
 
 SOURCE = """
 import sys
@@ -55,3 +56,9 @@ async def test_a_batch_that_was_acknowledged_as_a_whole_does_not_come_again(serv
     with pytest.raises(Fault, match="after the decisions") as failed:
         await served.functions.ask("f", batch("all", "retry", "raise"))
     assert failed.value.value == {"acked": ["0", "2"], "retried": [{"id": "1", "delay_s": 30}]}
+
+
+def test_a_missing_key_of_a_body_is_named_beside_the_keys_that_are_there() -> None:
+    body = as_record({"wrong": 1, "note": 2})
+    with pytest.raises(AttributeError, match="there is no 'note_id' here; the keys are 'wrong', 'note'"):
+        _ = body.note_id
