@@ -150,7 +150,7 @@ class Services:
     functions: Functions | None = None
     function: str = "function"  # name of the function that has these bindings
     max_bytes: int = 10 << 30  # limit per database or bucket
-    history_s: float = HISTORY_S  # how far back D1 databases can be restored; 0 disables their history
+    history_s: float = HISTORY_S  # how far back D1 databases and objects can be restored; 0 disables their history
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # shared by all bindings of the function
     clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at S3 endpoints, by R2 bucket name

@@ -29,6 +29,7 @@ from pilotlight.functions.bindings.objects.object_store import ClassGone, Object
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.bindings.service_binding import RpcCall, called, fetched
 from pilotlight.functions.bindings.storage.sql import SqlError
+from pilotlight.functions.bindings.storage.wal_archive import HistoryError
 from pilotlight.functions.channel.frames import UNNUMBERED, RpcEvent
 from pilotlight.functions.manifest import Manifest
 from pilotlight.support.database import storage_word
@@ -129,6 +130,14 @@ class SetAlarm(InstanceRequest, frozen=True, forbid_unknown_fields=True):
     at_ms: Annotated[int, Meta(ge=0, le=MAX_TIME_MS)]
 
 
+class BookmarkAt(InstanceRequest, frozen=True, forbid_unknown_fields=True):
+    at_ms: Annotated[int, Meta(ge=0, le=MAX_TIME_MS)]
+
+
+class RestoreNext(InstanceRequest, frozen=True, forbid_unknown_fields=True):
+    bookmark: str
+
+
 class ObjectStorage(Binding):
     """The binding for `ctx.storage` of all objects of a function."""
 
@@ -149,7 +158,7 @@ class ObjectStorage(Binding):
         migrations.check()
 
         def make(path: Path) -> ObjectStore:
-            store = ObjectStore(path, services.max_bytes)
+            store = ObjectStore(path, services.max_bytes, services.history_s)
             store.gone = _sentences(migrations.record().gone)
             return store
 
@@ -192,7 +201,9 @@ class ObjectStorage(Binding):
 
     @method
     async def start(self, request: InstanceStarted) -> int:
-        return await self._guarded(lambda: self._store.start(ObjectKey(request.class_name, request.id)))
+        return await self._guarded(
+            lambda: self._store.start(ObjectKey(request.class_name, request.id), self._alarms.note)
+        )
 
     @method
     async def get(self, request: StorageKeys) -> Any:
@@ -241,6 +252,18 @@ class ObjectStorage(Binding):
     @method
     async def size(self, request: InstanceRequest) -> int:
         return await self._run(request, lambda file: file.size_bytes())
+
+    @method
+    async def current_bookmark(self, request: InstanceRequest) -> str:
+        return await self._run(request, lambda file: file.current_bookmark())
+
+    @method
+    async def bookmark_at(self, request: BookmarkAt) -> str:
+        return await self._run(request, lambda file: file.bookmark_at(request.at_ms / 1000))
+
+    @method
+    async def restore_next(self, request: RestoreNext) -> str:
+        return await self._run(request, lambda file: file.restore_next(request.bookmark))
 
     @method
     async def begin(self, request: InstanceRequest) -> None:
@@ -297,6 +320,8 @@ class ObjectStorage(Binding):
             raise BindingError(sentence, code="object_reset", status=500) from None
         except SqlError as error:
             raise BindingError(str(error), code="SQLITE_ERROR") from None
+        except HistoryError as error:
+            raise BindingError(str(error), code="bad_bookmark") from None
         except Exception as error:
             if (word := storage_word(error)) is not None:
                 raise BindingError(word[2], code=word[0], status=word[1]) from None

@@ -6,13 +6,15 @@ Writes are collected in one transaction until `commit`, so writes of an object w
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pilotlight.functions.bindings.objects.object_history import ObjectHistory
 from pilotlight.functions.bindings.storage.sql import Outcome, StatementGuard, execute, statements_of
+from pilotlight.functions.bindings.storage.wal_archive import HistoryError
 from pilotlight.support.database import BUSY_TIMEOUT_S, PAGE_BYTES, STEPS_BETWEEN_CHECKS, Connection, DatabaseError
 
 TIME_LIMIT_S = 10.0  # per statement; the function's process is blocked meanwhile
@@ -43,9 +45,14 @@ class StorageListing(NamedTuple):
 
 
 class ObjectFile:
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int, history_s: float = 0.0, now_s: Callable[[], float] = time.time
+    ) -> None:
+        """`history_s` is how long its history is kept; 0 keeps none."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._depth = 0
+        self._history = ObjectHistory(path, history_s, now_s) if history_s else None
+        self._deletes_history = False  # the open transaction deletes everything
         self._deadline_s = float("inf")
         # No statement cache: a statement compiled while the guard was off must not be reused for a function's equal SQL.
         self._connection = sqlite3.connect(
@@ -65,7 +72,11 @@ class ObjectFile:
         return self._connection.in_transaction
 
     def close(self) -> None:
-        self._connection.close()
+        if self._history is None:
+            self._connection.close()
+        else:
+            with self._guard.trusting():
+                self._history.close(self._connection)
 
     # -- keys ---------------------------------------------------------------------------------------------------------------------
 
@@ -116,7 +127,7 @@ class ObjectFile:
         return found
 
     def delete_all(self) -> None:
-        """Delete all keys, the alarm, and all tables and views."""
+        """Delete all keys, the alarm, all tables and views, and with the commit the history."""
         self._write()
         with self._guard.trusting():
             self._connection.execute("PRAGMA defer_foreign_keys = ON")
@@ -130,6 +141,7 @@ class ObjectFile:
             self._trusted(f"DROP {kind.upper()} IF EXISTS {quoted}", ())
         self._trusted("DELETE FROM _cf_KV", ())
         self.delete_alarm()
+        self._deletes_history = True
 
     # -- SQL ----------------------------------------------------------------------------------------------------------------------
 
@@ -179,11 +191,53 @@ class ObjectFile:
         except BaseException:
             self.rollback()
             raise
+        if self._history is not None:
+            with self._guard.trusting():
+                if self._deletes_history:
+                    self._history.delete(self._connection)
+                else:
+                    self._history.committed(self._connection)
+        self._deletes_history = False
 
     def rollback(self) -> None:
         self._depth = 0
+        self._deletes_history = False
         if self._connection.in_transaction:
             self._trusted("ROLLBACK", ())
+
+    # -- the history --------------------------------------------------------------------------------------------------------------
+
+    def current_bookmark(self) -> str:
+        """Return the bookmark of the last commit. Raises HistoryError."""
+        with self._guard.trusting():
+            return self._recorded().current(self._connection)
+
+    def bookmark_at(self, at_s: float) -> str:
+        """Return the bookmark of the last commit at or before a time. Raises HistoryError."""
+        with self._guard.trusting():
+            return self._recorded().at(at_s, self._connection)
+
+    def restore_next(self, bookmark: str) -> str:
+        """Order `start` to restore a bookmark; return the bookmark that undoes it.
+        Raises HistoryError, OSError."""
+        with self._guard.trusting():
+            return self._recorded().restore_next(bookmark, self._connection)
+
+    def start(self) -> bool:
+        """Roll back uncommitted changes, and restore a bookmark if that was ordered; return whether it was.
+        `forget_restoration` must follow, or the next start restores it again. Raises DatabaseError."""
+        self.rollback()
+        if self._history is None or not self._history.has_restoration:
+            return False
+        try:
+            with self._guard.trusting():
+                return self._history.restore(self._connection)
+        except OSError as error:
+            raise DatabaseError(f"the object cannot be restored: {error}", "storage_full") from None
+
+    def forget_restoration(self) -> None:
+        if self._history is not None:
+            self._history.forget_restoration()
 
     # -- the alarm ----------------------------------------------------------------------------------------------------------------
 
@@ -199,9 +253,16 @@ class ObjectFile:
         self._write()
         self._trusted("DELETE FROM _cf_ALARM", ())
 
+    def _recorded(self) -> ObjectHistory:
+        if self._history is None:
+            raise HistoryError("the object has no history: the site keeps none (functions.history_days)")
+        return self._history
+
     def _prepare(self, connection: Connection, max_bytes: int) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+        if self._history is not None:
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # the history checkpoints
         connection.execute(f"PRAGMA max_page_count = {max(64, max_bytes // PAGE_BYTES)}")
         for statement in SCHEMA:
             connection.execute(statement)

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from pilotlight.functions.bindings.objects.object_file import ObjectFile
 from pilotlight.functions.bindings.place import name_of
+from pilotlight.functions.manifest import WORKFLOW_PREFIX
 from pilotlight.support.database import MAX_WAITING, DatabaseError
 
 log = logging.getLogger("pilotlight.bindings")
@@ -37,8 +38,10 @@ class ClassGone(Exception):
 
 
 class ObjectStore:
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(self, directory: Path, max_bytes: int, history_s: float = 0.0) -> None:
+        """`history_s` is how long histories of objects are kept; 0 keeps none."""
         self._directory = directory
+        self._history_s = history_s
         self._max_bytes = max_bytes
         self._files: OrderedDict[ObjectKey, ObjectFile] = OrderedDict()
         self._locks: dict[ObjectKey, asyncio.Lock] = {}
@@ -50,15 +53,19 @@ class ObjectStore:
         self.gone: Mapping[str, str] = {}  # classes whose objects must not be opened, with the reason
         self._executor: ThreadPoolExecutor | None = None
 
-    async def start(self, key: ObjectKey) -> int:
+    async def start(self, key: ObjectKey, note_alarm: Callable[[ObjectKey, int], Awaitable[None]] | None = None) -> int:
         """Start a new instance and return its number.
-        Uncommitted writes of the previous instance are rolled back."""
+        Uncommitted writes of the previous instance are rolled back. If a bookmark is restored, its alarm is noted."""
         self._last_instance += 1
         number = self._instances[key] = self._last_instance
         self._instances.move_to_end(key)
         while len(self._instances) > MAX_INSTANCES:
             self._instances.popitem(last=False)  # the evicted instance is now stale; its next request restarts it
-        await self.run(key, lambda file: file.rollback())
+        if await self.run(key, lambda file: file.start()):
+            alarm = await self.run(key, lambda file: file.alarm())
+            if alarm is not None and note_alarm is not None:
+                await note_alarm(key, alarm.at_ms)
+            await self.run(key, lambda file: file.forget_restoration())
         return number
 
     def is_current(self, key: ObjectKey, instance: int) -> bool:
@@ -143,7 +150,8 @@ class ObjectStore:
             self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
         loop, file = asyncio.get_running_loop(), self._files.get(key)
         if file is None:
-            file = await loop.run_in_executor(self._executor, ObjectFile, self.path_of(key), self._max_bytes)
+            history_s = 0.0 if key.class_name.startswith(WORKFLOW_PREFIX) else self._history_s
+            file = await loop.run_in_executor(self._executor, ObjectFile, self.path_of(key), self._max_bytes, history_s)
             self._files[key] = file
         self._files.move_to_end(key)
         was_dirty = file.is_dirty

@@ -8,6 +8,8 @@ and so on; the last segment is cut after the wanted commit. The format of a WAL:
 
 Only the process with the lock writes a file's history. If another program has checkpointed the file, a new base is made. All methods run in the
 thread of the file's connection.
+
+A *lazy* archive is for files that are many and small: until the first checkpoint the file is its own base, so it is not copied before.
 """
 
 import fcntl
@@ -29,6 +31,7 @@ from pilotlight.support.database import Connection
 log = logging.getLogger("pilotlight.bindings")
 
 SEGMENT_BYTES = 4 << 20  # a larger WAL becomes a segment and is checkpointed; SQLite's own default is 1,000 pages
+REST_BYTES = 256 << 10  # a shorter WAL of a lazy archive stays beside the closed file; reading it again takes 0.2 ms
 # Bytes of segments since the last base, after which another base is made. For a file that is larger than this, the file's size applies.
 SMALL_BYTES = 4 << 20
 WAL_HEADER, FRAME_HEADER = 32, 24
@@ -97,18 +100,36 @@ class WalHistory:
 
     def now(self) -> Bookmark:
         """Return the bookmark of the current content."""
-        return Bookmark(self._next(), _last_commit(self._wal, Commit(0, b"")).offset)
+        return Bookmark(self._next(), self.last_offset())
+
+    def last_offset(self) -> int:
+        """Return the size of the live WAL in bytes after its last commit."""
+        return _last_commit(self._wal, Commit(0, b"")).offset
+
+    def check(self, bookmark: Bookmark) -> None:
+        """Raise HistoryError if a bookmark's content cannot be built."""
+        for number in range(self._base_of(bookmark), bookmark.number):
+            if not self._file(number, "wal").is_file():
+                raise HistoryError(f"the history has a gap at {Bookmark(number, 0)}")
 
     def build(self, bookmark: Bookmark, target: Path) -> None:
         """Write the file's content at a bookmark to a new file. Raises HistoryError."""
-        bases = [number for number in self._numbers("base") if number <= bookmark.number]
-        if not bases:
-            raise HistoryError(f"the history does not reach back to {bookmark}")
-        shutil.copyfile(self._file(bases[-1], "base"), target)
-        for number in range(bases[-1], bookmark.number + 1):
+        base = self._base_of(bookmark)
+        self._copy_base_to(base, target)
+        for number in range(base, bookmark.number + 1):
             size = bookmark.offset if number == bookmark.number else None
             if size != 0:
                 self._replay(number, size, target)
+
+    def _base_of(self, bookmark: Bookmark) -> int:
+        """Return the number of the base from which a bookmark's content is built. Raises HistoryError."""
+        bases = [number for number in self._numbers("base") if number <= bookmark.number]
+        if not bases:
+            raise HistoryError(f"the history does not reach back to {bookmark}")
+        return bases[-1]
+
+    def _copy_base_to(self, number: int, target: Path) -> None:
+        shutil.copyfile(self._file(number, "base"), target)
 
     def _replay(self, number: int, size: int | None, target: Path) -> None:
         segment, wal = self._file(number, "wal"), Path(f"{target}-wal")
@@ -134,14 +155,19 @@ class WalHistory:
                     yield Moment(at_s, Bookmark(number, offset))
 
     def _numbers(self, kind: str) -> list[int]:
-        return sorted(int(path.stem, 16) for path in self.folder.glob(f"*.{kind}"))
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name[: -len(kind) - 1], 16) for name in names if name.endswith("." + kind))
 
     def _file(self, number: int, kind: str) -> Path:
         return self.folder / f"{number:08x}.{kind}"
 
     def _next(self) -> int:
         """Return the number of the segment that the live WAL will become."""
-        return max((0, *self._numbers("base"), *(number + 1 for number in self._numbers("wal"))))
+        kept = (number + 1 for number in self._numbers("wal"))
+        return max((0, *self._numbers("base"), *self._numbers("times"), *kept))
 
 
 class WalArchive(WalHistory):
@@ -153,8 +179,13 @@ class WalArchive(WalHistory):
         kept_s: float,
         now_s: Callable[[], float] = time.time,
         segment_bytes: int = SEGMENT_BYTES,
+        *,
+        is_lazy: bool = False,
     ) -> None:
         super().__init__(path)
+        self._is_lazy = is_lazy
+        self._unwritten: Moment | None = None  # the last commit of a lazy archive, until one in a later second
+        self._is_own_base = False  # the file itself is the base of the live WAL: it was not checkpointed since
         self._kept_s = kept_s
         self._now_s = now_s
         self._segment_bytes = segment_bytes
@@ -166,12 +197,13 @@ class WalArchive(WalHistory):
         self._last = Commit(0, b"")  # the last recorded commit of the live WAL
         self._since_base = 0  # bytes of segments since the last base
 
-    def attach(self, connection: Connection) -> None:
-        """Record what this connection commits from now on, unless another process records already."""
+    def attach(self, connection: Connection, earlier: Moment | None = None) -> None:
+        """Record what this connection commits from now on, unless another process records already.
+        `earlier` is a commit that it has made before."""
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         try:
             self.folder.mkdir(exist_ok=True, mode=0o700)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -179,16 +211,21 @@ class WalArchive(WalHistory):
                 return
             self._lock = lock
             self._number = self._next()
-            bases = self._numbers("base")
-            if bases and self._stamp() == self._kept_stamp():
-                kept = [number for number in self._numbers("wal") if number >= bases[-1]]
-                self._since_base = sum(self._file(number, "wal").stat().st_size for number in kept)
-                self._note(connection)
+            if (self._is_lazy or self._numbers("base")) and self._stamp() == self._kept_stamp():
+                self._continue()
             else:
                 self._begin(connection)
-            self._forget()
+            if earlier is not None:
+                self._record(earlier.bookmark.offset, earlier.at_s)
+            self._note(connection, self._written_s())
+            if not self._is_lazy or min(self._numbers("times"), default=self._number) < self._number:
+                self._forget()
         except OSError as error:
             self._give_up(connection, error)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._lock is not None
 
     def committed(self, connection: Connection) -> None:
         """Record the last commit, if it is new; archive and checkpoint a WAL that has grown long."""
@@ -202,33 +239,99 @@ class WalArchive(WalHistory):
             self._give_up(connection, error)
 
     def close(self, connection: Connection) -> None:
-        self._end(connection)
+        self.end(connection)
+        self.release()
+
+    def release(self) -> None:
+        """Close the file, which drops the locks of a connection that is still open."""
         if self._source is not None:
             os.close(self._source)
             self._source = None
 
-    def _end(self, connection: Connection) -> None:
+    def end(self, connection: Connection) -> None:
+        """Stop recording. A lazy archive leaves a short WAL for the next process."""
         if self._lock is None:
             return
         try:
             self._note(connection)
-            self._keep(connection)
+            self._write_unwritten()
+            if not self._is_lazy or self._last.offset >= REST_BYTES:
+                self._keep(connection)
         except OSError as error:
             self._give_up(connection, error)
         else:
             os.close(self._lock)
             self._lock = None
 
-    def _note(self, connection: Connection) -> None:
+    def restart_at(self, number: int, connection: Connection) -> None:
+        """Archive the WAL and continue with a higher number.
+        The file as it is now becomes its base. Raises OSError."""
+        self._note(connection)
+        self._keep(connection)
+        if self._last.offset:
+            raise BlockingIOError("another process reads the file")
+        if number > self._number:
+            self._keep_own_base()
+            self._number = number
+            self._be_own_base(self._now_s())
+
+    def at(self, at_s: float) -> Moment:
+        self._write_unwritten()
+        return super().at(at_s)
+
+    def _base_of(self, bookmark: Bookmark) -> int:
+        if self._is_own_base and bookmark.number == self._number:
+            return self._number
+        return super()._base_of(bookmark)
+
+    def _copy_base_to(self, number: int, target: Path) -> None:
+        if self._is_own_base and number == self._number:
+            self._copy_file(target)
+        else:
+            super()._copy_base_to(number, target)
+
+    def _continue(self) -> None:
+        """Continue after the last process that recorded, which left the file as it is now."""
+        bases = self._numbers("base")
+        self._is_own_base = self._number not in bases and not self._file(self._number - 1, "wal").exists()
+        kept = [number for number in self._numbers("wal") if number >= max(bases, default=0)]
+        self._since_base = sum(self._file(number, "wal").stat().st_size for number in kept)
+
+    def _note(self, connection: Connection, at_s: float | None = None) -> None:
+        """Record the last commit, if it is new, as of a time; by default, now."""
         last = _last_commit(self._wal, self._last)
         if self._last.offset and last.salt != self._last.salt:  # another program has checkpointed the file
             self._begin(connection)
-        elif last.offset != self._last.offset:
+            last = _last_commit(self._wal, self._last)
+        if last.offset != self._last.offset:
             self._last = last
-            self._write_time(last.offset)
+            self._record(last.offset, self._now_s() if at_s is None else at_s)
 
-    def _write_time(self, offset: int) -> None:
-        now_s = self._now_s()
+    def _written_s(self) -> float:
+        """Return when the WAL was written last: when the process that died before had its last commit."""
+        try:
+            return min(self._now_s(), self._wal.stat().st_mtime)
+        except FileNotFoundError:
+            return self._now_s()
+
+    def _record(self, offset: int, at_s: float) -> None:
+        """Record when a commit was made.
+
+        A lazy archive writes it with the first commit of a later second. If the process is killed before, the WAL's own time is used.
+        """
+        if not self._is_lazy:
+            self._write_time(offset, at_s)
+            return
+        if self._unwritten is not None and int(self._unwritten.at_s) != int(at_s):
+            self._write_unwritten()
+        self._unwritten = Moment(at_s, Bookmark(self._number, offset))
+
+    def _write_unwritten(self) -> None:
+        if self._unwritten is not None:
+            moment, self._unwritten = self._unwritten, None
+            self._write_time(moment.bookmark.offset, moment.at_s)
+
+    def _write_time(self, offset: int, now_s: float) -> None:
         times = self._file(self._number, "times")
         with open(times, "rb+" if times.exists() else "wb+") as file:
             size = file.seek(0, os.SEEK_END) // TIMES.size * TIMES.size
@@ -245,8 +348,10 @@ class WalArchive(WalHistory):
 
     def _keep(self, connection: Connection) -> None:
         """Archive the WAL as a segment and checkpoint it."""
+        self._write_unwritten()
         if not self._last.offset:
             return
+        self._keep_own_base()
         segment = self._file(self._number, "wal")
         before = _data_version(connection)
         with open(self._wal, "rb") as wal:
@@ -261,22 +366,42 @@ class WalArchive(WalHistory):
         self._forget()
 
     def _begin(self, connection: Connection) -> None:
-        """Checkpoint and start with a new base, because another program changed the file. Raises OSError."""
-        if not self._checkpoint(connection):
+        """Start with a new base, because another program changed the file. Raises OSError."""
+        self._write_unwritten()
+        if not self._is_lazy and not self._checkpoint(connection):
             raise BlockingIOError("another process reads the file")
         self._number, self._last = self._next() + 1, Commit(0, b"")
-        self._copy_base()
+        if self._is_lazy:
+            self._be_own_base(min(self._now_s(), self.path.stat().st_mtime))
+        else:
+            self._copy_base()
+
+    def _be_own_base(self, since_s: float) -> None:
+        """Use the file, which has been the same since a time, as the base. Raises OSError.
+        Nothing is synced: if it is lost, the next process makes a new base."""
+        self._file(self._number, "times").write_bytes(TIMES.pack(since_s, 0))
+        (self.folder / "stamp").write_bytes(json.dumps(self._stamp()).encode())
+        self._is_own_base, self._since_base = True, 0
+
+    def _keep_own_base(self) -> None:
+        """Copy the file, if it is its own base, before it is changed by a checkpoint. Raises OSError."""
+        if self._is_own_base:
+            self._copy_file(self._file(self._number, "base"))
+            self._is_own_base = False
 
     def _copy_base(self) -> None:
         """Copy the file as a new base. Raises OSError."""
+        self._copy_file(self._file(self._number, "base"))
+        self._file(self._number, "times").write_bytes(TIMES.pack(self._now_s(), 0))
+        self._since_base = 0
+
+    def _copy_file(self, target: Path) -> None:
         before = self._stamp()
         if self._source is None:
             self._source = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        _copy(self._source, self._file(self._number, "base"), before[0])
+        _copy(self._source, target, before[0])
         if self._stamp() != before:
             raise BlockingIOError("another program writes the file")
-        self._file(self._number, "times").write_bytes(TIMES.pack(self._now_s(), 0))
-        self._since_base = 0
 
     def _checkpoint(self, connection: Connection) -> bool:
         """Checkpoint; return whether the whole WAL is now in the file."""
@@ -301,6 +426,7 @@ class WalArchive(WalHistory):
     def _give_up(self, connection: Connection, error: OSError) -> None:
         """Stop recording until the file is opened again; a new base is made then.
         The database itself stays intact."""
+        self._unwritten = None
         log.error("%s: its history is not recorded until it is opened again: %s", self.path, error)
         with suppress(OSError):
             (self.folder / "stamp").unlink(missing_ok=True)

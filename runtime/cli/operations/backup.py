@@ -1,9 +1,10 @@
 """`pilotlight backup` and `restore`: copy the state of a running router and its sites, and restore it.
 
 Each database is read by SQLite's backup API in one read transaction: the copy is consistent and has every write that was acknowledged before it
-started. Other files are read before the databases, and files that are new by then are read afterwards. So usage on its way from a file to the ledger
-is in the copy at least once; the ledger recognizes duplicates by the request's id. A bucket's newest objects are opened while its index is locked, so
-that each object in the index is in the copy. Functions' secrets and their key are read while no process can replace the key.
+started. Histories of Durable Objects are neither copied nor changed. Other files are read before the databases, and files that are new by then are
+read afterwards. So usage on its way from a file to the ledger is in the copy at least once; the ledger recognizes duplicates by the request's id. A
+bucket's newest objects are opened while its index is locked, so that each object in the index is in the copy. Functions' secrets and their key are
+read while no process can replace the key.
 """
 
 import fcntl
@@ -112,7 +113,7 @@ def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
         if path.name == R2_INDEX and path.parent.parent.name == "r2" and _is_database(path):
             databases.append(_save_bucket(backups, root, path, plain))
         elif _is_database(path):
-            with closing(_opened(path)) as view:
+            with closing(_viewed(path)) as view:
                 databases.append(_save_database(backups, root, path, view))
     secrets = SecretStore(root.path)
     with secrets.unchanged():
@@ -188,11 +189,24 @@ def _opened(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY_S, isolation_level=None)
 
 
+def _viewed(path: Path) -> sqlite3.Connection:
+    """Open a database for reading.
+
+    Its log (WAL) may be a part of its history. SQLite deletes a log with the last connection, unless that one is read-only. Without a log a read-only
+    connection would leave an empty one.
+    """
+    wal = Path(f"{path}-wal")
+    mode = "ro" if wal.exists() and wal.stat().st_size else "rw"
+    return sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=BUSY_S, isolation_level=None)
+
+
 def _files(root: StateRoot) -> Iterator[Path]:
     for directory, folders, names in os.walk(root.path):
         here = Path(directory)
         if here == root.path:
             folders[:] = [name for name in folders if name not in root.left_out]
+        if here.is_relative_to(root.path / "bindings" / "durable_object"):
+            folders[:] = [name for name in folders if not name.endswith(".history")]
         for name in names:
             path = here / name
             is_side_file = any(name.endswith(end) and _is_database(here / name.removesuffix(end)) for end in SIDE_FILES)

@@ -416,6 +416,64 @@ async def test_an_alarm_rings_although_its_object_died_before_it_had_committed(s
         assert await ask(served, "/left") is None
 
 
+RECOVERY = """
+from datetime import UTC, datetime
+
+class Counter(DurableObject):
+    async def put(self, value):
+        await self.ctx.storage.put("value", value)
+        self.ctx.storage.sql.exec("CREATE TABLE IF NOT EXISTS t (n)")
+        self.ctx.storage.sql.exec("INSERT INTO t VALUES (?)", value)
+        return await self.ctx.storage.getCurrentBookmark()
+
+    async def value(self):
+        rows = self.ctx.storage.sql.exec("SELECT n FROM t").toArray()
+        return [await self.ctx.storage.get("value"), len(rows)]
+
+    async def restore(self, bookmark):
+        return await self.ctx.storage.onNextSessionRestoreBookmark(bookmark)
+
+    async def abort(self):
+        self.ctx.abort("restoration")
+
+    async def times(self):
+        now = datetime.now(UTC)
+        storage = self.ctx.storage
+        of_ms = await storage.getBookmarkForTime(now.timestamp() * 1000)
+        return [of_ms == await storage.get_bookmark_for_time(now) == await storage.get_current_bookmark()]
+
+    async def wrong(self):
+        try:
+            await self.ctx.storage.getBookmarkForTime("yesterday")
+        except TypeError as error:
+            return str(error)
+
+    async def delete(self):
+        await self.ctx.storage.deleteAll()
+"""
+
+
+async def test_an_object_is_restored_to_a_bookmark_when_it_starts_next(site: Make, tmp_path: Path) -> None:
+    async with site(RECOVERY) as served:
+        first = await ask(served, "/put?value=one")
+        second = await ask(served, "/put?value=two")
+        assert first < second
+        undo = await ask(served, f"/restore?bookmark={first}")
+        assert await ask(served, "/value") == ["two", 2]
+        assert "restoration" in (await ask(served, "/abort"))["error"]
+        assert await ask(served, "/value") == ["one", 1]
+        assert await ask(served, "/times") == [True]
+        await ask(served, f"/restore?bookmark={undo}")
+    async with site(RECOVERY) as served:
+        assert await ask(served, "/value") == ["two", 2]
+        other = await ask(served, "/put?value=three&object=other")
+        for bookmark, sentence in (("x", "is not a bookmark"), (other, "another object"), (undo[:8], "not a bookmark")):
+            assert sentence in (await ask(served, f"/restore?bookmark={bookmark}"))["error"]
+        assert "takes milliseconds since 1970" in await ask(served, "/wrong")
+        await ask(served, "/delete")
+        assert "before deleteAll" in (await ask(served, f"/restore?bookmark={first}"))["error"]
+
+
 async def test_what_is_no_id_and_no_class_is_named(site: Make) -> None:
     source = """
 class Counter(DurableObject):

@@ -255,16 +255,25 @@ class Storage(Named):
 
     def set_alarm(self, scheduled_time: Any, options: Any = None) -> Awaitable[None]:
         """Set the alarm to a Unix time in ms, a datetime or a Date."""
-        if isinstance(scheduled_time, datetime):
-            scheduled_time = scheduled_time.timestamp() * 1000
-        if not isinstance(scheduled_time, (int, float, Date)):
-            kind = type(scheduled_time).__name__
-            raise TypeError(f"setAlarm takes milliseconds since 1970, a datetime or a Date, and not {kind}")
-        at_ms = int(scheduled_time)
+        at_ms = _ms_of(scheduled_time, "setAlarm")
         return self._do(lambda: self._asker.write("set_alarm", at_ms=max(0, at_ms)))
 
     def delete_alarm(self, options: Any = None) -> Awaitable[None]:
         return self._do(lambda: self._asker.write("delete_alarm"))
+
+    def get_current_bookmark(self) -> Awaitable[str]:
+        """Return the bookmark of the content as it is now."""
+        return self._do(lambda: self._flushed("current_bookmark"))
+
+    def get_bookmark_for_time(self, timestamp: Any) -> Awaitable[str]:
+        """Return the bookmark of the content at a Unix time in ms, a datetime or a Date."""
+        at_ms = _ms_of(timestamp, "getBookmarkForTime")
+        return self._do(lambda: self._flushed("bookmark_at", at_ms=max(0, at_ms)))
+
+    def on_next_session_restore_bookmark(self, bookmark: str) -> Awaitable[str]:
+        """Restore a bookmark when the object starts next, for example after `ctx.abort()`.
+        Return the bookmark that undoes it."""
+        return self._do(lambda: self._flushed("restore_next", bookmark=bookmark))
 
     def sync(self) -> Awaitable[None]:
         """Wait until all writes are on disk."""
@@ -311,6 +320,10 @@ class Storage(Named):
                 asker._owner.release()
                 asker.flush()
 
+    def _flushed(self, method: str, **kwargs: Any) -> Any:
+        self._asker.flush()
+        return self._asker.ask(method, **kwargs)
+
     def _do(self, work: Callable[[], Any]) -> Awaitable[Any]:
         return self._later(work) if self._asker.is_foreign else Ready(work())
 
@@ -356,6 +369,15 @@ def _keys(key: Any) -> list[str]:
     if _are_several(key):
         return [key_of(each, "storage") for each in key]
     return [key_of(key, "storage")]
+
+
+def _ms_of(moment: Any, method: str) -> int:
+    if isinstance(moment, datetime):
+        moment = moment.timestamp() * 1000
+    if not isinstance(moment, (int, float, Date)):
+        kind = type(moment).__name__
+        raise TypeError(f"{method} takes milliseconds since 1970, a datetime or a Date, and not {kind}")
+    return int(moment)
 
 
 def _only_reads(query: str) -> bool:

@@ -20,15 +20,19 @@ DAY_S = 24 * 3600.0
 class Owner:
     """A connection and its archive, with a clock that moves only on demand."""
 
-    def __init__(self, path: Path, segment_bytes: int = 16_384, kept_s: float = 7 * DAY_S) -> None:
+    def __init__(
+        self, path: Path, segment_bytes: int = 16_384, kept_s: float = 7 * DAY_S, *, is_lazy: bool = False
+    ) -> None:
         self.path, self.now_s = path, 1000.0
-        self._segment_bytes, self._kept_s = segment_bytes, kept_s
+        self._segment_bytes, self._kept_s, self._is_lazy = segment_bytes, kept_s, is_lazy
         self.open()
 
     def open(self) -> None:
         self.connection = sqlite3.connect(self.path, isolation_level=None)
         self.connection.execute("PRAGMA journal_mode = WAL")
-        self.archive = WalArchive(self.path, self._kept_s, lambda: self.now_s, self._segment_bytes)
+        self.archive = WalArchive(
+            self.path, self._kept_s, lambda: self.now_s, self._segment_bytes, is_lazy=self._is_lazy
+        )
         self.archive.attach(self.connection)
 
     def run(self, *statements: str, after_s: float = 1.0) -> Bookmark:
@@ -43,7 +47,12 @@ class Owner:
 
     def close(self) -> None:
         self.archive.close(self.connection)
-        self.connection.close()
+        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as last:
+            if self._is_lazy:
+                last.execute(
+                    "SELECT 1 FROM sqlite_master"
+                ).fetchone()  # the WAL stays, because this connection is the last
+            self.connection.close()
 
 
 @pytest.fixture
@@ -64,12 +73,12 @@ def make(path: Path) -> Iterator[Callable[..., Owner]]:
         each.close()
 
 
-def sum_at(path: Path, bookmark: Bookmark) -> int | None:
+def sum_at(path: Path, bookmark: Bookmark, history: WalHistory | None = None) -> int | None:
     """Return the sum of a table's numbers at a bookmark; None if there was no table."""
     built = path.with_name("built.sqlite")
     for end in ("", "-wal", "-shm"):
         Path(f"{built}{end}").unlink(missing_ok=True)
-    WalHistory(path).build(bookmark, built)
+    (history or WalHistory(path)).build(bookmark, built)
     with closing(sqlite3.connect(built)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -202,6 +211,56 @@ def test_moments_that_are_too_old_are_deleted_and_the_days_before_now_are_kept(
     assert first is not None
     assert 7 * DAY_S <= owner.now_s - first.at_s < 30 * DAY_S
     assert sum_at(path, history.at(owner.now_s - 6.5 * DAY_S).bookmark) == 0
+
+
+def test_a_lazy_archive_builds_each_commit_again_and_deletes_what_is_too_old(
+    path: Path, make: Callable[..., Owner]
+) -> None:
+    owner, rng, total, marks = make(is_lazy=True), random.Random(2), 0, dict[int, tuple[Bookmark, float]]()
+    owner.run("CREATE TABLE t (n, filler)")
+    for number in range(40):
+        total += number
+        mark = owner.run(f"INSERT INTO t VALUES ({number}, zeroblob({rng.randrange(1, 9_000)}))", after_s=0.25)
+        marks[total] = mark, owner.now_s
+        assert sum_at(path, mark, owner.archive) == total
+        if number % 9 == 5:
+            owner.close()
+            owner.open()
+    for expected, (mark, at_s) in rng.sample(sorted(marks.items()), 12):
+        assert sum_at(path, mark, owner.archive) == expected
+        last = max(total for total, (_, moment_s) in marks.items() if moment_s <= at_s or int(moment_s) == int(at_s))
+        assert sum_at(path, owner.archive.at(float(int(at_s)) + 0.99).bookmark, owner.archive) == last
+    for _ in range(30):
+        owner.run("INSERT INTO t VALUES (0, zeroblob(400000))", "DELETE FROM t WHERE n = 0", after_s=DAY_S)
+    first = owner.archive.first()
+    assert first is not None
+    assert 7 * DAY_S <= owner.now_s - first.at_s < 30 * DAY_S
+    assert sum_at(path, owner.archive.at(owner.now_s - 6.5 * DAY_S).bookmark, owner.archive) == total
+    with pytest.raises(HistoryError, match="does not reach back"):
+        owner.archive.check(marks[0][0])
+
+
+def test_a_lazy_archive_continues_after_a_kill_and_begins_again_after_a_checkpoint_of_another_program(
+    path: Path, make: Callable[..., Owner]
+) -> None:
+    owner = make(is_lazy=True)
+    first = owner.run("CREATE TABLE t (n)", "INSERT INTO t VALUES (1)")
+    killed = path.with_name("killed.sqlite")
+    for end in ("", "-wal"):
+        shutil.copy2(f"{path}{end}", f"{killed}{end}")
+    shutil.copytree(path.with_suffix(".history"), killed.with_suffix(".history"))
+    again = Owner(killed, is_lazy=True)
+    second = again.run("INSERT INTO t VALUES (10)")
+    assert [sum_at(killed, each, again.archive) for each in (first, second)] == [1, 11]
+    again.close()
+    with closing(sqlite3.connect(killed, isolation_level=None)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    again.open()
+    third = again.run("INSERT INTO t VALUES (100)")
+    assert sum_at(killed, third, again.archive) == 111
+    with pytest.raises(HistoryError, match="does not reach back"):
+        sum_at(killed, second, again.archive)
+    again.close()
 
 
 def test_a_bookmark_is_read_as_it_is_written() -> None:
