@@ -106,8 +106,7 @@ class Downstream:
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             await self._refuse_body(int(declared), limit, silence_s, setting)
-        if self._ended is not None:
-            raise self._ended
+        self._raise_if_ended()
         parts: list[bytes] = []
         size, more = 0, True
         self._begin_work()
@@ -134,7 +133,7 @@ class Downstream:
         Raises DownstreamGone when the client disconnects, and the ApiError of `cut`."""
         if self._ended is not None:
             work.close()
-            raise self._ended
+            self._raise_if_ended()
         self._begin_work()
         if self._watched_by is not None:
             self._watched_by(self)
@@ -234,8 +233,18 @@ class Downstream:
         """Raise the reason of a cancellation if this object alone cancelled the task."""
         was_ours, self._has_cancelled = self._has_cancelled, False
         if was_ours and self._task is not None and self._task.uncancel() <= self._cancelled_before:
-            assert self._ended is not None
-            raise self._ended from None
+            self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
+        """Raise the reason of the end, as a new exception.
+
+        A raised one refers to this object by its traceback. Kept here, it would be a cycle with all of the request, until a garbage collection.
+        """
+        match self._ended:
+            case DownstreamGone():
+                raise DownstreamGone from None
+            case ApiError(word=word, message=message, retry_after_s=retry_after_s):
+                raise ApiError(word, message, retry_after_s=retry_after_s) from None
 
     async def _next_part(self) -> Message:
         message = await self._receive()

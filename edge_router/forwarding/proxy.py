@@ -7,7 +7,7 @@ is left, an error event ends the stream. Policy, probes and HTTP are in other mo
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
@@ -155,12 +155,16 @@ class Proxy:
             self.under_way.add(proxied)
             await self.try_sites(client, proxied, partial(self.relay, client))
         finally:
-            self.under_way.discard(proxied)
-            self.ended_tokens += proxied.delivered_tokens
-            error, took_s = sys.exception(), self._clock() - proxied.started_at
-            for close in reversed(closing):
-                close(error, took_s)
-            self._recent.note(proxied, error, took_s)
+            # A variable of this frame that held the exception would keep both, with all of the request, until a garbage collection.
+            self._close(proxied, closing, sys.exception())
+
+    def _close(self, proxied: RequestState, closing: Sequence[Close], error: BaseException | None) -> None:
+        self.under_way.discard(proxied)
+        self.ended_tokens += proxied.delivered_tokens
+        took_s = self._clock() - proxied.started_at
+        for close in reversed(closing):
+            close(error, took_s)
+        self._recent.note(proxied, error, took_s)
 
     def set_stages(self, stages: Iterable[Stage]) -> None:
         """Run later requests through these stages."""

@@ -1,13 +1,16 @@
 """Clients that disconnect, do not read, send too much, or pretend to be a router or another client."""
 
 import asyncio
+import gc
 import io
 from hashlib import sha256
 from typing import Any
 
 import pytest
+from aiohttp import web
 from yarl import URL
 
+from pilotlight.edge_router.forwarding.request_state import RequestState
 from pilotlight.edge_router.forwarding.timeouts import SilenceWatch
 from tests.edge_router.fakes import DONE, WHOLE, FakeSite, begin, event, hang, raw_stream, router, sites
 from tests.edge_router.nearest import NearestPolicy
@@ -229,3 +232,26 @@ async def test_a_router_that_is_its_own_site_is_stopped_after_a_few_hops() -> No
 async def parts(data: bytes) -> Any:
     for start in range(0, len(data), 1 << 16):
         yield data[start : start + (1 << 16)]
+
+
+async def write_first_and_hang(site: FakeSite, request: web.Request) -> web.StreamResponse:
+    response = await begin(request)
+    await response.write(event(0))
+    return await hang(site, request)
+
+
+async def test_a_request_whose_client_leaves_is_forgotten_without_a_garbage_collection() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = write_first_and_hang
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                async with running.chat() as response:
+                    await response.content.readany()
+                    response.close()
+            await running.until(lambda: not running.proxy.under_way)
+            left = [each for each in gc.get_objects() if isinstance(each, RequestState)]
+            assert len(left) <= 1, "of the last one a frame may still be alive"
+        finally:
+            gc.enable()
