@@ -26,8 +26,8 @@ def cascade(results: Record) -> Iterable[list[str]]:
 
 def abort_storm(results: Record) -> Iterable[list[str]]:
     clients = f"{results['clients']:,} clients leave"
-    yield [clients, "during", "held then", "all free after s", "throughput afterwards, of that before", "violations"]
+    yield [clients, "during", "held then", "all free after s", "throughput of before after s", "violations"]
     for row in results["rows"]:
         held = ", ".join(f"{value:,.0f} {name}" for name, value in row["held"].items() if value)
-        columns = [str(row["free_s"]), str(row["throughput_after"]), str(len(row["wrong"]))]
+        columns = [str(row["free_s"]), str(row["recovered_s"]), str(len(row["wrong"]))]
         yield [row["setting"], row["phase"], held, *columns]
