@@ -39,7 +39,7 @@ CLIENTS = 2000
 SEEING = "seer"
 LEAVE_WITHIN_S = 1.0
 FREE_WITHIN_S = 1.0  # seconds after the last disconnect in which all must be released
-WORK_STREAMS, WORK_TOKENS = 8, 48
+WORK_STREAMS, WORK_TOKENS = 8, 160
 WORKS = 7  # measurements before a storm
 SHARE = 0.95  # the throughput must return to this share of that before the storm
 AFTER_S = 5.0  # seconds in which the throughput must return
@@ -75,7 +75,7 @@ LONG = 500  # words of a long prompt: some 3,400 tokens, of the 4,096 that the m
 SHORT = 40  # words of a prompt of which the site admits 600: it reserves at most eight times its KV cache
 PHASES = (
     Phase("queued", 8, {"max_tokens": 32, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 2),
-    Phase("prefill", SHORT, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["sequences"] >= CLIENTS / 4),
+    Phase("prefill", SHORT, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 4),
     Phase(
         "transfer", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["pinned blocks"] > 0, needs_roles=True
     ),
