@@ -72,10 +72,10 @@ class Phase(NamedTuple):
 
 
 LONG = 500  # words of a long prompt: some 3,400 tokens, of the 4,096 that the model takes
-SHORT = 40  # words of a prompt of which the site admits 600: it reserves at most eight times its KV cache
+SHORT = 60  # words of a prompt of which the site admits 400: it reserves at most eight times its KV cache
 PHASES = (
     Phase("queued", 8, {"max_tokens": 32, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 2),
-    Phase("prefill", SHORT, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 4),
+    Phase("prefill", SHORT, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 8),
     Phase(
         "transfer", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["pinned blocks"] > 0, needs_roles=True
     ),
