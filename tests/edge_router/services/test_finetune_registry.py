@@ -199,7 +199,7 @@ async def test_an_accounts_adapters_stay_where_its_data_may_be(tmp_path: Path) -
         ({"name": "tone"}, 409, "there is a fine-tune named 'tone' already"),
         ({"name": "../up"}, 400, "is not a valid name"),
         ({"name": 3}, 400, "must be an object such as"),
-        ({"model": "nothing", "name": "new"}, 429, "no site that accepts fine-tunes and serves 'nothing'"),
+        ({"model": "nothing", "name": "new"}, 503, "no site that accepts fine-tunes and serves 'nothing'"),
     ],
 )
 async def test_what_cannot_be_created_is_named(tmp_path: Path, body: dict[str, Any], status: int, words: str) -> None:

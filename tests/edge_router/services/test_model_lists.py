@@ -116,7 +116,7 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                 ("/v1/models/none", 404),
                 ("/v1/models/coal", 200),
                 # Workers AI's status for a 503 of other dialects
-                ("/client/v4/accounts/a/ai/models/schema?model=ember", 429),
+                ("/client/v4/accounts/a/ai/models/schema?model=ember", 503),
                 (f"{SEARCH}?search=ember", 429),
                 (f"{SEARCH}?search=coal", 200),
             ):
