@@ -115,14 +115,13 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                 ("/v1/models/ember", 503),
                 ("/v1/models/none", 404),
                 ("/v1/models/coal", 200),
-                # Workers AI's status for a 503 of other dialects
                 ("/client/v4/accounts/a/ai/models/schema?model=ember", 503),
-                (f"{SEARCH}?search=ember", 429),
+                (f"{SEARCH}?search=ember", 503),
                 (f"{SEARCH}?search=coal", 200),
             ):
                 async with running.http.get(running.url + path) as response:
                     assert (path, response.status) == (path, status)
-                    assert ("retry-after" in response.headers) is (status in (429, 503))
+                    assert ("retry-after" in response.headers) is (status == 503)
             serve(fakes[1], "coal", "ember")
             fakes[1].behave = lister("coal")  # the site's search does not find a model that the site has
             await running.until(lambda: running.proxy.selector.backends["iad1"].view().model("ember") is not None)
