@@ -6,10 +6,13 @@ The parent span of the current work is stored here, too.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk._logs import LoggerProvider
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
 SEND_TIMEOUT_S = 2.0  # time limit to send a batch of spans, and so the last spans when the process stops
@@ -79,4 +82,11 @@ class Spans:
 
     def close(self) -> None:
         """Send the remaining spans. This waits for the collector, so do not call it in an event loop."""
-        self._provider.shutdown()
+        shut_down(self._provider)
+
+
+def shut_down(provider: "TracerProvider | LoggerProvider") -> None:
+    """Send what a provider still holds, for at most SEND_TIMEOUT_S; it loses what is left."""
+    sending = Thread(target=provider.shutdown, daemon=True)
+    sending.start()
+    sending.join(SEND_TIMEOUT_S)

@@ -1,10 +1,13 @@
 """Trace spans within one process: their parents, errors and resource attributes."""
 
 from collections.abc import Iterator
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from pilotlight.wire.tracing import CURRENT, Spans
+from pilotlight.wire.tracing import CURRENT, Spans, shut_down
 
 
 class Failed(Exception):
@@ -43,3 +46,14 @@ def test_an_error_marks_its_span_and_is_raised_on(spans: Spans, error: Exception
     assert span.status.status_code.name == "ERROR"  # type: ignore[attr-defined]
     assert span.end_time is not None  # type: ignore[attr-defined]
     assert dict(CURRENT.get()) == {}
+
+
+def test_a_collector_that_takes_nothing_holds_up_no_stop() -> None:
+    has_begun = Event()
+
+    def shutdown() -> None:
+        has_begun.set()
+        Event().wait()
+
+    shut_down(cast(Any, SimpleNamespace(shutdown=shutdown)))
+    assert has_begun.is_set()

@@ -7,7 +7,7 @@ that do not fit into its queue are lost. Independent of the log's storage (log_s
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.sites.config import ConfigError
-from pilotlight.wire.tracing import SEND_TIMEOUT_S
+from pilotlight.wire.tracing import SEND_TIMEOUT_S, shut_down
 
 if TYPE_CHECKING:
     from pilotlight.functions.host.invocations.log_store import InvocationRow
@@ -47,20 +47,20 @@ class LogExport:
 
     def invocation(self, row: "InvocationRow") -> None:
         """Queue the record of an ended invocation."""
-        told = {
+        attributes = {
             "faas.trigger": row.trigger, "pilotlight.outcome": row.outcome, "pilotlight.wall_ms": row.wall_ms,
             "pilotlight.cpu_ms": row.cpu_ms,
         }  # fmt: skip
         if row.status is not None:
-            told["http.response.status_code"] = row.status
+            attributes["http.response.status_code"] = row.status
         if row.error:
-            told |= {"exception.message": row.error, "exception.stacktrace": row.detail}
+            attributes |= {"exception.message": row.error, "exception.stacktrace": row.detail}
         level = "error" if row.error or (row.status or 0) >= 500 else "log"
-        self._emit(row.at_s, level, row.what, {**_names(row.function, row.version, row.id), **told})
+        self._emit(row.at_s, level, row.what, {**_names(row.function, row.version, row.id), **attributes})
 
     def close(self) -> None:
         """Send the remaining records. This waits for the collector, so do not call it in an event loop."""
-        self._provider.shutdown()
+        shut_down(self._provider)
 
     def _emit(self, at_s: float, level: str, text: str, attributes: dict[str, Any]) -> None:
         severity = self._severities.get(level, self._severities["log"])
