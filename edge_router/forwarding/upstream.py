@@ -173,10 +173,14 @@ class UpstreamAttempt:
         A kept connection that its site closed before the request arrived does not count as a failure.
         """
         upstream, request = self._upstream, self._request
+        # Before a connection is taken, because it may be lost and the time limit may expire while a large body is signed.
+        lines = await aside_if_large(request.body, upstream.signed_lines, self._site, request)
+        if self._is_over:
+            raise TimeoutError
         self._connection = kept = upstream.pool.idle(self._origin)
         if kept is not None:
             try:
-                await upstream.send(kept, self._site, request)
+                upstream.send(kept, lines, request)
                 await kept.head()
                 return kept
             except ConnectionLost:
@@ -191,7 +195,7 @@ class UpstreamAttempt:
                 self._connection = connection = await upstream.pool.connect(self._origin)
         finally:
             self._connecting = None
-        await upstream.send(connection, self._site, request)
+        upstream.send(connection, lines, request)
         await connection.head()
         return connection
 
@@ -445,12 +449,17 @@ class SiteConnections:
         refusal, told = response.header(REFUSAL), response.header(CLOCK)
         return bool(refusal) and self._clocks.learns(refusal, told, self._secret, site, request.request_id)
 
-    async def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
-        """Send the request, signed for the site. Raises CannotConnect."""
+    def signed_lines(self, site: str, request: ValidRequest) -> bytes:
+        """Return the request's header lines for a site."""
+        body = request.delivery + request.body if request.delivery else request.body
+        return request.head_lines(self._secret, self._clocks.now_s(site), site, body)
+
+    def send(self, connection: UpstreamConnection, signed_lines: bytes, request: ValidRequest) -> None:
+        """Send the request. Raises CannotConnect."""
         head, method = request.head, request.head.method
         body = request.delivery + request.body if request.delivery else request.body
         lines = f"{method} {head.target} HTTP/1.1\r\nhost: {connection.origin.authority}\r\n".encode("latin-1")
-        lines += await aside_if_large(body, request.head_lines, self._secret, self._clocks.now_s(site), site, body)
+        lines += signed_lines
         if head.is_websocket:
             key = base64.b64encode(os.urandom(16))
             lines += b"connection: Upgrade\r\nupgrade: websocket\r\n"

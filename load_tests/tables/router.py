@@ -48,11 +48,11 @@ def account_timing(results: Record) -> Iterable[list[str]]:
 
 
 def soak(results: Record) -> Iterable[list[str]]:
-    begun, ended = sum(results["begun"].values()), sum(results["ended"].values())
+    started, ended = sum(results["begun"].values()), sum(results["ended"].values())
     finished = sum(count for name, count in results["ended"].items() if name.endswith(": finished"))
     faults = ", ".join(f"{count} {name}" for name, count in sorted(results["faults"].items()))
     yield [f"{results['minutes']:g} minutes, {results['clients']} clients", ""]
-    yield ["requests begun, ended", f"{begun:,}, {ended:,}"]
+    yield ["requests started, ended", f"{started:,}, {ended:,}"]
     yield ["of these finished with exactly the tokens of the undisturbed run", f"{finished:,}"]
     yield ["faults", faults]
     yield ["violations", str(results["num_wrong"])]

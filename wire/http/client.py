@@ -207,7 +207,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False, may_switch: bool = False) -> None:
         """Send a request. Raises CannotConnect if the connection ended before anything was sent."""
         if not self.response.is_reusable:  # the connection ended before its first request
-            raise CannotConnect(f"{self.origin.authority} closed the connection at once")
+            raise CannotConnect("it closed the connection at once")
         self.response.expect(is_head_request=is_head_request, may_switch=may_switch)
         self._error = None
         if len(body) <= 1 << 16:

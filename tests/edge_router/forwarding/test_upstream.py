@@ -1,6 +1,7 @@
 """One attempt at a site, over a connection whose bytes come from the test: responses, failures, and the state afterwards."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,11 +19,12 @@ from pilotlight.edge_router.forwarding.upstream import (
     UpstreamAttempt,
     UpstreamResponse,
 )
-from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
+from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, Head, RequestParser, ValidRequest
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.hop.headers import ROUTE
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.http.client import Origin, UpstreamConnection
+from tests.asgi import eventually
 
 NEVER = float("-inf")
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream; charset=utf-8\r\n"
@@ -47,6 +49,9 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.written += b"".join(parts)
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -313,6 +318,32 @@ async def test_a_time_limit_that_passes_while_a_kept_connection_is_lost_makes_no
     attempt.connection.connection_lost(None)
     assert (await attempt.failure()).kind == "silent"
     assert len(attempt.pool.made) == 1
+
+
+class SlowlySigned(ValidRequest, frozen=True):
+    def head_lines(self, secret: str, now_s: float, site: str, body: bytes) -> bytes:
+        assert MAY_SIGN.wait(60.0)
+        return super().head_lines(secret, now_s, site, body)
+
+
+MAY_SIGN = threading.Event()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_no_connection_is_taken_while_a_large_body_is_signed(is_late: bool) -> None:
+    MAY_SIGN.clear()
+    request = asked("/fn/f", body=bytes(AT_ONCE_BYTES + 1))
+    attempt = Attempt(SlowlySigned(**{name: getattr(request, name) for name in request.__struct_fields__}), num_kept=1)
+    await attempt.settle()
+    assert attempt.pool.made == [], "one that is lost now would count against its site"
+    if is_late:
+        attempt.attempt.look(asyncio.get_running_loop().time() + 60.5, NEVER)
+    MAY_SIGN.set()
+    if is_late:
+        assert (await attempt.failure()).kind == "silent"
+        return
+    await eventually(lambda: attempt.pool.made)
+    assert (await attempt.response(whole(b"yes"))).body == b"yes"
 
 
 async def test_a_site_that_sends_heartbeats_is_at_work_when_most_of_the_time_is_over() -> None:
