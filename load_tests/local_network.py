@@ -4,6 +4,7 @@ Uses only the command, its output and /status, no internals.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -46,7 +47,8 @@ class LocalNetwork:
 
         `tree`: the checkout that is run. `num_sites`: how many of its shipped sites are used, all by default. `network_settings`: TOML that is
         appended to the network's file. `site_settings`: TOML that is appended to every site's file; ROUTER in it is replaced with the router's URL.
-        `engine_settings`: lines for the engine table of every site's file. `model`: replaces the models in all sites' files.
+        `engine_settings`: lines for the engine table of every site's file; they replace those of the same keys. `model`: replaces the models in all
+        sites' files.
         """
         self._model = model
         self._tree, self._num_sites = tree, num_sites
@@ -135,6 +137,8 @@ class LocalNetwork:
                 head, *sites = text.split("\n[[sites]]\n")
                 text = "\n[[sites]]\n".join([head, *sites[: self._num_sites]]) + DOOR + self._network_settings
             else:
+                for key in tomllib.loads(self._engine_settings):
+                    text = re.sub(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
                 text = text.replace("[engine]\n", f"[engine]\n{self._engine_settings}\n")
                 text += self._site_settings.replace("ROUTER", f"http://127.0.0.1:{fresh[ports[0]]}")
             (folder / file_name).write_text(text)

@@ -41,7 +41,6 @@ INLINE table load_table(const packed *values) { return _mm512_broadcast_i64x4(_m
 typedef lanes table;
 INLINE table load_table(const packed *values) { return load_f32(values); }
 #elif LANES == 8 && defined(__AVX2__)
-#include <immintrin.h>
 typedef struct {
     __m256 low, high;
 } table;

@@ -18,9 +18,13 @@ INLINE lanes load_fp8(const uint8_t *p) {
     const __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
     return (lanes)_mm512_mask_mov_ps(value, is_nan, _mm512_set1_ps(NAN));
 #else
+#if LANES == 8 && defined(__AVX2__)  // gcc 12 would convert number by number
+    const lanes_u32 code = (lanes_u32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), size = code & 0x7f;
+#else
     lanes_u8 raw;
     memcpy(&raw, p, sizeof raw);
     const lanes_u32 code = __builtin_convertvector(raw, lanes_u32), size = code & 0x7f;
+#endif
     const lanes tiny = __builtin_convertvector((lanes_i32)size, lanes) * 0x1p-9f, normal = (lanes)((size << 20) + (120u << 23));
     const lanes value = choose_lanes((lanes_i32)size < 8, tiny, normal);
     return choose_lanes((lanes_i32)size == 0x7f, all(NAN), (lanes)((lanes_u32)value | ((code & 0x80) << 24)));

@@ -61,7 +61,6 @@ INLINE void store_group(const int halves, const uint8_t *from, palette high, bf1
     for (int i = 0; i < 2 * halves; i++) _mm512_storeu_si512(to + 32 * i, columns[i]);
 }
 #elif defined(__AVX2__)
-#include <immintrin.h>
 typedef __m256i palette;
 INLINE palette load_palette(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 

@@ -45,9 +45,14 @@ SHARE = 0.95  # the throughput must return to this share of that before the stor
 AFTER_S = 5.0  # seconds in which the throughput must return
 LIMITS = "\n[limits]\nmax_inflight = 4096\n"
 SPLIT = "".join(f'\n[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in ("prefill", "decode"))
+CACHE = "kv_gib = 1"  # a site reserves at most eight times its KV cache: 800 long prompts
 SETTINGS: dict[str, dict[str, Any]] = {
-    "one host": {"num_sites": 1, "site_settings": LIMITS},
-    "prefill and decode": {"num_sites": 1, "site_settings": LIMITS + SPLIT, "engine_settings": "kv_host_gib = 0.125"},
+    "one host": {"num_sites": 1, "site_settings": LIMITS, "engine_settings": CACHE},
+    "prefill and decode": {
+        "num_sites": 1,
+        "site_settings": LIMITS + SPLIT,
+        "engine_settings": f"{CACHE}\nkv_host_gib = 0.125",
+    },
 }
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}  # fmt: skip
@@ -72,10 +77,9 @@ class Phase(NamedTuple):
 
 
 LONG = 500  # words of a long prompt: some 3,400 tokens, of the 4,096 that the model takes
-SHORT = 60  # words of a prompt of which the site admits 400: it reserves at most eight times its KV cache
 PHASES = (
     Phase("queued", 8, {"max_tokens": 32, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 2),
-    Phase("prefill", SHORT, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 8),
+    Phase("prefill", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 4),
     Phase(
         "transfer", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["pinned blocks"] > 0, needs_roles=True
     ),
@@ -131,7 +135,7 @@ async def storm(network: LocalNetwork, phase: Phase, clients: int) -> dict[str, 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
         tasks = [asyncio.create_task(_ask(session, network.url, phase, number, told)) for number in range(clients)]
         came_s = await _until(gauges.read, lambda found: phase.has_come(_scaled(found, clients), len(told)), 120.0)
-        held = await gauges.read()
+        held = gauges.latest
         began = time.perf_counter()
         for number, task in enumerate(tasks):
             task.cancel()
@@ -211,11 +215,13 @@ class _Gauges:
     def __init__(self, network: LocalNetwork) -> None:
         (self._site,) = network.site_urls.values()
         self._router = network.url
+        self.latest: dict[str, float] = {}
 
     async def read(self) -> dict[str, float]:
         site, router = await asyncio.gather(_metrics(self._site), _metrics(self._router))
         found = {name: _sum(pattern, site) for name, pattern in SITE_GAUGES.items()}
-        return found | {name: _sum(pattern, router) for name, pattern in ROUTER_GAUGES.items()}
+        self.latest = found | {name: _sum(pattern, router) for name, pattern in ROUTER_GAUGES.items()}
+        return self.latest
 
     async def connections(self) -> float:
         return _sum(CONNECTIONS, await _metrics(self._router))

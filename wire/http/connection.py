@@ -139,6 +139,9 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.server.forget(self, self.client)
         self._tell_gone()
+        # Without these references a closed connection needs no garbage collection.
+        self._reader.close()
+        self._incoming = None
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -217,6 +220,11 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.keep_alive_s)
         if self._is_paused and len(self._exchanges) <= 2:
             self.resume_reading()
+
+    def forget(self, exchange: HttpExchange) -> None:
+        """Drop an exchange whose client has left and whose task ends."""
+        if self._exchanges and exchange is self._exchanges[0]:
+            self._exchanges.popleft()
 
     def _begin_next(self) -> None:
         if self._exchanges and self._exchanges[0].task is None:

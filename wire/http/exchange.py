@@ -44,6 +44,8 @@ class ExchangeConnection(Protocol):
 
     def finished(self, exchange: "HttpExchange", /) -> None: ...
 
+    def forget(self, exchange: "HttpExchange", /) -> None: ...
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -77,6 +79,9 @@ class HttpExchange:
         except Exception:
             log.exception("the application failed")
             failure = "it raised"
+        finally:
+            if self.is_gone:
+                self._connection.forget(self)
         if failure is None:
             return
         if self.has_started:

@@ -4,6 +4,7 @@ The parser is llhttp, which refuses ambiguous requests. This module also refuses
 parsed differently. It is independent of sockets, responses and the meaning of requests.
 """
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -141,6 +142,11 @@ class RequestReader:
             sentence = f"the request is not valid HTTP: {error}"
             self._events.append(Refused(refusal or ApiError("invalid_request", sentence)))
         return self._events
+
+    def close(self) -> None:
+        """Drop the parser, which refers to this reader. No bytes are parsed after this, and it may be called again."""
+        with suppress(AttributeError):
+            del self._parser
 
     def _upgrade(self, rest: bytes) -> bytes | None:
         """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; return the bytes to parse next.

@@ -38,6 +38,9 @@ class Connection:
         assert exchange.is_done
         self.told.append("finished")
 
+    def forget(self, exchange: HttpExchange) -> None:
+        self.told.append("forget")
+
     def abort(self) -> None:
         self.told.append("abort")
 
@@ -208,7 +211,7 @@ async def test_an_answer_that_is_not_given_is_a_500_and_one_that_breaks_off_is_c
     made, connection = exchange()
     made.gone()
     await failing(made, connection, error=False)
-    assert (connection.told, connection.written) == ([], []), "there is no client to notify"
+    assert (connection.told, connection.written) == (["forget"], []), "there is no client to notify"
 
 
 async def test_a_task_that_is_ended_cuts_its_connection() -> None:

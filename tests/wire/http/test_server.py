@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -561,3 +562,30 @@ async def test_bytes_after_an_answer_that_was_given_before_the_bodys_end_are_no_
         answer = await client.hear_until(b"no")
         await client.say(b"rest", b"GET /two HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (status_of(answer), await client.hear_all(), asked) == (413, b"", ["/one"])
+
+
+@pytest.mark.parametrize("leaves", ["behind its answer", "amid its answer", "before its body ends"])
+async def test_a_closed_connection_is_forgotten_without_a_garbage_collection(leaves: str) -> None:
+    amid = asyncio.Event()
+    app = App(start(), body(b"part", more=True), amid, body(b"rest")) if leaves == "amid its answer" else App()
+    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n" if leaves == "before its body ends" else GET
+    async with served(app) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                async with wire(server.url) as client:  # type: ignore[attr-defined]
+                    await client.say(request)
+                    if leaves != "before its body ends":
+                        await client.hear_until(b"ok" if leaves == "behind its answer" else b"part")
+                    else:
+                        await eventually(lambda: len(server.connections) == 1)
+            amid.set()
+            await eventually(lambda: not server.connections)
+            await eventually(lambda: num_alive(HttpConnection) <= 1)  # a frame of the last one may be alive
+        finally:
+            gc.enable()
+
+
+def num_alive(kind: type) -> int:
+    return sum(isinstance(each, kind) for each in gc.get_objects())
