@@ -31,6 +31,7 @@ PACKAGES = set(MAY_IMPORT)
 ENGINE_CLIENT_HALF = (
     "engine.api",
     "engine.text",
+    "engine.tokenizer",
     "engine.planning",
     "engine.gguf",
     "engine.adapters.peft",

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.text.chat_template import ChatTemplate
-from pilotlight.engine.text.tokenizer import (
+from pilotlight.engine.tokenizer.tokenizer import (
     INLINE_CHARACTERS,
     MARKED_TOGETHER,
     SHIELD_BEGIN,

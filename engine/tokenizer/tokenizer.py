@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
-from pilotlight.engine.text.spelling import spelling_of
+from pilotlight.engine.tokenizer.spelling import spelling_of
 
 if TYPE_CHECKING:  # imported with the first tokenizer, while weights load, because the import takes 5 ms
     from tokenizers import Encoding
@@ -68,7 +68,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> "Tokenizer":
-        from pilotlight.engine.text.tokenizer_files import tokenizer_json
+        from pilotlight.engine.tokenizer.tokenizer_files import tokenizer_json
 
         made = cls.from_json(tokenizer_json(directory), read_special_tokens(directory), origin=str(directory))
         if read_sentence_config(directory).get("do_lower_case"):

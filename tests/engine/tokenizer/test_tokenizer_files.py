@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars
-from pilotlight.engine.text.tokenizer import Tokenizer
-from pilotlight.engine.text.tokenizer_files import KIMI_PATTERN, TEKKEN_SPECIAL
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer_files import KIMI_PATTERN, TEKKEN_SPECIAL
 
 tiktoken: Any = pytest.importorskip("tiktoken")  # a GPU machine may lack it
 TEKKEN_PATTERN = (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_bytes, read_text
-from pilotlight.engine.text.spelling import BYTE_LEVEL_ALPHABET
+from pilotlight.engine.tokenizer.spelling import BYTE_LEVEL_ALPHABET
 
 # The pattern by which Kimi's models split a text, copied from the tokenization_kimi.py beside their weights, the only file that has it.
 KIMI_PATTERN = "|".join([
