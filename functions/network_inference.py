@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from pilotlight.functions.host.router_client import RouterClient, whole
 from pilotlight.functions.inference import Inference, InferenceResponse
+from pilotlight.functions.router_client import RouterClient, whole
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import forwardable
 from pilotlight.wire.hop.usage import ResourceUse

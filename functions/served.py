@@ -24,14 +24,12 @@ from pilotlight.functions.bindings.secrets.secret_store import SecretError, Secr
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.functions.channel import Failure
+from pilotlight.functions.deployed import DeployedFunctions
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget
-from pilotlight.functions.host.deployed import DeployedFunctions
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool
-from pilotlight.functions.host.router_client import RouterClient
 from pilotlight.functions.host.site_functions import SiteFunctions, Trace
 from pilotlight.functions.inference import Inference
 from pilotlight.functions.manifest import (
@@ -43,6 +41,8 @@ from pilotlight.functions.manifest import (
     load_manifest,
 )
 from pilotlight.functions.network_inference import NetworkInference
+from pilotlight.functions.router_client import RouterClient
+from pilotlight.functions.sandbox.limits import FunctionLimits
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.sites.site import FunctionsConfig
 from pilotlight.support import background

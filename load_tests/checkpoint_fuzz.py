@@ -25,7 +25,7 @@ from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobCall,
 from pilotlight.engine.text.chat_template import check_template, render_template
 from pilotlight.engine.text.image_file import check_image
 from pilotlight.engine.text.image_prompt import IMAGE_FORMATS
-from pilotlight.engine.text.tokenizer import check_tokenizer
+from pilotlight.engine.tokenizer.tokenizer import check_tokenizer
 from pilotlight.wire.hop import bundles
 from training.ember.chat import HERE
 

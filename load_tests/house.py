@@ -86,7 +86,7 @@ def measures(house: House) -> list[Measure]:
         _largest("modules directly in one folder", 16, full),
         _counted("import circles", 0, (" <-> ".join(circle) for circle in circles(house.imports))),
         _largest("import levels in a package", 25, packages),
-        _largest("import levels in a sub-package", 15, folders),
+        _largest("import levels in a sub-package", 8, folders),
         _counted("attributes set from outside after construction", 0, assigned_outside(house)),
         _counted("base names that occur twice in one package", 0, repeated_names(house)),
         _counted("names that tests patch", 566, suite.patched_names()),

@@ -6,6 +6,7 @@ SQL is allowed.
 """
 
 import asyncio
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,6 +220,12 @@ def claim_version(connection: Connection, newest: int = 1) -> int:
         raise DatabaseError(f"{sentence}or restore a backup from before the upgrade", "newer")
     connection.execute(f"PRAGMA user_version = {newest}")
     return (written or 1) if has_tables else newest
+
+
+def behind(prefix: bytes) -> bytes | None:
+    """Return the smallest byte string above all that begin with this prefix; None if there is none."""
+    stem = re.sub(rb"\xff+$", b"", prefix)
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 def storage_word(error: Exception) -> tuple[str, int, str] | None:

@@ -3,10 +3,12 @@
 import json
 import logging
 import os
+import re
 import time
 from contextvars import ContextVar
 
 LOG_ENV = "PILOTLIGHT_LOG"  # FORMAT:LEVEL:PROCESS, set by the parent process
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 REQUEST: ContextVar[str] = ContextVar("id of the request that is served", default="")
 
 
@@ -72,6 +74,12 @@ class JsonLines(logging.Formatter):
         if trace := _trace_of(self, record):
             line["exception"] = "\n".join(trace)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def printable(text: str, keep: str = "\t") -> str:
+    """Return text with control characters escaped, except those in `keep`.
+    They could move a terminal's cursor, forge a line, or reverse the direction of text."""
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
 def _time_of(record: logging.LogRecord) -> str:

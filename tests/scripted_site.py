@@ -22,7 +22,7 @@ from load_tests.random_checkpoint import EMBER, ember_vocab
 from pilotlight.engine.api.protocol import ModelInfo, ModelSpec, Submit, TokenOutput
 from pilotlight.engine.grammar.constraints import Matcher
 from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarCompiler
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.app import build_app
 from pilotlight.runtime.serve import serve_app
 from pilotlight.sites.site import load_site

@@ -31,6 +31,7 @@ PACKAGES = set(MAY_IMPORT)
 ENGINE_CLIENT_HALF = (
     "engine.api",
     "engine.text",
+    "engine.tokenizer",
     "engine.planning",
     "engine.gguf",
     "engine.adapters.peft",
@@ -150,11 +151,13 @@ def test_functions_and_their_site_know_little_of_each_other() -> None:
             assert not belongs_to(name, ("functions",)) or belongs_to(name, SITE_MAY_IMPORT), f"{path} imports {name}"
 
 
-# Inside the functions package, bindings and the host of functions may import the channel but not each other. The modules above join them.
+# Inside the functions package, bindings and the host of functions may import the channel but not each other. The modules above join them. The
+# sandbox is below the host: its processes do not depend on requests.
 INSIDE_MAY_IMPORT = {
     "channel": ("channel",),
     "bindings": ("bindings", "channel", "manifest", "manifest_tables", "cron", "inference"),
-    "host": ("host", "channel", "manifest"),
+    "host": ("host", "sandbox", "channel", "manifest"),
+    "sandbox": ("sandbox", "channel"),
 }
 
 
@@ -201,9 +204,9 @@ def front_end_modules(package: str) -> list[str]:
     elsewhere = (
         "pilotlight.functions.sdk",
         "pilotlight.functions.testing",
-        "pilotlight.functions.host.isolates.isolate_main",
-        "pilotlight.functions.host.zygotes.zygote_main",
-        "pilotlight.functions.host.zygotes.prefork",
+        "pilotlight.functions.sandbox.zygotes.isolate_main",
+        "pilotlight.functions.sandbox.zygotes.zygote_main",
+        "pilotlight.functions.sandbox.zygotes.prefork",
     )
     return [name for name in names if not name.startswith(elsewhere)]
 

@@ -16,7 +16,15 @@ from pilotlight.engine.description.rotary_scaling import (
 from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
 from pilotlight.engine.description.tensor_sizes import WeightShape, embedding, norm, projections, summed
 from pilotlight.engine.kv.pool.layout import CachedLayer, keys_and_values
-from pilotlight.engine.weights.config import flag, number, positive_int, quantization, quantization_method
+from pilotlight.engine.weights.config import (
+    architecture,
+    flag,
+    number,
+    positive_int,
+    quantization,
+    quantization_method,
+    refuse_unless,
+)
 from pilotlight.engine.weights.formats.weight_formats import FORMATS, OF_STACKS
 from pilotlight.engine.weights.fused import FusedRows
 
@@ -231,20 +239,6 @@ def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config.get("tie_word_embeddings") is not None:
         whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
-
-
-def architecture(config: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, config.get("architectures") or ["this architecture"]))
-
-
-def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
-    """Raise CheckpointError unless config.json has a supported value for `key`, or none."""
-    value = config.get(key, supported[0])
-    if value not in supported:
-        raise CheckpointError(
-            f"config.json has {key} = {value!r}; supported for {architecture(config)} is "
-            f"{' or '.join(map(repr, supported))}"
-        )
 
 
 def uniform_layers(config: Mapping[str, Any], window: int | None) -> tuple[LayerKind, ...]:

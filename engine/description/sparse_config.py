@@ -5,11 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.decoder_config import architecture, read_top_k, refuse_unless
+from pilotlight.engine.description.decoder_config import read_top_k
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.shapes import PLAIN_NAMES, ExpertNames, ExpertsShape, Routing, SparseShape
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated
-from pilotlight.engine.weights.config import flag, positive_int, positive_number, whole_number
+from pilotlight.engine.weights.config import (
+    architecture,
+    flag,
+    positive_int,
+    positive_number,
+    refuse_unless,
+    whole_number,
+)
 from pilotlight.engine.weights.fused import FusedRows
 
 

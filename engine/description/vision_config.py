@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.tensor_sizes import WeightShape
-from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
+from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, refuse_unless
 
 # Bytes of memory for cached embeddings. In bf16 they suffice for one of Kimi K2.5's largest images, or for three images of Llama 4 Scout with 16
 # tiles.

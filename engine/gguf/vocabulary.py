@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.metadata import Metadata
-from pilotlight.engine.text.spelling import WORD_MARK
-from pilotlight.engine.text.tokenizer_files import KIMI_PATTERN
+from pilotlight.engine.tokenizer.spelling import WORD_MARK
+from pilotlight.engine.tokenizer.tokenizer_files import KIMI_PATTERN
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # ggml's types of tokens
 _ENDS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import Constraint
-from pilotlight.engine.text.tokenizer_files import tokenizer_json
+from pilotlight.engine.tokenizer.tokenizer_files import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

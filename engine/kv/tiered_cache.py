@@ -13,7 +13,8 @@ from pilotlight.engine.api.protocol import BlockSource, CorruptBlocks
 from pilotlight.engine.kv.store.store_thread import StoreLookup, StoreThread
 from pilotlight.engine.kv.tier_protocol import Tier, TierLoad, Tiers, Transfer
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierBehind, TierRead
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, HostFetch, KeptSlots

@@ -16,7 +16,7 @@ import torch
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.core.in_flight import Runner
 from pilotlight.engine.core.phases import Phases
-from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
+from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.families import eagle3_config
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.drafting.drafter_registry import DraftWords
@@ -31,7 +31,7 @@ from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.parallel.part_runner import PartRunner
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.weights.checkpoint import read_json
-from pilotlight.engine.weights.config import read_config
+from pilotlight.engine.weights.config import architecture, read_config
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.load import FilledModel, LayOut, WeightLoad

@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.config_registry import ArchitectureConfig
-from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
+from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.execution.text_head import TextHead
@@ -42,7 +42,7 @@ from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.scheduling.plan import SchedulerLimits
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.bundles.bundle_maps import register
-from pilotlight.engine.weights.config import eos_token_ids, read_config
+from pilotlight.engine.weights.config import architecture, eos_token_ids, read_config
 from pilotlight.engine.weights.filling import ReadingProgress
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.kv_scales import read_kv_scales

@@ -1,1 +1,1 @@
-"""Conversion between text and tokens: tokenizer, chat template and answer formats. Imports no torch."""
+"""The parts around a model's tokens: chat templates, images in prompts, and answer formats. Imports no torch."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
 from pilotlight.engine.text.content_parts import LATER_SYSTEM, lost_place, lost_places, part_roles, with_parts
-from pilotlight.engine.text.tokenizer import read_json, read_special_tokens
+from pilotlight.engine.tokenizer.tokenizer import read_json, read_special_tokens
 
 if TYPE_CHECKING:
     from jinja2 import Template

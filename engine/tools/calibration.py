@@ -17,7 +17,7 @@ from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.planning.model_plan import choose_dtype_name
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.engine.weights.checkpoint import Checkpoint
 from pilotlight.engine.weights.config import read_config
 from pilotlight.engine.weights.filling import ReadingProgress, fill

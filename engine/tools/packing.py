@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.decoder_config import DecoderConfig, architecture
+from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.loading.model_loading import choose_dtype
 from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, WeightBundleError, config_digest, lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.packed import find_packed, pack, pack_chunks, verify
 from pilotlight.engine.weights.checkpoint import packed_file
-from pilotlight.engine.weights.config import read_config
+from pilotlight.engine.weights.config import architecture, read_config
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.filling import DTYPES, Job
 from pilotlight.engine.weights.formats.weight_formats import read_format

@@ -69,6 +69,20 @@ def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
+def architecture(config: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, config.get("architectures") or ["this architecture"]))
+
+
+def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
+    """Raise CheckpointError unless config.json has a supported value for `key`, or none."""
+    value = config.get(key, supported[0])
+    if value not in supported:
+        raise CheckpointError(
+            f"config.json has {key} = {value!r}; supported for {architecture(config)} is "
+            f"{' or '.join(map(repr, supported))}"
+        )
+
+
 def quantization(config: Mapping[str, Any]) -> Any:
     """Return `quantization_config` of config.json or of its text_config, or None."""
     text = config.get("text_config")

@@ -13,7 +13,7 @@ from pilotlight.engine.api.errors import CheckpointError, TokenizerError
 from pilotlight.engine.api.plain_files import read_bytes
 from pilotlight.engine.api.protocol import Activation, Pooling
 from pilotlight.engine.description.class_labels import CLASSIFIER, class_labels
-from pilotlight.engine.text.tokenizer import read_sentence_config
+from pilotlight.engine.tokenizer.tokenizer import read_sentence_config
 from pilotlight.engine.weights.checkpoint import read_json
 from pilotlight.engine.weights.config import flag, positive_int, refusing_types
 
@@ -182,7 +182,7 @@ def _score_tokens(directory: Path) -> tuple[int, ...]:
 
 def _tokens_of(directory: Path, words: Any) -> tuple[int, ...]:
     """Return the ids (yes, no) for vLLM's `classifier_from_token`, a list of the words for no and yes."""
-    from pilotlight.engine.text.tokenizer import Tokenizer
+    from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 
     if not isinstance(words, list) or len(words) != 2 or not all(isinstance(word, str) for word in words):
         raise CheckpointError(

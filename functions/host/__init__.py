@@ -1,1 +1,1 @@
-"""The runtime of functions at a site: their processes, confinement, packages, network access and logs."""
+"""The runtime of functions at a site: their isolates, packages, network access and logs."""

@@ -4,8 +4,8 @@ import os
 import signal
 
 from pilotlight.functions.channel import Failure
-from pilotlight.functions.host.logs import printable
-from pilotlight.functions.host.zygotes.control_messages import Died
+from pilotlight.functions.sandbox.zygotes.control_messages import Died
+from pilotlight.support.logs import printable
 
 
 class Fault(Failure):

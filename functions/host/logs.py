@@ -11,6 +11,8 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from pilotlight.support.logs import printable
+
 log = logging.getLogger("pilotlight.function")
 
 KEPT_LINES, SHOWN_LINES = 200, 20
@@ -113,12 +115,5 @@ class FunctionLog:
                 self._record(self._invocations.get(request, 0), level, line)
 
 
-def printable(text: str, keep: str = "\t") -> str:
-    """Return text with control characters escaped, except those in `keep`.
-    They could move a terminal's cursor, forge a line, or reverse the direction of text."""
-    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
-
-
 LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # label of a line: request id, and o or e for the stream
 LEVELS = {b"o": "log", b"e": "error"}
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

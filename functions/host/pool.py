@@ -21,13 +21,13 @@ from pilotlight.functions.host.invocations.invocation_log import FunctionJournal
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
 from pilotlight.functions.host.isolates.isolate_handle import STOPPED, IsolateHandle
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.packages import Packages
 from pilotlight.functions.host.subrequests import Dial
 from pilotlight.functions.host.waiters import Waiters
 from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 log = logging.getLogger("pilotlight.function")
 ObjectAddress = tuple[str, str]  # class and id of a Durable Object

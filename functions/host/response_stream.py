@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
-from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.sandbox.limits import FunctionLimits
 
 BURST_S = 0.004  # the largest burst has the bytes that the rate allows in this time; a larger one would delay all other streams
 

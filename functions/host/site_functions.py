@@ -16,13 +16,10 @@ from msgspec.structs import replace
 
 from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
 from pilotlight.functions.host.answer_headers import checked_headers
-from pilotlight.functions.host.confinement.isolation import Isolation
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.invocations.invocation_log import InvocationLog
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LogStore
-from pilotlight.functions.host.isolates.priority import PriorityClass, apply_priority
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.network.egress import Egress
 from pilotlight.functions.host.pool import FunctionPool, OpenBindings, object_of
 from pilotlight.functions.host.subrequests import Dial
@@ -30,6 +27,9 @@ from pilotlight.functions.host.tails import Tails
 from pilotlight.functions.host.zygotes.process_supply import ProcessSupply
 from pilotlight.functions.host.zygotes.zygote_budget import ZygoteBudget
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox.confinement.isolation import Isolation
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.priority import PriorityClass, apply_priority
 from pilotlight.support import background
 
 log = logging.getLogger("pilotlight.function")

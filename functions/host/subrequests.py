@@ -1,11 +1,10 @@
 """Count a function's requests to the runtime (binding calls, fetches, connections) per request."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NamedTuple
 
 from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frames
-from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # id for work outside of requests
@@ -25,11 +24,11 @@ SubrequestHandler = Callable[[frames.Request | Dial, Inbound | None], Awaitable[
 
 
 class Subrequests:
-    def __init__(self, handler: SubrequestHandler, limit: int, work: IsolateWork) -> None:
-        """`limit` is the number of subrequests that one request may make."""
+    def __init__(self, handler: SubrequestHandler, limit: int, open_requests: Collection[int]) -> None:
+        """`limit` is the number of subrequests that one request may make; `open_requests` is a view of the ids of those that are open."""
         self._handler = handler
         self._limit = limit
-        self._work = work
+        self._open_requests = open_requests
         self._counts: dict[int, int] = {}  # subrequests by request
         self._parents: dict[int, Parent] = {}  # parent spans by request; empty without tracing
         self._outside_since = 0.0
@@ -59,8 +58,8 @@ class Subrequests:
         self._parents.pop(id, None)
 
     def _count(self, within: int) -> None:
-        if within not in self._work.requests:  # no open request: background work after a response, or a wrong id
-            within = next(iter(self._work.requests), OUTSIDE)
+        if within not in self._open_requests:  # no open request: background work after a response, or a wrong id
+            within = next(iter(self._open_requests), OUTSIDE)
             if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
                 self._outside_since, self._counts[OUTSIDE] = now, 0
         count = self._counts[within] = self._counts.get(within, 0) + 1

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.functions.host.deployed import DeployedFunctions
+from pilotlight.functions.deployed import DeployedFunctions
 from pilotlight.functions.host.tails import Tails
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.runtime.api.connection import json_response, read_json

@@ -33,7 +33,7 @@ from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.text.chat_template import ChatTemplate
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.kernels.cpu import library
 
 PAGES = ("README.md", "ARCHITECTURE.md", "engine/README.md", "kernels/README.md")

@@ -45,7 +45,7 @@ from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, StepCount
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerFormat, AnswerRules, CallableTool, Thinking
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.kernels.cpu import library
 from training.ember.chat import Chat
 from training.ember.corpus.conversation import Conversation, Split

@@ -35,7 +35,7 @@ from pilotlight.engine.grammar.grammar_compiler import ConstraintError
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.scheduling.plan import SchedulerLimits
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.kernels.cpu import library
 
 BATCH = 64

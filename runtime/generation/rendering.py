@@ -23,7 +23,7 @@ from pilotlight.engine.text.chat_template import (
     import_environment,
     render_template,
 )
-from pilotlight.engine.text.tokenizer import Tokenizer, unmarked
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer, unmarked
 from pilotlight.runtime.generation.message_forms import other_forms
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 
 from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.models.adapters import SEPARATOR, is_name
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState

@@ -12,7 +12,7 @@ from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
-from pilotlight.engine.text.tokenizer import Tokenizer, read_json
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer, read_json
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.generation.texts.pair_template import PairTemplate
 from pilotlight.runtime.models.sources import EMBEDDED

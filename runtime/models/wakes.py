@@ -21,7 +21,7 @@ from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedErro
 from pilotlight.engine.api.protocol import LoadProgress, ModelInfo, ModelSpec
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.text.chat_template import ChatTemplateError
-from pilotlight.engine.text.tokenizer import check_tokenizer
+from pilotlight.engine.tokenizer.tokenizer import check_tokenizer
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.devices import is_surely_cpu

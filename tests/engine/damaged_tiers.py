@@ -22,7 +22,7 @@ from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
 from pilotlight.engine.kv.store import store_tier
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.kv.tiers import disk_tier, host_tier, slot_file
-from pilotlight.engine.kv.tiers.host_tier import HostSlot
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from tests.engine.driver import Heard, drain, load_engine, submit
 from tests.engine.kv.fake_store import FakeStore
 from tests.engine.test_hand_over import BLOCK_SIZE, Pair

@@ -14,7 +14,7 @@ from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarC
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
 from pilotlight.engine.text.formats.answer_format import AnswerFormat
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, submit
 from tests.engine.fake_drafter import EachAlone
 from training.ember.chat import HERE

@@ -22,7 +22,6 @@ from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.chunk_steps import step_of
 from pilotlight.engine.core.sequence import PENDING, Sequence
 from pilotlight.engine.core.step import ChoiceRow
-from pilotlight.engine.description.decoder_config import architecture
 from pilotlight.engine.execution.decode_graphs import Outputs
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.execution.token_counts import TokenCounts
@@ -32,6 +31,7 @@ from pilotlight.engine.loading.dry_run import DryRun, dry_run_launches, lay_out
 from pilotlight.engine.models.model_registry import FAMILIES
 from pilotlight.engine.scheduling.plan import Chunk
 from pilotlight.engine.weights.bundles.bundle import TensorSpec
+from pilotlight.engine.weights.config import architecture
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.storage import MetaStorage
 from pilotlight.kernels.warm_up import compile_launches, distinct, fake_tensor, trace_launches

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
-from pilotlight.functions.host.confinement.isolation import IsolationError
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.site_functions import Response, SiteFunctions
 from pilotlight.functions.manifest import load_manifest
+from pilotlight.functions.sandbox.confinement.isolation import IsolationError
+from pilotlight.functions.sandbox.limits import FunctionLimits
 from tests.runtime.conftest import make_server, make_site, model_directory, server, site  # noqa: F401
 
 RUNTIMES = ("crun", "runc", "crun --cgroup-manager=disabled")

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.functions.channel import Failure
-from pilotlight.functions.host.router_client import RouterClient
 from pilotlight.functions.network_inference import NetworkInference
+from pilotlight.functions.router_client import RouterClient
 from pilotlight.runtime.generation.inference import SiteInference
 from pilotlight.wire.hop.headers import ACCOUNT, FOR_ROUTERS, HOP, REQUEST_ID, Hop, signed_body
 from pilotlight.wire.hop.usage_records import UsageAsked

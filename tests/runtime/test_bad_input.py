@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from tests.asgi import call
 from tests.runtime.conftest import Site, SiteMaker
 

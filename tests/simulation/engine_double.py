@@ -33,7 +33,7 @@ from pilotlight.engine.api.protocol import (
     UnloadModel,
 )
 from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from tests.simulation.virtual_network import Network
 from tests.simulation.virtual_time import Process
 

@@ -27,7 +27,7 @@ from pilotlight.edge_router.forwarding import timeouts
 from pilotlight.edge_router.serve import serving
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.text.chat_template import ChatTemplate
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.page.feed import Feed
 from pilotlight.runtime.app import SiteApp
 from pilotlight.runtime.app import build_app as build_site

@@ -9,7 +9,7 @@ import pytest
 from pilotlight.functions.bindings.objects.object_migrations import ObjectMigrations
 from pilotlight.functions.bindings.place import name_of
 from pilotlight.functions.bindings.secrets.secret_store import SecretStore
-from pilotlight.functions.host.deployed import _unpacked
+from pilotlight.functions.deployed import _unpacked
 from pilotlight.functions.manifest_tables import Migration
 from pilotlight.support import atomic_files
 from pilotlight.wire.hop.bundles import pack

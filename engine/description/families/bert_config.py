@@ -6,11 +6,10 @@ from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import class_labels, is_classifier
-from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes
 from pilotlight.engine.description.tensor_sizes import Part, WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
-from pilotlight.engine.weights.config import number, positive_int
+from pilotlight.engine.weights.config import number, positive_int, refuse_unless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from pilotlight.engine.description.decoder_config import (
     LayerKind,
     every_nth,
     mixed_layers,
-    refuse_unless,
     rules_by_type,
     sliding_window,
     text_keys,
@@ -21,7 +20,7 @@ from pilotlight.engine.description.decoder_config import (
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule, rotary_parameters
 from pilotlight.engine.description.shapes import NormNames
-from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
+from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, refuse_unless
 
 _BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _AROUND_IN_GLM = NormNames(

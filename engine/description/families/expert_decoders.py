@@ -10,7 +10,6 @@ from typing import Any
 from pilotlight.engine.description.decoder_config import (
     mixed_layers,
     read_top_k,
-    refuse_unless,
     rules_by_type,
     sliding_window,
     text_keys,
@@ -27,6 +26,7 @@ from pilotlight.engine.weights.config import (
     number,
     positive_int,
     positive_number,
+    refuse_unless,
     whole_number,
 )
 from pilotlight.engine.weights.fused import FusedRows

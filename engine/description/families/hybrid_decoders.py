@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.decoder_config import LayerKind, architecture, read_top_k, refuse_unless, text_keys
+from pilotlight.engine.description.decoder_config import LayerKind, read_top_k, text_keys
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.families.dense_decoders import granite_scales
 from pilotlight.engine.description.families.expert_decoders import (
@@ -23,7 +23,15 @@ from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, NormNames, Routing, SparseShape
 from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
 from pilotlight.engine.description.tensor_sizes import UNGATED_PARTS
-from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
+from pilotlight.engine.weights.config import (
+    architecture,
+    flag,
+    number,
+    positive_int,
+    positive_number,
+    refuse_unless,
+    whole_number,
+)
 from pilotlight.engine.weights.fused import FusedRows
 
 _LFM2_NORMS = NormNames("operator_norm", None, "ffn_norm", None)

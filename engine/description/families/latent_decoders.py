@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.decoder_config import LayerKind, refuse_unless, text_keys
+from pilotlight.engine.description.decoder_config import LayerKind, text_keys
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.families.dense_decoders import growing_queries, mistral
 from pilotlight.engine.description.recurrent_shapes import KimiDeltaShape
@@ -25,7 +25,7 @@ from pilotlight.engine.description.sparse_config import SparseConfig, read_exper
 from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision, PixtralVision
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
-from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
+from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, refuse_unless, whole_number
 from pilotlight.engine.weights.fused import FusedRows
 
 # Most bytes of keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py). In bf16 they suffice for 10,900

@@ -4,19 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pilotlight.engine.description.decoder_config import (
-    DecoderConfig,
-    LayerKind,
-    read_top_k,
-    refuse_unless,
-    text_keys,
-)
+from pilotlight.engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, text_keys
 from pilotlight.engine.description.families.dense_decoders import layers_that_turn
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
 from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ExpertsShape, ImageBytes
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated, router
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, TiledVision
-from pilotlight.engine.weights.config import flag, layer_numbers, number, positive_int, positive_number
+from pilotlight.engine.weights.config import flag, layer_numbers, number, positive_int, positive_number, refuse_unless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import class_labels, is_classifier
-from pilotlight.engine.description.decoder_config import LAYER_TYPES, LayerKind, mixed_layers, refuse_unless
+from pilotlight.engine.description.decoder_config import LAYER_TYPES, LayerKind, mixed_layers
 from pilotlight.engine.description.rotary_scaling import RotaryRule, parse_rotary_rule
 from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
-from pilotlight.engine.weights.config import flag, number, positive_int
+from pilotlight.engine.weights.config import flag, number, positive_int, refuse_unless
 
 _FULL, _SLIDING = 0, 1  # indices of the two rotary rules
 

@@ -38,7 +38,8 @@ from pilotlight.engine.kv.peers.messages import (
 )
 from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY, Offer
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 
 if TYPE_CHECKING:
     from pilotlight.engine.api.keys import Keys

@@ -11,7 +11,7 @@ from typing import Any
 
 from pilotlight.engine.kv.peers.messages import PeerError, TransportLostError
 from pilotlight.engine.kv.store.mooncake_package import bound_waits
-from pilotlight.engine.kv.tiers.host_tier import HostSlot
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.slot_file import SlotFile
 
 

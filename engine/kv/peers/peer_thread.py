@@ -43,7 +43,8 @@ from pilotlight.engine.kv.peers.messages import (
 )
 from pilotlight.engine.kv.peers.transports import INLINE, SHARED_MEMORY, RemoteBlock, Transport, open_transport
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 if TYPE_CHECKING:

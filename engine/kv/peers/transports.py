@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pilotlight.engine.kv.peers.messages import PeerError
-from pilotlight.engine.kv.tiers.host_tier import HostSlot
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.slot_file import SlotFileReader
 
 if TYPE_CHECKING:

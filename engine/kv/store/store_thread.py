@@ -19,7 +19,8 @@ from pilotlight.engine.kv.store.store_writer import StoreWriter
 from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tier
 from pilotlight.engine.kv.tiers.disk_thread import fill_from_disk
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 log = logging.getLogger(__name__)

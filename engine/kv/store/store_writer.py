@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from pilotlight.engine.kv.error_backoff import ErrorBackoff
 from pilotlight.engine.kv.store.store_tier import BATCH_BYTES, StoredBlock, StoreError, StoreTier
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from functools import partial
 from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S, Tier
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,31 +17,13 @@ from isal.isal_zlib import crc32
 from pilotlight.engine.device.registered_memory import RegisteredMemory
 from pilotlight.engine.kv.recency import SegmentedOrder
 from pilotlight.engine.kv.tier_protocol import TierError
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.slot_file import SlotFile, lock_directory
 from pilotlight.engine.kv.tiers.slot_space import SlotSpace
 
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-
-
-@dataclass(eq=False, slots=True)
-class HostSlot:
-    """The place of a block in the host tier. Its bytes do not change while it is pinned."""
-
-    file: SlotFile
-    index: int
-    block_hash: bytes
-    checksum: int = 0
-    pins: int = 0
-    is_written: bool = False  # True once the block is complete and can be found
-    is_verified: bool = False  # written by this process, or verified by its checksum
-    is_protected: bool = False  # whether unpinning puts this pinned slot into the protected segment
-    is_forgotten: bool = False  # whether this pinned slot is freed when it is unpinned
-
-    @property
-    def memory(self) -> memoryview:
-        return self.file.body(self.index)
 
 
 class HostTier:

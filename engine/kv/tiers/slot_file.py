@@ -16,6 +16,7 @@ import os
 import struct
 import time
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,6 @@ import torch
 from isal.isal_zlib import crc32
 
 from pilotlight.engine.device.registered_memory import PIECE_BYTES, RegisteredMemory
-from pilotlight.engine.kv.lending.slabs import runs
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SlotFile:
 
     def find(self) -> list[FoundSlot]:
         """Return the slots with valid headers; give the pages of all other slots back to the system."""
-        found, worthless = [], []
+        found = []
         for index in range(self.num_slots):
             at = self._header_at(index)
             mark, own_checksum, block_hash, checksum, last_use = _SLOT_HEADER.unpack_from(self._map, at)
@@ -88,9 +88,11 @@ class SlotFile:
                 self._has_pages[index] = True
             else:
                 self.num_corrupt += mark != 0  # damaged: a kill leaves the mark cleared or the header complete
-                worthless.append(index)
-        for first, end in runs(worthless):
-            self._discard_pages(first, end - 1)
+                self._has_pages[index] = False
+        for has_pages, run in groupby(range(self.num_slots), self._has_pages.__getitem__):
+            if not has_pages:
+                slots = list(run)
+                self._discard_pages(slots[0], slots[-1])
         for index in range(0, self.num_slots, self._group):
             self._register_group(index)
         return found

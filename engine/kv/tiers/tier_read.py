@@ -10,7 +10,8 @@ from typing import Protocol
 
 from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tier_protocol import Tier
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 
 # Fills slots, and adds the checksum of each filled slot to the dictionary, by name.
 Fill = Callable[[Sequence[HostSlot], dict[bytes, int]], None]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from isal.isal_zlib import crc32
 
 from pilotlight.engine.core.rates import TransferRate
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierBehind
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 

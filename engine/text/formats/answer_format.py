@@ -13,7 +13,7 @@ from pilotlight.engine.text.formats.parts import AnswerRules, Thinking
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
 from pilotlight.engine.text.formats.tools import thinking as thinking_tags
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 
 ENDING = 16  # number of a prompt's last tokens that are searched for the tags of reasoning
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from pilotlight.engine.text.tokenizer import Detokenizer, Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Detokenizer, Tokenizer
 
 _FIRST = 0xD800
 _TOKENS = re.compile("[\ud800-\udfff]")

@@ -6,7 +6,7 @@ from typing import Any
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import Part
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
-from pilotlight.engine.text.tokenizer import Detokenizer
+from pilotlight.engine.tokenizer.tokenizer import Detokenizer
 
 Reader = Callable[[Scanner], Reading[None]]
 

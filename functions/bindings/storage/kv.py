@@ -6,7 +6,6 @@ writes delete expired keys a few at a time.
 
 import base64
 import binascii
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from pilotlight.functions.bindings.binding import (
 )
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.channel import StreamingReply
-from pilotlight.support.database import Connection, Database, storage_word, transaction
+from pilotlight.support.database import Connection, Database, behind, storage_word, transaction
 
 MAX_KEY_BYTES = 512
 MAX_VALUE_BYTES = 25 << 20
@@ -264,12 +263,6 @@ def _check_metadata(metadata: str | None) -> None:
         msgspec.json.decode(metadata)
     except (msgspec.DecodeError, RecursionError):
         raise _refusal("PUT", 400, "Metadata must be serializable as JSON.") from None
-
-
-def behind(prefix: bytes) -> bytes | None:
-    """Return the smallest byte string above all that begin with this prefix; None if there is none."""
-    stem = re.sub(rb"\xff+$", b"", prefix)
-    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
 def _decoded_cursor(cursor: str) -> bytes:

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pilotlight.functions.bindings.storage.kv import behind
 from pilotlight.functions.bindings.storage.r2_objects import (
     ByteRange,
     Conditions,
@@ -37,7 +36,7 @@ from pilotlight.functions.bindings.storage.r2_objects import (
 )
 from pilotlight.functions.bindings.storage.r2_quota import BucketQuota, OpenWrite
 from pilotlight.support import atomic_files
-from pilotlight.support.database import Connection, Database, Work, create, transaction
+from pilotlight.support.database import Connection, Database, Work, behind, create, transaction
 
 CHUNK_BYTES = 256 << 10
 STRAY_AFTER_S = 3600.0  # files that are not in the index are deleted at this age; a younger one may belong to a write of another process

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from pilotlight.functions.host.confinement.tiers import Confinement
-from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
-from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
 from pilotlight.functions.manifest import ManifestError, read_toml
+from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.zygotes.site_zygote import SiteZygote
+from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote
 
 log = logging.getLogger("pilotlight.function")
 

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pilotlight.functions.channel import Failure, frames
-from pilotlight.functions.host.logs import printable
+from pilotlight.support.logs import printable
 
 # Cloudflare's outcomes, by a fault's code.
 OUTCOMES = {"cpu_time": "exceededCpu", "memory": "exceededMemory", "cancelled": "canceled"}

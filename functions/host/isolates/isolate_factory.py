@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.isolates import priority
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
-from pilotlight.functions.host.isolates.priority import PriorityClass
 from pilotlight.functions.host.isolates.scratch import Scratch
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.packages import Packages
 from pilotlight.functions.host.response_stream import StreamThrottle
 from pilotlight.functions.host.subrequests import SubrequestHandler
-from pilotlight.functions.host.zygotes.control_messages import Boot
 from pilotlight.functions.host.zygotes.pool_zygote import PoolContext, PoolZygote
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox import priority
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.priority import PriorityClass
+from pilotlight.functions.sandbox.zygotes.control_messages import Boot
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 _numbers = itertools.count(1)
 

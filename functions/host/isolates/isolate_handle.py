@@ -16,14 +16,14 @@ from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_process import EXIT_REPORT_S, IsolateProcess
 from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
-from pilotlight.functions.host.isolates.priority import CpuHistory
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.network.socket_broker import SocketBroker
 from pilotlight.functions.host.response_stream import ResponseStream, StreamThrottle
 from pilotlight.functions.host.subrequests import SubrequestHandler, Subrequests
-from pilotlight.functions.host.zygotes.control_messages import Boot
-from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.priority import CpuHistory
+from pilotlight.functions.sandbox.zygotes.control_messages import Boot
+from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote
 
 LAG_S = 0.1  # an event loop that is silent for longer is busy: another isolate gets the next request
 STOPPED = "stopped"  # error code: a signal stopped the process, which is not the function's fault
@@ -52,7 +52,7 @@ class IsolateHandle:
         self.is_ready = False
         self.is_retiring = False
         self.is_tainted = False  # takes no new requests after a failed import or a MemoryError
-        self._subrequests = Subrequests(on_subrequest, limits.subrequests, self.work)
+        self._subrequests = Subrequests(on_subrequest, limits.subrequests, self.work.requests)
         self._throttle = throttle  # rate limit of response streams, in bytes/s
         self._on_fault = on_fault
         self._channel: Channel | None = None

@@ -10,11 +10,11 @@ import socket
 from contextlib import ExitStack, suppress
 
 from pilotlight.functions.host.faults import Fault, authors_frames, manner_of
-from pilotlight.functions.host.isolates import processes
-from pilotlight.functions.host.isolates.priority import CpuHistory, PriorityClass
 from pilotlight.functions.host.logs import FunctionLog
-from pilotlight.functions.host.zygotes.control_messages import Boot, Died
-from pilotlight.functions.host.zygotes.zygote_client import ChildProcess, FunctionZygote
+from pilotlight.functions.sandbox import processes
+from pilotlight.functions.sandbox.priority import CpuHistory, PriorityClass
+from pilotlight.functions.sandbox.zygotes.control_messages import Boot, Died
+from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, FunctionZygote
 
 TRACE_WAIT_S = 0.5
 TRACE_QUIET_S = 0.1  # a trace is complete after this time without a further part

@@ -16,7 +16,7 @@ from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.isolates.restarts import MAX_WAIT_S, Restarts
 from pilotlight.functions.host.isolates.spare_isolate import SpareIsolate
 from pilotlight.functions.host.waiters import Waiters
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 log = logging.getLogger("pilotlight.function")
 

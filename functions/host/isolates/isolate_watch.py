@@ -10,7 +10,7 @@ from pilotlight.functions.channel import Channel
 from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
-from pilotlight.functions.host.limits import FunctionLimits, IsolateUsage, first_exceeded
+from pilotlight.functions.sandbox.limits import FunctionLimits, IsolateUsage, first_exceeded
 
 IDLE_LOOK_S = 0.2  # pause between two measurements of an idle isolate; there may be thousands of isolates
 

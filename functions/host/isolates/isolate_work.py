@@ -5,14 +5,18 @@ share for all WebSockets.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from pilotlight.functions.host.limits import SOCKETS_SHARE
-
-if TYPE_CHECKING:
-    from pilotlight.functions.host.response_stream import ResponseStream
+from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.sandbox.limits import SOCKETS_SHARE
 
 MAX_OBJECTS = 10_000  # limit of recorded objects with background work, because a function reports them
+
+
+class OpenSocket(Protocol):
+    """The output stream of a WebSocket that a function has accepted."""
+
+    def end(self, why: Fault) -> None: ...
 
 
 class IsolateWork:
@@ -21,7 +25,7 @@ class IsolateWork:
     def __init__(self, now: float) -> None:
         self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
         self.num_waiting = 0  # requests that wait until the isolate has started
-        self.open_sockets: set[ResponseStream] = set()  # output streams of the function's WebSockets
+        self.open_sockets: set[OpenSocket] = set()
         self.background = 0
         self.objects: dict[tuple[str, str], int] = {}  # pieces of background work, by Durable Object (class, id)
         self.has_objects = False  # whether it has instances of Durable Objects, which no other isolate has
@@ -45,7 +49,7 @@ class IsolateWork:
         self.idle_since = _now()
         return self.requests.pop(id, 0.0)
 
-    def close_socket(self, stream: "ResponseStream") -> None:
+    def close_socket(self, stream: OpenSocket) -> None:
         self.open_sockets.discard(stream)
         self.idle_since = _now()
 

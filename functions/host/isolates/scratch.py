@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from pilotlight.functions.host.confinement.user_ids import FunctionUser
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser
 
 LOOK_S = 0.25  # pause between two checks of the size
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.zygotes.pool_zygote import PoolZygote
-from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteError
+from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote, ZygoteError
 
 AFTER_S = 0.5  # pause after a request has started an isolate: a fork uses 3 ms of a core, which that request may need
 

@@ -22,7 +22,7 @@ from pilotlight.functions.channel.socket_messages import (
     SocketClose,
     encode,
 )
-from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.sandbox.limits import FunctionLimits
 
 STALL_S = 60.0  # time in which a client must take a message
 CLOSE_S = 5.0  # time for the other side to close, too, and for the function's close handlers

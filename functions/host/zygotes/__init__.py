@@ -1,1 +1,1 @@
-"""Zygotes: processes that have imported their modules and are forked on demand."""
+"""The zygotes of a site's functions: which there are, and what they start with."""

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pilotlight.functions.host.confinement.tiers import Confinement
-from pilotlight.functions.host.confinement.user_ids import FunctionUser
 from pilotlight.functions.host.dependencies.imports import imports_of
 from pilotlight.functions.host.isolates.scratch import Scratch
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.packages import Packages
-from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteFactory
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote, ZygoteFactory
 
 SETTLED_S = 3.0  # after this idle time all imports have finished
 

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from pilotlight.functions.host.confinement.isolation import Isolation, IsolationTrial
-from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.host.dependencies.interpreters import OWN, Interpreters, InterpreterZygote
 from pilotlight.functions.host.dependencies.layers import LayerBudget, Layers, requirements_of
 from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
-from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteFactory
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox.confinement.isolation import Isolation, IsolationTrial
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
+from pilotlight.functions.sandbox.zygotes.site_zygote import SiteZygote
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteFactory
 from pilotlight.support import background
 
 

@@ -7,9 +7,11 @@ longest are ended: spare isolates first, because a zygote saves more of a start 
 import asyncio
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Protocol
 
-from pilotlight.functions.host.pool import FunctionPool
-from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.isolates.isolate_set import IsolateSet
+from pilotlight.functions.sandbox.zygotes.zygote_client import COPIED_MIB
 
 PREPARE_AFTER_S = 0.5  # pause after the site's start, because models load first
 PREPARE_EVERY_S = 0.05  # pause between two zygotes; each takes 6 ms of a core
@@ -18,18 +20,27 @@ SPARE_MIB = 4  # measured: 3.5 of a small function, 4.2 with FastAPI
 SPARES_AT_ONCE = 2  # spare isolates forked per check of all functions: each delays the event loop by 0.5 ms
 
 
+class PoolProcesses(Protocol):
+    """The part of a function's pool that the budget uses."""
+
+    factory: IsolateFactory
+    isolates: IsolateSet
+
+    async def prepare(self) -> None: ...
+
+
 class ZygoteBudget:
     def __init__(self, mib: int) -> None:
         self._mib = mib
         self._asleep_mib = 0  # memory of idle functions' zygotes and of spare isolates, as last measured
         self._trimmed_at = 0.0
-        self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
+        self._unprepared: asyncio.Queue[PoolProcesses] = asyncio.Queue()
 
-    def add(self, pool: FunctionPool) -> None:
+    def add(self, pool: PoolProcesses) -> None:
         """Queue a function whose zygote should be created soon."""
         self._unprepared.put_nowait(pool)
 
-    async def prepare(self, is_served: Callable[[FunctionPool], bool]) -> None:
+    async def prepare(self, is_served: Callable[[PoolProcesses], bool]) -> None:
         """Create the zygotes of queued functions, one after the other, until cancelled."""
         await asyncio.sleep(PREPARE_AFTER_S)
         while True:
@@ -41,13 +52,13 @@ class ZygoteBudget:
                 await pool.factory.zygote.read_imports()
             await asyncio.sleep(PREPARE_EVERY_S)
 
-    def trim(self, pools: Iterable[FunctionPool]) -> None:
+    def trim(self, pools: Iterable[PoolProcesses]) -> None:
         """End zygotes above the budget; checks at most every two seconds."""
         if (now := asyncio.get_running_loop().time()) - self._trimmed_at > TRIM_S:
             self._trimmed_at = now
             self.end_longest_asleep(pools)
 
-    def fork_spares(self, pools: Iterable[FunctionPool]) -> bool:
+    def fork_spares(self, pools: Iterable[PoolProcesses]) -> bool:
         """Fork a few missing spare isolates, while there is room; return whether any were forked."""
         now = asyncio.get_running_loop().time()
         most = min(SPARES_AT_ONCE, max(0, self._mib - self._asleep_mib) // SPARE_MIB)
@@ -57,9 +68,9 @@ class ZygoteBudget:
             self._asleep_mib += SPARE_MIB
         return bool(wanting)
 
-    def end_longest_asleep(self, pools: Iterable[FunctionPool]) -> None:
+    def end_longest_asleep(self, pools: Iterable[PoolProcesses]) -> None:
         """End the processes of functions that have been idle longest, until the rest fits the budget."""
-        asleep: list[tuple[float, int, FunctionPool]] = []
+        asleep: list[tuple[float, int, PoolProcesses]] = []
         num_spares = 0
         for pool in pools:
             num_spares += pool.isolates.has_spare

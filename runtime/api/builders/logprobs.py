@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from pilotlight.engine.api.protocol import TokenLogprobs
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.generation.output_processor import DeliveredToken
 from pilotlight.wire.chat import (
     ChatLogprobs,

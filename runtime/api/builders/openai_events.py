@@ -11,7 +11,7 @@ from pilotlight.dialects.custom_tools import InputReader, input_of
 from pilotlight.dialects.openai_chat import ValidChat
 from pilotlight.dialects.openai_completions import ValidCompletion
 from pilotlight.engine.text.formats import ArgumentsPart, CallPart, Part, ReasoningPart, TextPart
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.api.builders.logprobs import (
     chat_logprobs,
     completion_logprobs,

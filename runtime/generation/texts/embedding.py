@@ -7,7 +7,7 @@ import asyncio
 import math
 
 from pilotlight.dialects.requests import EmbeddingInput, ValidEmbedding
-from pilotlight.engine.text.tokenizer import INLINE_CHARACTERS
+from pilotlight.engine.tokenizer.tokenizer import INLINE_CHARACTERS
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.runtime.generation.texts.pooled_texts import (
     EncodedText,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pilotlight.dialects.requests import Conversation
 from pilotlight.engine.text.chat_template import ChatTemplateError
-from pilotlight.engine.text.tokenizer import read_json, read_sentence_config
+from pilotlight.engine.tokenizer.tokenizer import read_json, read_sentence_config
 
 if TYPE_CHECKING:
     from pilotlight.runtime.generation.rendering import Rendering

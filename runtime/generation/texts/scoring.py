@@ -8,7 +8,7 @@ import math
 
 from pilotlight.dialects.requests import ScoredText, ValidScoring
 from pilotlight.engine.api.protocol import Activation
-from pilotlight.engine.text.tokenizer import INLINE_CHARACTERS, Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.runtime.generation.texts.pair_template import PairPieces
 from pilotlight.runtime.generation.texts.pooled_texts import (

@@ -9,7 +9,7 @@ from pilotlight.engine.api.protocol import Constraint, SamplingParams
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.drafting.drafter_registry import GrammarDrafter
 from pilotlight.engine.grammar.constraints import Grammars, Matcher
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE
 
 pytest.importorskip("llguidance")  # the grammar compiler needs it

@@ -17,8 +17,8 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from pilotlight.engine.gguf.directory import directory_of
-from pilotlight.engine.text.spelling import WORD_MARK
-from pilotlight.engine.text.tokenizer import Tokenizer as Ours
+from pilotlight.engine.tokenizer.spelling import WORD_MARK
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer as Ours
 from tests.checkpoints import change_tensors, write_checkpoint, write_tokenizer
 from tests.engine.agreement import VOCAB, assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt

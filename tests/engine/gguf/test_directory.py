@@ -47,7 +47,7 @@ from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.gguf.file import GgufFile
 from pilotlight.engine.planning.model_plan import planned_weights_bytes, read_model
 from pilotlight.engine.text.chat_template import ChatTemplate
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.engine.weights.config import eos_token_ids, read_config
 from tests.checkpoints import CHAT_TEMPLATE
 from tests.engine.agreement import full

@@ -14,7 +14,7 @@ from tokenizers.trainers import BpeTrainer
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.gguf.vocabulary import read_vocabulary
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 
 TEXTS = (
     "the cat sat on the mat, and that is that: ababababa nanana banana Don't we'll I'VE 1234567890 d\u00e9ja\u0300 vu \u65e5\u672c\u8a9e abc",

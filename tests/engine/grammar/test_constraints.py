@@ -15,7 +15,7 @@ import pytest
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars, Matcher
 from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarCompiler
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE as DIRECTORY
 
 TOKENIZER = Tokenizer.from_directory(DIRECTORY)

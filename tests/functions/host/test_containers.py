@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.functions.host.confinement.isolation import IsolationError
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.site_functions import SiteFunctions
+from pilotlight.functions.sandbox.confinement.isolation import IsolationError
 from tests.functions.conftest import Served, ServedMaker
 
 pytestmark = pytest.mark.process
@@ -110,7 +110,7 @@ async def main():
         await asyncio.sleep(60)
 
 def _limits(functions):
-    from pilotlight.functions.host.confinement.tiers import Confinement
+    from pilotlight.functions.sandbox.confinement.tiers import Confinement
     return Confinement(3, {str(tmp_path)!r}, [], "/tmp", 240_000, 128, 16, 64, 64)
 
 asyncio.run(main())

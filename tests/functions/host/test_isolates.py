@@ -8,9 +8,9 @@ import time
 import pytest
 
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.isolates.priority import OWN_NICE, YIELD_NICE
-from pilotlight.functions.host.isolates.processes import descendants
 from pilotlight.functions.host.zygotes import zygote_budget
+from pilotlight.functions.sandbox.priority import OWN_NICE, YIELD_NICE
+from pilotlight.functions.sandbox.processes import descendants
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
 from tests.functions.host.test_zygotes import zygote_pid

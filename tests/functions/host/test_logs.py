@@ -8,8 +8,9 @@ import pytest
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault, authors_frames, fault_of, manner_of
-from pilotlight.functions.host.logs import KEPT_LINES, MAX_LINE, READ_BYTES, FunctionLog, printable
-from pilotlight.functions.host.zygotes.control_messages import Died
+from pilotlight.functions.host.logs import KEPT_LINES, MAX_LINE, READ_BYTES, FunctionLog
+from pilotlight.functions.sandbox.zygotes.control_messages import Died
+from pilotlight.support.logs import printable
 from tests.asgi import eventually
 
 
@@ -122,7 +123,7 @@ def test_of_each_thread_the_frames_above_the_loop_are_the_authors() -> None:
         "",
         "Thread 2 (most recent call first):",
         '  File "/f/src/entry.py", line 5 in other',
-        '  File "/site/pilotlight/functions/host/isolates/isolate_main.py", line 1 in main',
+        '  File "/site/pilotlight/functions/sandbox/zygotes/isolate_main.py", line 1 in main',
     ])  # fmt: skip
     assert authors_frames(text).splitlines() == [
         "Thread 1 (most recent call first):",

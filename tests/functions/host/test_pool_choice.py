@@ -10,9 +10,9 @@ import pytest
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.invocations.invocation_log import InvocationLog
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.pool import FunctionPool, _is_started
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox.limits import FunctionLimits
 
 LIMITS = FunctionLimits(concurrency=4, max_isolates=3, sockets=2)
 

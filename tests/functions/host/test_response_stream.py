@@ -11,8 +11,8 @@ import pytest
 from pilotlight.functions.channel import ChannelClosed, Failure
 from pilotlight.functions.host import response_stream
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.response_stream import BURST_S, ResponseStream, StreamThrottle
+from pilotlight.functions.sandbox.limits import FunctionLimits
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
-from pilotlight.functions.host.deployed import _unpacked
+from pilotlight.functions.deployed import _unpacked
 from pilotlight.functions.host.site_functions import SiteFunctions
 from pilotlight.functions.manifest import load_manifest
 from pilotlight.wire.hop.bundles import pack

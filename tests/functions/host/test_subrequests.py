@@ -20,7 +20,7 @@ class Counted:
         self.work = IsolateWork(0.0)
         for id in open_requests:
             self.work.begin(id)
-        self.subrequests = Subrequests(self._answer, LIMIT, self.work)
+        self.subrequests = Subrequests(self._answer, LIMIT, self.work.requests)
         self.answers: list[Any] = []
         self.asked: list[tuple[object, object]] = []
         self.spans: list[dict[str, str]] = []

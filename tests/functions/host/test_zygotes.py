@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from pilotlight.functions.host.confinement import system
-from pilotlight.functions.host.isolates.processes import descendants
-from pilotlight.functions.host.zygotes.zygote_client import FORGED
+from pilotlight.functions.sandbox.confinement import system
+from pilotlight.functions.sandbox.processes import descendants
+from pilotlight.functions.sandbox.zygotes.zygote_client import FORGED
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
 from tests.functions.host.test_hostile import GOOD, fault_of
@@ -175,8 +175,8 @@ threading.Thread(target=forge, daemon=True).start()
 
 ORPHAN = """
 import os, signal, socket
-from pilotlight.functions.host.confinement import system
-from pilotlight.functions.host.zygotes.zygote_main import ForkServer
+from pilotlight.functions.sandbox.confinement import system
+from pilotlight.functions.sandbox.zygotes.zygote_main import ForkServer
 
 system.prctl(system.PR_SET_CHILD_SUBREAPER)
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import TokenLogprobs, TokenOutput
 from pilotlight.engine.text.formats import AnswerFormat, Thinking, raw_parser
 from pilotlight.engine.text.formats.format_registry import FORMATS
 from pilotlight.engine.text.formats.tools.thinking import TAGS as THINK_TAGS
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.api.builders.logprobs import echoed_logprobs
 from pilotlight.runtime.generation.output_processor import Delta, DivergedError, OutputProcessor, StopMatcher, joined
 from tests.fakes import EOS, byte_tokenizer, ids

@@ -13,7 +13,7 @@ from pilotlight.engine.api import guarded_pool
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.guarded_pool import JobEndedError
 from pilotlight.engine.text.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError
-from pilotlight.engine.text.tokenizer import SHIELD_BEGIN, Tokenizer, unmarked
+from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, Tokenizer, unmarked
 from pilotlight.runtime.generation import rendering
 from pilotlight.runtime.generation.rendering import MAX_CHILDREN, Rendering
 from pilotlight.runtime.models import checkpoint_children

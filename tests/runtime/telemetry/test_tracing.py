@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pilotlight.functions.channel.frames import BindingCall
-from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.subrequests import Subrequests
 from pilotlight.runtime.generation.inference import SiteInference
 from pilotlight.runtime.telemetry.tracing import SiteTracing
@@ -88,7 +87,7 @@ async def test_a_function_gets_the_requests_span_and_its_calls_are_in_the_trace(
                 asked.update(CURRENT.get())
                 return await ai.answer(frame, body)
 
-            subrequests = Subrequests(answer, 10, IsolateWork(0.0))
+            subrequests = Subrequests(answer, 10, ())
             with tracing.invocation("hello", "http"):
                 subrequests.begin(7)
             inputs = {"messages": CHAT["messages"]}
@@ -106,7 +105,7 @@ async def test_calls_outside_of_any_request_are_a_part_of_none() -> None:
     async def answer(frame: Any, body: Any) -> Any:
         return dict(CURRENT.get())
 
-    subrequests = Subrequests(answer, 10, IsolateWork(0.0))
+    subrequests = Subrequests(answer, 10, ())
     token = CURRENT.set({"traceparent": "of the request that started the isolate"})
     try:
         assert await subrequests.answer(BindingCall(1, "AI", "run"), None) == {}

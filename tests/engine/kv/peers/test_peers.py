@@ -34,7 +34,8 @@ from pilotlight.engine.kv.peers.mooncake import TransferEngine
 from pilotlight.engine.kv.peers.peer_thread import PeerRead, PeerThread
 from pilotlight.engine.kv.peers.transports import INLINE, MOONCAKE, SHARED_MEMORY
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
-from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
+from pilotlight.engine.kv.tiers.host_slot import HostSlot
+from pilotlight.engine.kv.tiers.host_tier import HostTier
 from tests.engine.kv.tiers.test_host_tier import SIZE, content, name, put
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ from pilotlight.engine.text.formats import AnswerFormat, AnswerRules, CallableTo
 from pilotlight.engine.text.formats.format_registry import FORMATS
 from pilotlight.engine.text.formats.grammars import document
 from pilotlight.engine.text.formats.tools.thinking import TAGS as THINK_TAGS
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from tests.engine.grammar.test_constraints import allowed
 from tests.engine.text.formats.reading import Read, parts_of, told
 from training.ember.chat import HERE

@@ -15,7 +15,7 @@ from pilotlight.engine.text.formats.schema_numbers import (
     check_schema,
     without_inexact,
 )
-from pilotlight.engine.text.tokenizer import Tokenizer
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE
 
 TOKENIZER = Tokenizer.from_directory(HERE)

@@ -16,7 +16,7 @@ from pilotlight.functions.host.dependencies.interpreters import (
     requires_python,
 )
 from pilotlight.functions.host.dependencies.layers import LayerError, digest_of
-from pilotlight.functions.host.zygotes.site_zygote import SiteZygote
+from pilotlight.functions.sandbox.zygotes.site_zygote import SiteZygote
 from tests.functions.conftest import ServedMaker
 
 FOUND = [Interpreter(f"/py/{version}", version) for version in ("3.11.7", "3.12.1", "3.12.4", "3.13.0", "3.14.0")]

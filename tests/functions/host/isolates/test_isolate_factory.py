@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.host.isolates import isolate_factory
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory, boot_of
-from pilotlight.functions.host.isolates.priority import PriorityClass
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 from pilotlight.functions.manifest import BindingDeclaration, Manifest
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
+from pilotlight.functions.sandbox.priority import PriorityClass
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 
 class Made:

@@ -13,12 +13,12 @@ from pilotlight.functions.channel import Channel, Inbound, frames
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
-from pilotlight.functions.host.isolates.priority import PriorityClass
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.response_stream import StreamThrottle
-from pilotlight.functions.host.zygotes.control_messages import Boot
-from pilotlight.functions.host.zygotes.zygote_client import ChildProcess, ZygoteError
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.priority import PriorityClass
+from pilotlight.functions.sandbox.zygotes.control_messages import Boot
+from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, ZygoteError
 
 LIMITS = FunctionLimits(cpu_ms=200, memory_mib=64)
 

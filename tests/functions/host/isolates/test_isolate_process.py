@@ -5,10 +5,10 @@ import os
 import signal
 
 from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
-from pilotlight.functions.host.isolates.priority import CpuHistory
 from pilotlight.functions.host.logs import FunctionLog
-from pilotlight.functions.host.zygotes.control_messages import Died
-from pilotlight.functions.host.zygotes.zygote_client import ChildProcess
+from pilotlight.functions.sandbox.priority import CpuHistory
+from pilotlight.functions.sandbox.zygotes.control_messages import Died
+from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess
 
 
 async def test_a_death_reported_before_the_start_is_described_by_its_signal() -> None:

@@ -12,9 +12,9 @@ from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.isolates.restarts import FREE, MAX_WAIT_S
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.waiters import Waiters
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 LIMITS = FunctionLimits(idle_s=30.0)
 

@@ -11,7 +11,7 @@ from pilotlight.functions.host.isolates import isolate_watch, isolate_work, loop
 from pilotlight.functions.host.isolates.isolate_watch import IDLE_LOOK_S, IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
-from pilotlight.functions.host.limits import FunctionLimits
+from pilotlight.functions.sandbox.limits import FunctionLimits
 
 LIMITS = FunctionLimits(cpu_ms=200, cpu_total_s=2.0, memory_mib=64, start_s=20.0)
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.host.isolates import scratch as scratch_module
 from pilotlight.functions.host.isolates.scratch import Scratch, bytes_below, empty
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
 
 BLOCK = 4096
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.functions.host.isolates.spare_isolate import AFTER_S, SpareIsolate
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 
 class Isolate:

@@ -10,9 +10,9 @@ from starlette.requests import ClientDisconnect
 
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.socket_messages import MessageDecoder, SocketClose, encode
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.network import socket_relay
 from pilotlight.functions.host.network.socket_relay import SocketRelay
+from pilotlight.functions.sandbox.limits import FunctionLimits
 
 LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60)
 

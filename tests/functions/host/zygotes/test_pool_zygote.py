@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.confinement.tiers import Confinement
-from pilotlight.functions.host.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.host.isolates.scratch import Scratch
-from pilotlight.functions.host.limits import FunctionLimits
 from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.zygotes import pool_zygote
 from pilotlight.functions.host.zygotes.pool_zygote import SETTLED_S, PoolContext, PoolZygote
-from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
+from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 LIMITS = FunctionLimits(memory_mib=64, disk_mib=16, open_files=99, threads=7, max_isolates=3)
 

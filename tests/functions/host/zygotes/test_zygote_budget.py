@@ -6,10 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.zygotes import zygote_budget
 from pilotlight.functions.host.zygotes.zygote_budget import SPARE_MIB, SPARES_AT_ONCE, TRIM_S, ZygoteBudget
-from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
+from pilotlight.functions.sandbox.zygotes.zygote_client import COPIED_MIB
 
 
 class Zygote:
@@ -50,7 +49,7 @@ class Pool:
         self.num_prepared += 1
 
 
-def pools(*made: Pool) -> list[FunctionPool]:
+def pools(*made: Pool) -> list[zygote_budget.PoolProcesses]:
     return cast(Any, [*made])
 
 

@@ -1,0 +1,1 @@
+"""Zygotes: processes that have imported their modules and are forked on demand."""

@@ -1,0 +1,18 @@
+"""The warm-up of a zygote: it succeeds and leaves no state."""
+
+import gc
+import sys
+
+from pilotlight.functions.sandbox.zygotes import prefork
+from workers import entrypoint, env, host
+
+
+def test_nothing_stays_of_a_warm_up() -> None:
+    before = set(sys.modules), sys.path[:], entrypoint.on_background, dict(vars(env))
+    try:
+        prefork.warm_up()
+    finally:
+        gc.unfreeze()
+    assert prefork.FUNCTION.stem not in sys.modules
+    assert (set(sys.modules), sys.path, entrypoint.on_background, dict(vars(env))) == before
+    assert host._channel is None
