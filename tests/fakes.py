@@ -182,7 +182,8 @@ class FakeEngineClient:
 
     async def unload_model(self, name: str) -> None:
         self._check()
-        self.loaded.remove(name)
+        if name in self.loaded:
+            self.loaded.remove(name)
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:

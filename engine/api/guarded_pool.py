@@ -184,22 +184,34 @@ class _Child:
             if self._is_closed:
                 raise JobEndedError("lost", "its process was closed")
             if self._channel is None:
-                self._channel, theirs = socket.socketpair()
-                with theirs:
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "pilotlight.engine.api.guarded_pool",
-                        str(theirs.fileno()),
-                        str(os.getpid()),
-                        str(self._niceness),
-                    ]
-                    environment = {**os.environ, **_ENVIRONMENT}
-                    no_file = subprocess.DEVNULL
-                    self._process = subprocess.Popen(
-                        command, stdin=no_file, stdout=no_file, pass_fds=[theirs.fileno()], env=environment
-                    )
+                try:
+                    self._process, self._channel = self._started()
+                except OSError as error:  # too many files or processes, or too little memory: a later job tries again
+                    raise JobEndedError("lost", f"its process could not be started: {error}") from None
             return self._channel
+
+    def _started(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+        """Start the process; return it and the channel to it. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [
+                sys.executable,
+                "-m",
+                "pilotlight.engine.api.guarded_pool",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                str(self._niceness),
+            ]
+            environment = {**os.environ, **_ENVIRONMENT}
+            no_file = subprocess.DEVNULL
+            try:
+                process = subprocess.Popen(
+                    command, stdin=no_file, stdout=no_file, pass_fds=[theirs.fileno()], env=environment
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return process, ours
 
     def end(self, *, is_ending: bool = False) -> int | None:
         """End the process, if there is one, and return its exit status.

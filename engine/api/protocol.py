@@ -413,8 +413,6 @@ class ModelInfo(_Value, frozen=True):
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the phases of the load, in order
     image_token_id: int | None = None  # token that image embeddings replace; None if images are not supported
     kv_block_bytes: int = 0  # bytes of one block of the KV cache, summed over ranks; 0 without a cache
-    # Per group of layers, the number of tokens that a query sees; None if unlimited.
-    kv_windows: tuple[int | None, ...] = ()
     text_prompt: str = ""  # default prefix of texts for an embedding model
     stored_dtypes: tuple[str, ...] = ()  # types of the checkpoint's tensors, by safetensors' names; empty if unknown
     prompts: tuple[tuple[str, str], ...] = ()  # (name, prefix) of prefixes that a request may choose

@@ -4,6 +4,7 @@ A mask allows what the grammar allows, and no token that would end an answer bef
 lengths, ends a sequence that has nothing to choose, and is independent of logits.
 """
 
+import math
 from array import array
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -83,9 +84,14 @@ class AwaitedGrammar:
 
     def __init__(self, sequence: Sequence, matcher: "Future[Matcher]", now: float) -> None:
         self.sequence = sequence
-        self.deadline = now + COMPILE_S
         self.num_tokens = len(sequence.token_ids)
         self._matcher = matcher
+        self._compiled_by = now + COMPILE_S
+
+    @property
+    def deadline(self) -> float:
+        """Return the time limit for the matcher; infinity once it is there, because an adapter's slot may come later."""
+        return math.inf if self.is_done else self._compiled_by
 
     @property
     def is_done(self) -> bool:

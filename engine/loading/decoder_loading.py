@@ -144,7 +144,6 @@ class _PlacedDecoder(NamedTuple):
             info,
             weights_bytes=info.weights_bytes + (0 if drafts is None else drafts.num_bytes),
             kv_block_bytes=self.loading.block_parts().whole_bytes,
-            kv_windows=layout.windows,
         )
 
     def _drafter(self, drafts: LoadedDrafts, own: ModelRunner) -> ModelDrafter:

@@ -109,7 +109,7 @@ class Tokenizer:
     def cut(self, text: str, most: int) -> str:
         """Return the longest prefix of a text with at most `most` tokens, not counting special tokens.
 
-        Raises TokenizerError.
+        It ends before a character of which some tokens do not fit. Raises TokenizerError.
         """
         try:
             [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
@@ -117,7 +117,9 @@ class Tokenizer:
             if not _is_librarys(error):
                 raise
             raise TokenizerError(f"the text cannot be encoded: {error}") from None
-        return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1] if most else 0]
+        if len(encoding.ids) <= most:
+            return text
+        return text[: min(encoding.offsets[most - 1][1] if most else 0, encoding.offsets[most][0])]
 
     def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
         """Encode a rendered template, in which special tokens are spelled out; between shields they are text.

@@ -167,7 +167,8 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
         file = directory / file_name
         if not file.exists():
             raise CheckpointError(f"{file_name} is missing from {directory}, though {index_file.name} lists it")
-        stored |= read_header(file)
+        header = read_header(file)
+        stored |= {name: header[name] for name in header if name not in stored or weight_map.get(name) == file_name}
     for name, file_name in weight_map.items():
         if name not in stored:
             raise CheckpointError(f"tensor {name} is missing from {file_name}, though {index_file.name} puts it there")

@@ -23,13 +23,15 @@ from pilotlight.engine.text.chat_template import (
     import_environment,
     render_template,
 )
-from pilotlight.engine.tokenizer.tokenizer import Tokenizer, unmarked
+from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, SHIELD_END, Tokenizer, unmarked
 from pilotlight.runtime.generation.message_forms import other_forms
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
 RENDER_CPU_S = 10.0  # CPU time limit of a template; the embedded model's needs 4 s for 6 MiB of tool calls
 RENDER_BYTES = 512 << 20
 MAX_CHILDREN = 2  # limit of child processes for one model's template
+# Marks the end of a message that the answer continues: shields around nothing, which no shielded text contains.
+_END = SHIELD_BEGIN + SHIELD_END
 
 
 class Rendering:
@@ -71,12 +73,15 @@ class Rendering:
         told = (messages, conversation.tools, dict(conversation.variables))
         shield = self._tokenizer.shield
         messages, tools, variables = shield(told) if is_short else await asyncio.to_thread(shield, told)
+        continued = messages[-1]["content"] if conversation.continues_last else ""
+        if conversation.continues_last:
+            messages = _with_end(messages)
         adds_prompt = conversation.adds_generation_prompt
         try:
             text = await self._renderer.render(messages, tools or None, adds_prompt, variables, is_short=is_short)
         except ChatTemplateError as error:
             raise type(error)(unmarked(str(error))) from None
-        return _left_open(text, messages[-1]["content"]) if conversation.continues_last else text
+        return _left_open(text, continued) if conversation.continues_last else text
 
 
 def expect_conversation(*, is_trusted: bool) -> None:
@@ -160,9 +165,19 @@ class _InChild:
                 raise kind(str(error)) from None
 
 
+def _with_end(messages: Messages) -> Messages:
+    """Return the messages with `_END` after the last one's content, but before white space at its end."""
+    *others, last = messages
+    content = last["content"]
+    core = content.rstrip()
+    return (*others, {**last, "content": f"{core}{_END}{content[len(core) :]}"})
+
+
 def _left_open(text: str, content: str) -> str:
-    """Return a rendered conversation up to the end of its last message's content."""
-    for written in (content, content.strip()):  # some templates strip the content
-        if written and (start := text.rfind(written)) >= 0:
-            return text[: start + len(written)]
-    raise ChatTemplateError("the model's chat template changes the text of the last message, so it cannot be continued")
+    """Return a rendered conversation up to the end of its last message's content, which has `_END`."""
+    before, end, after = text.rpartition(_END)
+    if not end or not content.strip() or not before.endswith(content.strip()):
+        sentence = "the model's chat template changes the text of the last message, so it cannot be continued"
+        raise ChatTemplateError(sentence)
+    space = content[len(content.rstrip()) :]
+    return before + space if after.startswith(space) else before  # some templates strip the content

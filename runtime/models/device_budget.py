@@ -118,6 +118,10 @@ class DeviceBudget:
         others = [self._states[name].demand.arrivals for name in plan.evict]
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
+    def discard(self, state: ModelState) -> None:
+        """Unload a model whose wake has failed: its host may have loaded it, or be loading it still."""
+        self._replica(state).start_unloading(self._unload(state, self._host.client))
+
     async def put_to_sleep(self, state: ModelState) -> None:
         """Unload the model's weights; they stay in host memory if there is room.
 
@@ -143,19 +147,24 @@ class DeviceBudget:
         state.lose(replica)
         state.detail = ""
         state.history.evictions += 1
-        return replica.start_unloading(self._unload(state, self._host.client))
+        return replica.start_unloading(self._unload(state, self._host.client, self._note_sleep))
 
-    async def _unload(self, state: ModelState, client: EngineClient | None) -> None:
+    async def _unload(
+        self, state: ModelState, client: EngineClient | None, note: Callable[[ModelState], None] = lambda state: None
+    ) -> None:
         try:
             if client is not None and client is self._host.client:
                 with suppress(EngineError):  # if the host died, the model is gone as well
                     await self._host.unload_model(state.name)
-            where = "host" if self._memory.holds(state) else "disk"
-            log.info("model %s sleeps (%s)", state.name, where)
-            self._on_eviction(state.name, where)
+            note(state)
         finally:  # the model's next wake waits for this
             self._replica(state).end_unloading()
             self.release(state)
+
+    def _note_sleep(self, state: ModelState) -> None:
+        where = "host" if self._memory.holds(state) else "disk"
+        log.info("model %s sleeps (%s)", state.name, where)
+        self._on_eviction(state.name, where)
 
     def _candidates(self) -> list[EvictionCandidate]:
         return [self._candidate(state) for state in self._holding()]

@@ -169,6 +169,8 @@ class Models:
             raise ApiError("conflict", f"{name} is in use: it sleeps when its requests have ended")
         replicas = zip(self._budgets, state.replicas, strict=True)
         await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
+        unloading = [task for replica in state.replicas if (task := replica.falling_asleep) is not None]
+        await asyncio.gather(*map(asyncio.shield, unloading))
 
     def add(self, config: ModelConfig) -> None:
         """Serve a further model, which is asleep at first.

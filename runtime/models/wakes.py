@@ -101,7 +101,7 @@ class Waker:
             self._fail(state, replica, "model_load_failed", repr(error))
         finally:
             replica.end_waking()
-            if not replica.is_awake:
+            if not (replica.is_awake or replica.falling_asleep is not None):
                 self._budgets[replica.host.index].release(state)
             self._changed.notify_all()
 
@@ -150,6 +150,8 @@ class Waker:
         log.info("model %s is ready%s after %.0f ms (%s)", state.name, where, 1e3 * (now - began), clock)
 
     def _fail(self, state: ModelState, replica: Replica, word: str, detail: str) -> None:
+        if replica.holds_memory:
+            self._budgets[replica.host.index].discard(state)
         message = f"model {state.name!r} cannot be used: {detail}"
         state.history.failed_at = time.monotonic()
         if any(other.is_awake or other.task is not None for other in state.replicas if other is not replica):

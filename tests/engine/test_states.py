@@ -96,12 +96,11 @@ def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
 @pytest.mark.parametrize("family", [HYBRID, *MIXERS])
 def test_a_plan_has_the_blocks_of_the_arena(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family)
-    info = load_engine(tmp_path, dtype="float32").info
+    engine = load_engine(tmp_path, dtype="float32")
+    info, windows = engine.info, engine.scheduler.limits.windows
     layout = block_layout(read_model(tmp_path, "float32"), RankPlace(Parallelism()), 16, info.context_length)
     assert layout is not None
-    assert (layout.block_bytes, layout.block_size, layout.windows) == (
-        info.kv_block_bytes, info.block_size, info.kv_windows
-    )  # fmt: skip
+    assert (layout.block_bytes, layout.block_size, layout.windows) == (info.kv_block_bytes, info.block_size, windows)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

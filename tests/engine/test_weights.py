@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pilotlight.engine.api.errors import CheckpointError, TokenizerError
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec
@@ -168,6 +168,15 @@ def test_a_shard_that_the_index_lists_must_be_there(tmp_path: Path) -> None:
     victim.unlink()
     with pytest.raises(CheckpointError, match=f"{victim.name} is missing"):
         load_engine(tmp_path)
+
+
+def test_a_tensor_that_two_shards_have_is_read_from_the_one_that_the_index_names(tmp_path: Path) -> None:
+    weight_map = {"a": "1.safetensors", "b": "2.safetensors", "c": "3.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for file in weight_map.values():
+        save_file({name: torch.zeros(2) for name in "abc"}, tmp_path / file)
+    stored = index_checkpoint(tmp_path)
+    assert {name: tensor.file.name for name, tensor in stored.items()} == weight_map
 
 
 def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:

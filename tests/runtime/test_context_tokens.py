@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.asgi import call
+from tests.asgi import call, eventually
 from tests.runtime.conftest import SiteMaker
 
 
@@ -29,3 +29,16 @@ async def test_more_than_there_is_is_refused_with_both_numbers(make_site: SiteMa
         assert (
             "its context_tokens are 513, and the model and its KV cache allow 512" in refused.json["error"]["message"]
         )
+
+
+async def test_a_model_that_was_loaded_and_cannot_be_used_leaves_its_host(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    async with make_site(models=model(model_directory, 513), wait=False) as site:
+        refused = await call(site.app, "/v1/completions", {"model": "tiny", "prompt": [5]})
+        assert refused.json["error"]["code"] == "model_load_failed"
+        engine = site.engine
+        assert engine.specs["tiny"].path == str(model_directory), "its weights were loaded"
+        await eventually(lambda: engine.loaded == [])
+        replica = site.app.site.models.states["tiny"].replicas[0]
+        await eventually(lambda: not (replica.is_changing or replica.holds_memory))

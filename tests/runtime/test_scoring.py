@@ -102,6 +102,20 @@ async def test_a_document_that_is_too_long_is_cut_only_where_that_is_asked_for(r
     assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
 
 
+async def test_a_text_is_truncated_before_a_character_that_has_several_tokens(reranker: Site) -> None:
+    smile = "\U0001f600"  # four tokens
+    documents = ["d" * 508 + smile, smile * 200]
+    answer = await call(reranker.app, "/v1/rerank", {**RERANK, "documents": documents, "truncate": True})
+    assert answer.status == 200
+    assert [submit.prompt_token_ids for submit in reranker.engine.submits] == [
+        ids("q" + "d" * 508),
+        ids("q" + smile * 127),
+    ]
+    few = {"model": "tiny", "query": "q", "documents": [smile * 5], "max_tokens_per_doc": 10}
+    assert (await call(reranker.app, "/v2/rerank", few)).status == 200
+    assert reranker.engine.submits[-1].prompt_token_ids == ids("q" + smile * 2)
+
+
 async def test_text_embeddings_inference_has_a_bare_list(reranker: Site) -> None:
     asked = {"model": "tiny", "query": "q", "texts": ["bb", "dddd"], "truncate": False, "raw_scores": True}
     answer = await call(reranker.app, "/rerank", asked)

@@ -73,6 +73,15 @@ async def test_a_last_message_that_the_template_rewrites_cannot_be_continued(
         assert "cannot be continued" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize("begun", ["<", "end", "m", "n ", "<|im_end|>", " user"])
+async def test_an_open_last_message_ends_with_its_text_although_the_template_writes_the_same_text_after_it(
+    site: Site, begun: str
+) -> None:
+    messages = [ASKED, {"role": "assistant", "content": begun}]
+    prompt = await prompt_of(site, messages=messages, continue_final_message=True)
+    assert prompt == f"user\nHi\nassistant\n{begun}"
+
+
 async def test_token_ids_are_those_of_prompt_and_answer(site: Site) -> None:
     site.engine.script = says("aé")
     body = {"model": "tiny", "messages": [ASKED], "return_token_ids": True}

@@ -2,7 +2,9 @@
 
 import threading
 import time
+from concurrent.futures import Future
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,10 @@ from pilotlight.engine.api.protocol import AdapterSource, ModelInfo, SamplingPar
 from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.requirements import Requirements
 from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.grammar.constraints import COMPILE_S
+from pilotlight.engine.grammar.token_masks import AwaitedGrammar
 from pilotlight.engine.scheduling.awaited import AwaitedTogether
+from pilotlight.engine.scheduling.waiting import WaitingSequences
 
 
 class FakeStore:
@@ -228,6 +233,23 @@ def test_a_grammar_and_an_adapter_are_waited_for_together() -> None:
     both.take()
     assert (one.adapter_slot, grammar.taken) == (0, True)
     both.cancel()
+
+
+def test_a_sequence_whose_grammar_is_compiled_waits_for_a_slot_as_long_as_one_without_a_grammar() -> None:
+    residency = AdapterResidency("m", FakeStore(1))
+    held = got(asked(residency, "a")[1])
+    one, adapter = asked(residency, "b")
+    read(adapter)
+    assert adapter is not None
+    compiled: Future[Any] = Future()
+    waiting = WaitingSequences(64)
+    waiting.add(one, None, AwaitedTogether((AwaitedGrammar(one, compiled, 0.0), adapter)))
+    compiled.set_result(None)
+    assert list(waiting.take_admitted(2 * COMPILE_S)) == []
+    assert (one in waiting.awaiting, one.why_unadapted) == (True, ""), "another sequence still holds the only slot"
+    residency.release(held)
+    assert list(waiting.take_admitted(2 * COMPILE_S)) == []
+    assert (waiting.ready.peek(), one.adapter_slot) == (one, 0)
 
 
 def test_a_sequence_awaits_what_it_asks_for_and_no_more() -> None:

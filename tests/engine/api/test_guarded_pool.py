@@ -2,10 +2,13 @@
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +195,27 @@ def test_a_child_that_ended_is_started_and_prepared_again_before_a_job_needs_it(
         assert run(pool, prepared) == "again"
     finally:
         pool.close()
+
+
+@contextmanager
+def few_files(most_free: int) -> Iterator[None]:
+    """Let this process open only so many more files."""
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    limit = next(n for n in count() if n - sum(fd < n for fd in used) == most_free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("most_free", [0, 2])
+def test_a_child_that_could_not_be_started_is_started_for_a_later_job(pool: GuardedPool, most_free: int) -> None:
+    with few_files(most_free), pytest.raises(JobEndedError, match="Too many open files") as ended:
+        run(pool, add, 1, 2)
+    assert ended.value.reason == "lost"
+    assert run(pool, add, 1, 2) == 3
 
 
 def test_closing_ends_the_job_under_way(pool: GuardedPool) -> None:

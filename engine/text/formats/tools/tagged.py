@@ -88,10 +88,8 @@ def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
     """Return the types that a schema names explicitly."""
     if not isinstance(schema, dict):
         return set()
-    if isinstance(reference := schema.get("$ref"), str):
-        *_, group, name = ["", "", *reference.split("/")]
-        shared = root.get(group)
-        return kinds_of(shared.get(name), {}) if isinstance(shared, dict) else set()
+    if isinstance(schema.get("$ref"), str):
+        return kinds_of(_referred(schema["$ref"], root), {})
     kinds: set[str] = set()
     for part in (*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))):
         kinds |= kinds_of(part, root)
@@ -99,6 +97,13 @@ def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
     kinds |= {kind for kind in (given, *listed(given)) if isinstance(kind, str)}
     known = [schema["const"]] if "const" in schema else listed(schema.get("enum"))
     return kinds or {"string" if isinstance(each, str) else "object" for each in known}
+
+
+def _referred(reference: str, root: dict[str, Any]) -> Any:
+    """Return the shared schema that a reference names; None without one."""
+    *_, group, name = ["", "", *reference.split("/")]
+    shared = root.get(group)
+    return shared.get(name) if isinstance(shared, dict) else None
 
 
 def properties_of(schema: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +155,8 @@ def _value(
     if kinds_of(given, root) != {"string"} or not isinstance(given, dict):
         schema = {**shared, **given} if isinstance(given, dict) else {}
         return f"{grammar.json(rule, schema, is_lenient=tool.is_lenient)} {padding}{tags.close}"
-    if "$ref" in given:
-        given = root[given["$ref"].split("/")[1]][given["$ref"].split("/")[2]]
+    if isinstance(given.get("$ref"), str):
+        given = _referred(given["$ref"], root)
     choices = [given["const"]] if "const" in given else listed(given.get("enum"))
     if choices:
         if not all(isinstance(choice, str) for choice in choices):

@@ -335,6 +335,14 @@ ODD: list[dict[str, Any]] = [
         }
     },
     {"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#/$defs/x"}, "c": {"$ref": 3}}, "$defs": 3, "required": 3},
+    {
+        "properties": {
+            "a": {"$ref": "$defs/x"},
+            "b": {"$ref": "https://a.example/t.json#/$defs/x"},
+            "c": {"$ref": 3, "type": "string"},
+        },
+        "$defs": {"x": {"type": "string"}},
+    },
 ]
 
 
