@@ -233,6 +233,7 @@ class RequestState:
         """Mark the stream as cut; the next site continues it. Raises ContinuationError."""
         self.recovery.cut(site, lost, now)
         self.tries.begin_anew(site)
+        self.log.leave_site()
         self.request = replace(self.request, delivery=self.log.delivery(), delivered_tokens=self.log.num_tokens)
 
     @property
