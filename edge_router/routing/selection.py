@@ -25,7 +25,6 @@ from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.status import ModelStatus
 
 MAX_RETRY_AFTER_S = 60.0
@@ -142,15 +141,16 @@ class SiteSelector:
         return preferences[0] if preferences else None
 
     def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
-        """Tell whether a draining site's stream has another site to go to.
+        """Tell whether a draining site's stream has a healthy site to go to.
         This is checked from time to time; as long as no site can take the stream, the draining site continues it."""
         backend.refused_draining()
         now = self._clock()
         if now < proxied.look_again_at:
             return False
         proxied.look_again_at = now + TRY_AGAIN_S
-        _, preferences = self.rank(proxied.request)
-        return any(preference.serves(proxied.request.model) for preference in preferences)
+        if not (proxied.recovery.may_be_handed_over and proxied.can_continue_elsewhere):
+            return False
+        return _has_healthy_site(self.rank(proxied.request)[1], proxied.request.model)
 
     def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
         """Record what a failed attempt shows about its site."""
@@ -253,11 +253,7 @@ class AttemptPace(NamedTuple):
             return False
         if silent_s < stall_limit_s(self.backend.view().model(model), proxied.recovery.stall_s):
             return False
-        try:
-            proxied.log.delivery()
-        except ContinuationError:
-            return False
-        return self._has_other({self.backend.name})
+        return proxied.can_continue_elsewhere and self._has_other({self.backend.name})
 
     def first_stall_s(self, preference: Preference) -> float:
         request = self.proxied.request
@@ -281,4 +277,9 @@ class AttemptPace(NamedTuple):
     def _has_other(self, than: set[str]) -> bool:
         request = self.proxied.request
         others = [each for each in self.rank(request)[1] if each.backend.name not in than]
-        return any(each.backend.state == "healthy" and each.serves(request.model) for each in others)
+        return _has_healthy_site(others, request.model)
+
+
+def _has_healthy_site(preferences: Iterable[Preference], model: str | None) -> bool:
+    """Tell whether a healthy site is among the preferences that may have the model."""
+    return any(each.backend.state == "healthy" and each.serves(model) for each in preferences)

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from pilotlight.edge_router.forwarding.request_state import RequestState
+from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed
 from pilotlight.edge_router.forwarding.upstream import StreamLost
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
@@ -160,6 +160,10 @@ def test_a_draining_sites_stream_is_asked_for_now_and_then_whether_it_is_wanted_
     clock.advance(TRY_AGAIN_S)
     assert choosing.is_wanted_elsewhere(proxied, cast(Any, draining))
     assert draining.told == [("draining",)] * 3
+    for _ in range(MAX_HANDOVERS):
+        proxied.cut("sin1", StreamLost("draining", "why"), clock.now)
+    clock.advance(TRY_AGAIN_S)
+    assert not choosing.is_wanted_elsewhere(proxied, cast(Any, draining)), "it has been moved too often"
 
 
 def test_a_site_that_is_wished_for_comes_first_and_may_not_decline() -> None:
@@ -251,7 +255,9 @@ def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_o
     unmoved = RequestState(asked(), replace(RELAY, max_losses=0), 0.0)
     assert not pace(unmoved, Site("iad1")).is_stalled(9.0)
     monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 4)
-    assert not pace(streaming(num_tokens=99), Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
+    long, draining = streaming(num_tokens=99), Site("ams1", state="draining")
+    assert not pace(long, Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
+    assert not selector(draining, Site("iad1")).is_wanted_elsewhere(long, cast(Any, draining))
 
 
 def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_one_is_paid_for() -> None:
