@@ -166,6 +166,8 @@ class ResponsesApp:
     async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
         """Return the answer to a request at a path of conversations. Raises ApiError."""
         talks, method, id, item = self.conversations, scope["method"], found["id"], found["item"]
+        if id is not None and not id.startswith(CONVERSATION):
+            raise ApiError("not_found", f"there is no conversation {id[:100]!r}: its id begins with {CONVERSATION}")
         fields: Fields = {}
         if method == "POST":
             raw, given = await self._asked(read_body)
