@@ -269,7 +269,7 @@ class ResponsesApp:
     async def _gathered(self, asked: AskedResponse) -> bytes:
         """Return the body for the inner application, with the whole conversation. Raises ApiError."""
         await asked.gather(self.store)
-        body = orjson.dumps(asked.inner())
+        body = asked.inner()
         if len(body) > self._max_body_bytes:
             raise ApiError(
                 "body_too_large",

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
 import msgspec
 import orjson
 
-from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
 from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
@@ -485,7 +485,7 @@ def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
         return is_async, is_async, body
     if not options:
         del fields["stream_options"]
-    return durable or is_async, is_async, orjson.dumps(fields)
+    return durable or is_async, is_async, encoded(fields)
 
 
 def _wishes(head: Head) -> dict[str, str]:
