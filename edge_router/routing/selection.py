@@ -20,7 +20,15 @@ from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
 from pilotlight.edge_router.requests.request import FUNCTIONS, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import AllowedSites, DataPlaces, refusal
-from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest, may_serve
+from pilotlight.edge_router.routing.views import (
+    BackendView,
+    Policy,
+    Preference,
+    RouteRequest,
+    having_by_name,
+    is_named,
+    may_serve,
+)
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.sites.network import RelayConfig
@@ -100,10 +108,19 @@ class SiteSelector:
 
     def own_names(self, model: str) -> tuple[str, str]:
         """Return `own_name`, and the name of the requested adapter; empty if there is none."""
+        if (known := self.known_model(model)) is None:
+            return model, ""
+        return known.name, "" if is_named(model, known) else model.rpartition(":")[2]
+
+    def known_model(self, name: str) -> ModelStatus | None:
+        """Return the first site's model with this name or alias; without one, that of which it may name an adapter."""
+        base = None
         for backend in self.backends.values():
-            if (known := backend.view().model(model)) is not None:
-                return known.name, "" if model == known.name or model in known.aliases else model.rpartition(":")[2]
-        return model, ""
+            if (known := backend.view().model(name)) is not None:
+                if is_named(name, known):
+                    return known
+                base = base or known
+        return base
 
     async def next_site(self, proxied: RequestState) -> tuple[RouteRequest, Preference] | None:
         """Return the best site not yet tried; None if none is left.
@@ -136,7 +153,7 @@ class SiteSelector:
 
         Such sites are those that missed probes, or whose last answers failed. A site without the model is never returned.
         """
-        views = [view for view in self._views(request) if view.name not in excluded]
+        views = [view for view in having_by_name(self._views(request), route.model) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None
 
