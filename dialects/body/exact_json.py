@@ -36,7 +36,8 @@ def refuse_inexact(raw: bytes | str) -> None:
 
 
 def encoded(value: Any) -> bytes:
-    """Encode a value of `exact_loads`, or a part of one. Raises ApiError if it is nested too deep for that."""
+    """Encode a value of `exact_loads`, or a part of one.
+    Raises ApiError if it is nested too deep."""
     with _shallow():
         return orjson.dumps(value)
 

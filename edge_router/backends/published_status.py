@@ -30,7 +30,7 @@ class PublishedStatus:
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
-        """Correct the queue length of the model with this own name; return whether there is a status to correct.
+        """Correct the queue length of a model, by its own name; return whether there is a status.
         The correction is as new as a status that was requested at `asked_at`."""
         if self.status is None:
             return False

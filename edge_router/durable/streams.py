@@ -101,7 +101,7 @@ class DurableStream:
         await self._keep(AnswerStarted(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
-        """Append the whole events of a batch; the rest waits for the next one, because a function writes pieces of events.
+        """Append the whole events of a batch. The rest waits for the next batch, as a function writes pieces.
         Raises ApiError if they exceed the limit."""
         size = self.events.num_bytes + self._decoder.pending_bytes + len(batch)
         if size + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:

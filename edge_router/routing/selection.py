@@ -113,7 +113,8 @@ class SiteSelector:
         return known.name, "" if is_named(model, known) else model.rpartition(":")[2]
 
     def known_model(self, name: str) -> ModelStatus | None:
-        """Return the first site's model with this name or alias; without one, that of which it may name an adapter."""
+        """Return the first site's model with this name or alias.
+        If no site has one, return the model of which the name may be an adapter's."""
         base = None
         for backend in self.backends.values():
             if (known := backend.view().model(name)) is not None:

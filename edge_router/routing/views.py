@@ -94,7 +94,8 @@ class BackendView(msgspec.Struct, frozen=True):
         return min(sent, request.prompt_tokens)
 
     def model(self, name: str) -> ModelStatus | None:
-        """Return the model with this name or alias; without one, the model of which it may name an adapter."""
+        """Return the model with this name or alias.
+        Without one, return the model of which the name may be an adapter's."""
         base = None
         if self.status is not None:
             for model in self.status.models:  # a loop: a generator takes 20 us longer for the 25 sites of a decision
@@ -191,8 +192,8 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
 
 
 def having_by_name(backends: Sequence[BackendView], name: str | None) -> Sequence[BackendView]:
-    """Leave out sites for which `name` can only be an adapter's, if another site has a model with this name.
-    A model's own name may contain a colon, too."""
+    """Return the sites that have a model with this name, if any; otherwise all sites.
+    At the others it could only be an adapter's name. Sites without a status are kept."""
     if name is None or ":" not in name:
         return backends
     named = {each.name for each in backends if (known := each.model(name)) is not None and is_named(name, known)}
