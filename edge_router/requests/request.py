@@ -454,15 +454,15 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
-def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
+def parse_durable(head: Head, body: bytes, *, is_for_store: bool = False) -> tuple[bool, bool, bytes]:
     """Return whether the stream is durable, whether its client does not wait, and the body for a site.
 
-    Raises ApiError.
+    Raises ApiError. The store of responses reads the stream itself if `is_for_store`: it waits, and its client may have a background response.
     """
     if not (head.has("prefer") or b'"durable"' in body):
         return False, False, body
     wishes = _wishes(head)
-    is_async = wishes.get("respond-async") == ""  # RFC 7240 defines it without a value
+    is_async = wishes.get("respond-async") == "" and not is_for_store  # RFC 7240 defines it without a value
     try:
         fields = exact_loads(body)
     except orjson.JSONDecodeError:
