@@ -19,6 +19,7 @@ import msgspec
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
+FILE_NAME = "meters"
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # first slot of a file
 # first slot of a file of version 1, in which a slot's JSON may extend into its last eight words
@@ -143,6 +144,21 @@ class MeterFile:
         self._words.release()
         self._map.close()
         os.close(self._fd)
+
+
+def is_in_use(path: Path) -> bool:
+    """Tell whether a running process uses the file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # there is no such file, or `MeterFile` will report the reason
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 class MeterSlot:
