@@ -67,7 +67,7 @@ class RouterApp(Starlette):
         self.model_lists = ModelLists(proxy, router.accounting.prices)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
         most, keeping = int(router.network.relay.max_body_mib * 2**20), _keeping(router.network)
-        self.responses = ResponsesApp(proxy.admitted, access, most, keeping, ResponseDoor(proxy))
+        self.responses = ResponsesApp(proxy.admitted, ResponseDoor(proxy), most, keeping)
         router.metrics.watch(
             "responses_failing",
             "1 if the last attempt to read or write stored responses failed.",

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, head_of
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
-from pilotlight.response_store.app import ReadBody
+from pilotlight.response_store.app import AdmittedRequest
 from pilotlight.wire.errors import ApiError
 
 
@@ -22,12 +22,12 @@ class ResponseDoor:
         self._proxy = proxy
 
     @asynccontextmanager
-    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
+    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[AdmittedRequest]:
         """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
         client, admission = Downstream(scope, receive, send), self._proxy.admission
         try:
             with await admission.admit(client.head, client.address):
-                yield partial(self._body, client)
+                yield AdmittedRequest(client.head.owner, partial(self._body, client))
         except ApiError as error:
             self._proxy.metrics.ended(NO_SITE, error.word)
             raise

@@ -14,7 +14,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qs
 
 import orjson
@@ -63,10 +63,15 @@ log = logging.getLogger("pilotlight.http")
 ReadBody = Callable[[int], Awaitable[bytes]]
 
 
-class Door(Protocol):
-    """Admission of requests: decides which are accepted, and how their bodies are read."""
+class AdmittedRequest(NamedTuple):
+    owner: str  # id of its owner, as `owner_of` returns it
+    read_body: ReadBody
 
-    def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[ReadBody]:
+
+class Door(Protocol):
+    """Admission of requests: decides which are accepted, whose they are, and how their bodies are read."""
+
+    def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[AdmittedRequest]:
         """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
         ...
 
@@ -76,11 +81,17 @@ class Door(Protocol):
 
 
 class OpenDoor:
-    """Admission that accepts every request, for an engine with its own limits."""
+    """Admission that accepts every request with a valid key, for an engine with its own limits."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
     @asynccontextmanager
-    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
-        yield partial(read_body, scope, receive)
+    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[AdmittedRequest]:
+        authorization = header(scope, "authorization")
+        holder = self._access.holder(authorization)
+        owner = owner_of(authorization, holder.account.name if holder is not None else "")
+        yield AdmittedRequest(owner, partial(read_body, scope, receive))
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -89,13 +100,10 @@ class OpenDoor:
 class ResponsesApp:
     """The ASGI application. Run `run()` as a task, and await `close()` after it."""
 
-    def __init__(
-        self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
-    ) -> None:
-        """`app` computes the answers; it gets only admitted requests."""
-        self._door = door or OpenDoor()
+    def __init__(self, app: ASGIApp, door: Door, max_body_bytes: int, keeping: RetentionPolicy) -> None:
+        """`app` computes the answers; it gets only requests that `door` admits."""
         self._app = app
-        self._access = access
+        self._door = door
         self._max_body_bytes = max_body_bytes
         self._keeping = keeping
         self._store: ResponseStore | None = None
@@ -147,23 +155,19 @@ class ResponsesApp:
         found, talk = _PATH.match(scope["path"]), _CONVERSATION_PATH.match(scope["path"])
         if found is None and talk is None:
             raise ApiError("not_found", f"there is nothing at {scope['path'][:200]}")
-        async with self._door.admitted(scope, receive, send) as read_body:
+        async with self._door.admitted(scope, receive, send) as (owner, read_body):
             if found is not None:
-                return await self._admitted(found, read_body, scope, receive, send)
+                tenant = tenant_of(owner, found["account"]).id
+                return await self._admitted(found, tenant, read_body, scope, receive, send)
             assert talk is not None
-            body = await self._converse(talk, self._tenant(talk, scope), read_body, scope)
+            body = await self._converse(talk, tenant_of(owner, talk["account"]).id, read_body, scope)
             await send_json(send, body)
-
-    def _tenant(self, found: re.Match[str], scope: Scope) -> str:
-        """Return the id of a request's tenant. Raises ApiError."""
-        authorization = header(scope, "authorization")
-        holder = self._access.holder(authorization)
-        owner = owner_of(authorization, holder.account.name if holder is not None else "")
-        return tenant_of(owner, found["account"]).id
 
     async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
         """Return the answer to a request at a path of conversations. Raises ApiError."""
         talks, method, id, item = self.conversations, scope["method"], found["id"], found["item"]
+        if id is not None and not id.startswith(CONVERSATION):
+            raise ApiError("not_found", f"there is no conversation {id[:100]!r}: its id begins with {CONVERSATION}")
         fields: Fields = {}
         if method == "POST":
             raw, given = await self._asked(read_body)
@@ -190,9 +194,8 @@ class ResponsesApp:
         raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
 
     async def _admitted(
-        self, found: re.Match[str], read_body: ReadBody, scope: Scope, receive: Receive, send: Send
+        self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        tenant = self._tenant(found, scope)
         method, verb, task = scope["method"], found["verb"], found["task"]
         if found["id"] is None:
             if method != "POST":
@@ -266,7 +269,7 @@ class ResponsesApp:
     async def _gathered(self, asked: AskedResponse) -> bytes:
         """Return the body for the inner application, with the whole conversation. Raises ApiError."""
         await asked.gather(self.store)
-        body = orjson.dumps(asked.inner())
+        body = asked.inner()
         if len(body) > self._max_body_bytes:
             raise ApiError(
                 "body_too_large",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.response_store.kept_responses import (
     CONVERSATION,
     KeptResponse,
@@ -99,8 +99,8 @@ class AskedResponse:
         found = await store.items([name for item in items if (name := _reference(item)) is not None], self.tenant)
         self.own = joined(*(found.get(_reference(item) or "") or kept_item(item) for item in items))
 
-    def inner(self) -> Fields:
-        """Return the fields of the body for the inner application."""
+    def inner(self) -> bytes:
+        """Return the body for the inner application. Raises ApiError if it is nested too deep."""
         named = ("previous_response_id", "background", "conversation")
         inner = {name: value for name, value in self.fields.items() if name not in named}
         inner["store"] = False
@@ -109,7 +109,7 @@ class AskedResponse:
         if self.before is not None or not isinstance(self.fields["input"], str):
             before = b"" if self.before is None else self.before.items
             inner["input"] = orjson.Fragment(b"[" + joined(before, self.own) + b"]")
-        return inner
+        return encoded(inner)
 
     def patched(self, response: Fields) -> Fields:
         """Return the inner application's response with the fields that the client expects."""
@@ -139,9 +139,11 @@ def _reference(item: Any) -> str | None:
 
 
 def kept_item(item: Any) -> bytes:
-    """Return an item as stored JSON: with an id and a type, and a message's content as a list."""
+    """Return an item as stored JSON: with an id and a type, and a message's content as a list.
+
+    Raises ApiError if it is nested too deep."""
     if not isinstance(item, dict):
-        return orjson.dumps(item)
+        return encoded(item)
     kept = (
         {"id": f"item_{os.urandom(12).hex()}", "type": "message", **item}
         if "id" not in item
@@ -155,4 +157,4 @@ def kept_item(item: Any) -> bytes:
             else {"type": "input_text", "text": text}
         )
         kept["content"] = [part]
-    return orjson.dumps(kept)
+    return encoded(kept)

@@ -1,10 +1,12 @@
-"""JSON whose integers beyond 64 bits are refused instead of rounded.
+"""JSON whose integers beyond 64 bits are refused instead of rounded, and its encoding.
 
 The JSON parser would round such an integer to the nearest double. Database ids of 64 bits are allowed; larger numbers must be sent as strings.
 """
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -29,7 +31,25 @@ def exact_loads(raw: bytes | str) -> Any:
 def refuse_inexact(raw: bytes | str) -> None:
     """Raise ApiError if a number of a JSON document would be rounded."""
     if _MANY_DIGITS.search(raw if isinstance(raw, bytes) else raw.encode()):
-        json.loads(raw, parse_int=_check, parse_float=len)
+        with _shallow():
+            json.loads(raw, parse_int=_check, parse_float=len)
+
+
+def encoded(value: Any) -> bytes:
+    """Encode a value of `exact_loads`, or a part of one.
+    Raises ApiError if it is nested too deep."""
+    with _shallow():
+        return orjson.dumps(value)
+
+
+@contextmanager
+def _shallow() -> Iterator[None]:
+    """Raise ApiError if the work in this scope fails on a value that is nested too deep.
+    orjson writes 254 levels and reads 1024, and Python's `json` reads nearly as many."""
+    try:
+        yield
+    except (RecursionError, orjson.JSONEncodeError):
+        raise ApiError("invalid_request", "the JSON is nested too deep") from None
 
 
 def body_values(raw: bytes) -> Any:
@@ -61,8 +81,10 @@ def _with_calls(value: Any, exact: Any) -> Any:
 def refuse_inexact_fields(raw: bytes) -> None:
     """Raise ApiError if a number outside the conversation's history would be rounded."""
     if _MANY_DIGITS.search(raw):
-        fields = json.loads(raw)
-        refuse_inexact(json.dumps({name: value for name, value in fields.items() if name not in _HISTORIES}))
+        with _shallow():
+            fields = json.loads(raw)
+            rest = json.dumps({name: value for name, value in fields.items() if name not in _HISTORIES})
+        refuse_inexact(rest)
 
 
 def _check(digits: str) -> None:

@@ -2,11 +2,11 @@
 
 Source: the types of openai-python 3.57 (decision_create_params.py, decision.py)."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from pilotlight.dialects.body.bodies import Body, at_most, objects
@@ -101,7 +101,8 @@ def _is_json(part: Any) -> bool:
 
 
 def _as_text(part: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "input_text", "text": orjson.dumps(part.get("data")).decode()}
+    # not with orjson, because integers of any size may be in what looks like a call's arguments (body/exact_json.py)
+    return {"type": "input_text", "text": json.dumps(part.get("data"), ensure_ascii=False, separators=(",", ":"))}
 
 
 def _question(body: QuestionBody, where: str) -> Question:

@@ -131,7 +131,8 @@ class Backend:
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
         """Record the queue length of a site that declined because its queue is longer than estimated.
         This does not count as a failure."""
-        if self.published.correct_queue(model, queued_tokens, asked_at):
+        known = self.view().model(model)  # the request may name an alias or an adapter
+        if known is not None and self.published.correct_queue(known.name, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
             self._view = None
 

@@ -30,12 +30,12 @@ class PublishedStatus:
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
-        """Correct the queue length of one model; return whether there is a status to correct.
+        """Correct the queue length of a model, by its own name; return whether there is a status.
         The correction is as new as a status that was requested at `asked_at`."""
         if self.status is None:
             return False
         models = tuple(
-            replace(known, queued_tokens=queued_tokens) if model == known.name or model in known.aliases else known
+            replace(known, queued_tokens=queued_tokens) if model == known.name else known
             for known in self.status.models
         )
         self._set(replace(self.status, models=models), max(self.at, asked_at))

@@ -76,6 +76,7 @@ class DurableStream:
             "aborted", "the stream was stopped"
         )  # the error if the stream is stopped from outside
         self._max_bytes = int(config.max_stream_mib * 2**20)
+        self._decoder = EventDecoder(self._max_bytes)
 
     @property
     def num_bytes(self) -> int:
@@ -100,11 +101,14 @@ class DurableStream:
         await self._keep(AnswerStarted(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
-        """Append a batch of whole events. Raises ApiError if they exceed the limit."""
-        if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
+        """Append the whole events of a batch. The rest waits for the next batch, as a function writes pieces.
+        Raises ApiError if they exceed the limit."""
+        size = self.events.num_bytes + self._decoder.pending_bytes + len(batch)
+        if size + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
             sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, the limit of a durable stream"
             raise ApiError("aborted", sentence)
-        await self._keep(JournalEvents(batch, self.log.take_untold()))
+        if events := self._decoder.split(batch):
+            await self._keep(JournalEvents(b"".join(events), self.log.take_untold()))
 
     def write_now(self, batch: bytes) -> bool:
         """Return False: each batch is written to a disk first."""

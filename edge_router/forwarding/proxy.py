@@ -116,18 +116,19 @@ class Proxy:
 
     async def _forward_admitted(self, client: Downstream) -> None:
         self.admission.identify(client.head)
-        await self._read_and_forward(client)
+        await self._read_and_forward(client, is_for_store=True)
 
     async def admit(self, client: Downstream) -> None:
         with await self.admission.admit(client.head, client.address):
             await self._read_and_forward(client)
 
-    async def _read_and_forward(self, client: Downstream) -> None:
+    async def _read_and_forward(self, client: Downstream, *, is_for_store: bool = False) -> None:
         head = client.head
         setting = "max_function_body_mib" if head.is_for_function else "max_body_mib"
         limit = int(getattr(self.config, setting) * 2**20)
         body = await client.body(limit, self.config.idle_timeout_s, self.body_timeout_s, setting)
-        is_durable, is_async, body = await aside_if_large(body, parse_durable, head, body)
+        durable = partial(parse_durable, is_for_store=is_for_store)
+        is_durable, is_async, body = await aside_if_large(body, durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))
         recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)

@@ -130,11 +130,8 @@ class DeliveryLog:
         return bool(self._choices)
 
     def delivery(self) -> bytes:
-        """Prepare to continue at another site.
-        Return the delivered part for it; empty if the client has nothing yet. Raises ContinuationError if it is too long."""
-        used = self.used
-        self._work_before = (used.drafted, used.accepted, used.device_us)
-        self._last = msgspec.structs.replace(self._last, drafted_tokens=0, accepted_tokens=0, device_us=0)
+        """Return the delivered part for the next site; empty if the client has nothing yet.
+        Raises ContinuationError if it is too long."""
         if not self._choices:
             return b""
         choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)
@@ -142,6 +139,12 @@ class DeliveryLog:
         if len(encoded) > MAX_DELIVERED_BYTES:
             raise ContinuationError(f"the answer is too long to be continued: {self.num_tokens} tokens")
         return encoded
+
+    def leave_site(self) -> None:
+        """Keep the work of the sites so far, because the next site counts its own from zero."""
+        used = self.used
+        self._work_before = (used.drafted, used.accepted, used.device_us)
+        self._last = msgspec.structs.replace(self._last, drafted_tokens=0, accepted_tokens=0, device_us=0)
 
 
 @dataclass(eq=False, slots=True)

@@ -135,6 +135,10 @@ class StreamRecovery:
         return self.num_moves < MAX_MOVES and self.config.max_losses > 0
 
     @property
+    def may_be_handed_over(self) -> bool:
+        return self.num_handovers < MAX_HANDOVERS
+
+    @property
     def is_settled(self) -> bool:
         return self.delivered_at - self.went_on_at >= SETTLED_S
 
@@ -233,7 +237,17 @@ class RequestState:
         """Mark the stream as cut; the next site continues it. Raises ContinuationError."""
         self.recovery.cut(site, lost, now)
         self.tries.begin_anew(site)
+        self.log.leave_site()
         self.request = replace(self.request, delivery=self.log.delivery(), delivered_tokens=self.log.num_tokens)
+
+    @property
+    def can_continue_elsewhere(self) -> bool:
+        """Tell whether the answer is short enough to be sent to another site."""
+        try:
+            self.log.delivery()
+        except ContinuationError:
+            return False
+        return True
 
     @property
     def first_stall_s(self) -> float:

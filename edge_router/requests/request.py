@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
 import msgspec
 import orjson
 
-from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
 from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
@@ -454,15 +454,15 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
-def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
+def parse_durable(head: Head, body: bytes, *, is_for_store: bool = False) -> tuple[bool, bool, bytes]:
     """Return whether the stream is durable, whether its client does not wait, and the body for a site.
 
-    Raises ApiError.
+    Raises ApiError. The store of responses reads the stream itself if `is_for_store`: it waits, and its client may have a background response.
     """
     if not (head.has("prefer") or b'"durable"' in body):
         return False, False, body
     wishes = _wishes(head)
-    is_async = wishes.get("respond-async") == ""  # RFC 7240 defines it without a value
+    is_async = wishes.get("respond-async") == "" and not is_for_store  # RFC 7240 defines it without a value
     try:
         fields = exact_loads(body)
     except orjson.JSONDecodeError:
@@ -485,7 +485,7 @@ def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
         return is_async, is_async, body
     if not options:
         del fields["stream_options"]
-    return durable or is_async, is_async, orjson.dumps(fields)
+    return durable or is_async, is_async, encoded(fields)
 
 
 def _wishes(head: Head) -> dict[str, str]:

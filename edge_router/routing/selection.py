@@ -20,12 +20,19 @@ from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
 from pilotlight.edge_router.requests.request import FUNCTIONS, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import AllowedSites, DataPlaces, refusal
-from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest, may_serve
+from pilotlight.edge_router.routing.views import (
+    BackendView,
+    Policy,
+    Preference,
+    RouteRequest,
+    having_by_name,
+    is_named,
+    may_serve,
+)
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.status import ModelStatus
 
 MAX_RETRY_AFTER_S = 60.0
@@ -101,10 +108,20 @@ class SiteSelector:
 
     def own_names(self, model: str) -> tuple[str, str]:
         """Return `own_name`, and the name of the requested adapter; empty if there is none."""
+        if (known := self.known_model(model)) is None:
+            return model, ""
+        return known.name, "" if is_named(model, known) else model.rpartition(":")[2]
+
+    def known_model(self, name: str) -> ModelStatus | None:
+        """Return the first site's model with this name or alias.
+        If no site has one, return the model of which the name may be an adapter's."""
+        base = None
         for backend in self.backends.values():
-            if (known := backend.view().model(model)) is not None:
-                return known.name, "" if model == known.name or model in known.aliases else model.rpartition(":")[2]
-        return model, ""
+            if (known := backend.view().model(name)) is not None:
+                if is_named(name, known):
+                    return known
+                base = base or known
+        return base
 
     async def next_site(self, proxied: RequestState) -> tuple[RouteRequest, Preference] | None:
         """Return the best site not yet tried; None if none is left.
@@ -137,20 +154,21 @@ class SiteSelector:
 
         Such sites are those that missed probes, or whose last answers failed. A site without the model is never returned.
         """
-        views = [view for view in self._views(request) if view.name not in excluded]
+        views = [view for view in having_by_name(self._views(request), route.model) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
         return preferences[0] if preferences else None
 
     def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
-        """Tell whether a draining site's stream has another site to go to.
+        """Tell whether a draining site's stream has a healthy site to go to.
         This is checked from time to time; as long as no site can take the stream, the draining site continues it."""
         backend.refused_draining()
         now = self._clock()
         if now < proxied.look_again_at:
             return False
         proxied.look_again_at = now + TRY_AGAIN_S
-        _, preferences = self.rank(proxied.request)
-        return any(preference.serves(proxied.request.model) for preference in preferences)
+        if not (proxied.recovery.may_be_handed_over and proxied.can_continue_elsewhere):
+            return False
+        return _has_healthy_site(self.rank(proxied.request)[1], proxied.request.model)
 
     def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
         """Record what a failed attempt shows about its site."""
@@ -253,11 +271,7 @@ class AttemptPace(NamedTuple):
             return False
         if silent_s < stall_limit_s(self.backend.view().model(model), proxied.recovery.stall_s):
             return False
-        try:
-            proxied.log.delivery()
-        except ContinuationError:
-            return False
-        return self._has_other({self.backend.name})
+        return proxied.can_continue_elsewhere and self._has_other({self.backend.name})
 
     def first_stall_s(self, preference: Preference) -> float:
         request = self.proxied.request
@@ -281,4 +295,9 @@ class AttemptPace(NamedTuple):
     def _has_other(self, than: set[str]) -> bool:
         request = self.proxied.request
         others = [each for each in self.rank(request)[1] if each.backend.name not in than]
-        return any(each.backend.state == "healthy" and each.serves(request.model) for each in others)
+        return _has_healthy_site(others, request.model)
+
+
+def _has_healthy_site(preferences: Iterable[Preference], model: str | None) -> bool:
+    """Tell whether a healthy site is among the preferences that may have the model."""
+    return any(each.backend.state == "healthy" and each.serves(model) for each in preferences)

@@ -94,11 +94,16 @@ class BackendView(msgspec.Struct, frozen=True):
         return min(sent, request.prompt_tokens)
 
     def model(self, name: str) -> ModelStatus | None:
+        """Return the model with this name or alias.
+        Without one, return the model of which the name may be an adapter's."""
+        base = None
         if self.status is not None:
             for model in self.status.models:  # a loop: a generator takes 20 us longer for the 25 sites of a decision
-                if name == model.name or name in model.aliases or is_adapter_of(name, model):
+                if name == model.name or name in model.aliases:
                     return model
-        return None
+                if base is None and is_adapter_of(name, model):
+                    base = model
+        return base
 
     @property
     def is_usable(self) -> bool:
@@ -113,6 +118,10 @@ class BackendView(msgspec.Struct, frozen=True):
         if self.status is None or not self.status_is_fresh or self.status.max_inflight <= 0:
             return None
         return (self.status.inflight + self.pending_requests) / self.status.max_inflight
+
+
+def is_named(name: str, model: ModelStatus) -> bool:
+    return name == model.name or name in model.aliases
 
 
 def is_adapter_of(name: str, model: ModelStatus) -> bool:
@@ -171,7 +180,7 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
     """
     if len(backends) == 1:  # there is no choice
         return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
-    serving = [backend for backend in backends if may_serve(backend, request.model)]
+    serving = [backend for backend in having_by_name(backends, request.model) if may_serve(backend, request.model)]
     # Without a site that can serve the model, sites where it failed to load count: the next attempt may succeed.
     serving = (
         serving or [backend for backend in backends if request.model and backend.model(request.model)] or list(backends)
@@ -182,11 +191,22 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
     return kept if len(kept) >= HEALTHY_FLOOR * len(usable) else usable
 
 
+def having_by_name(backends: Sequence[BackendView], name: str | None) -> Sequence[BackendView]:
+    """Return the sites that have a model with this name, if any; otherwise all sites.
+    At the others it could only be an adapter's name. Sites without a status are kept."""
+    if name is None or ":" not in name:
+        return backends
+    named = {each.name for each in backends if (known := each.model(name)) is not None and is_named(name, known)}
+    return [each for each in backends if each.status is None or each.name in named] if named else backends
+
+
 def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
+    may = False
     # A loop instead of BackendView.model() saves a call for each site of a large network.
     for model in backend.status.models:
-        if name == model.name or name in model.aliases or is_adapter_of(name, model):
+        if name == model.name or name in model.aliases:
             return model.residency != "failed"
-    return False
+        may = may or (is_adapter_of(name, model) and model.residency != "failed")
+    return may

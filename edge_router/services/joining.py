@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.assembly import EdgeRouter
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.joining.network_file import add_site
 from pilotlight.sites.joining.tokens import TokenError, Tokens, join_line
-from pilotlight.sites.network import load_network
+from pilotlight.sites.network import SiteRef, load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.joining import AUTHORITY_PATH, JOIN_PATH, Joined, JoinRequest, NetworkFace
@@ -120,11 +120,13 @@ class JoinRoutes:
 
         if asked.name in self._router.backends:
             raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
+        place = {"city": asked.place.city, "latitude": asked.place.latitude, "longitude": asked.place.longitude}
         try:
+            # first, because a file with an invalid site would stop the router's next start
+            site = parse(SiteRef, {"name": asked.name, "url": asked.url, "place": place}, "the request to join")
             certificate = network.authority.issue(asked.certificate_request.encode(), host)
             network.tokens.redeem(asked.token, asked.name)
-            place = {"city": asked.place.city, "latitude": asked.place.latitude, "longitude": asked.place.longitude}
-            add_site(network.file, asked.name, asked.url.rstrip("/"), place)
+            add_site(network.file, site.name, site.url, place)
         except TokenError as error:
             raise ApiError("unauthorized", str(error)) from None
         except (AuthorityError, ConfigError) as error:

@@ -194,11 +194,10 @@ class ModelLists:
 
     def _names(self, model: str) -> list[str]:
         """Return all names of a model, each with the requested adapter."""
-        for backend in self._proxy.selector.backends.values():
-            if (known := backend.view().model(model)) is not None:
-                names = [known.name, *known.aliases]
-                return names if model in names else [f"{name}:{model.rpartition(':')[2]}" for name in names]
-        return [model]
+        if (known := self._proxy.selector.known_model(model)) is None:
+            return [model]
+        names = [known.name, *known.aliases]
+        return names if model in names else [f"{name}:{model.rpartition(':')[2]}" for name in names]
 
     def _priced(self, entry: Fields) -> Fields:
         price = self._prices.listed(_id(entry), time.time())

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from pilotlight.wire.hop.meters import FILE_NAME, is_in_use
 
 WORKER_ENV = "PILOTLIGHT_WORKER"
 MAX_WORKERS = 64
@@ -61,9 +62,20 @@ class WorkerRole:
         durable, ledger = network.durable, network.ledger
         if durable.directory is None:
             durable = replace(durable, directory=str(self.folder / "streams"))
-        if ledger.directory is not None and self.index:
-            ledger = replace(ledger, directory=str(Path(ledger.directory).expanduser() / f"worker-{self.index}"))
+        if ledger.directory is not None:
+            ledger = replace(ledger, directory=str(self._ledger_folder(Path(ledger.directory).expanduser())))
         return replace(network, durable=durable, ledger=ledger)
+
+    def _ledger_folder(self, kept: Path) -> Path:
+        """Return the folder of this process's meters, in which no process counts.
+        A worker that this process replaces counts in its own folder until its last stream has ended."""
+        usual = kept / f"worker-{self.index}" if self.index else kept
+        folders = [usual, *sorted(kept.glob(f"worker-{self.index}.*"))]
+        free = [folder / FILE_NAME for folder in folders if not is_in_use(folder / FILE_NAME)]
+        if not free:
+            return kept / f"worker-{self.index}.{len(folders)}"
+        # the last one that was used, because a killed process may have left counts there
+        return max(free, key=lambda file: file.stat().st_mtime if file.exists() else 0.0).parent
 
 
 def check_workers(network: NetworkConfig, count: int, *, has_secret: bool) -> None:

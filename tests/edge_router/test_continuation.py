@@ -267,6 +267,23 @@ async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_lose
         assert running.counted("pilotlight_router_streams_disturbed_total", site="ams1", cause="draining") == 1
 
 
+async def test_a_draining_site_ends_its_stream_itself_where_the_only_other_site_is_down() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes, continue_within_s=0.5) as running:
+
+        async def drain(site: FakeSite, request: Any, response: Any) -> None:
+            await response.write(DRAIN_NOTICE + marked_event(3))
+            await site.go_on.wait()
+            await response.write(marked_event(4) + with_resume_point(event(5) + DONE, ResumePoint(0, (105,), "stop")))
+
+        fakes[0].behave = continued_stream(COUNT, until=3, ending=drain)
+        await fakes[1].stop()
+        await running.until_states(iad1="unhealthy")
+        async with running.chat() as response:
+            await response.content.readexactly(len(event(0)) * 4)
+            fakes[0].go_on.set()
+            assert await response.read() == event(4) + event(5) + DONE
+
+
 async def test_what_a_site_says_between_its_notice_and_its_first_event_is_not_lost() -> None:
     """The notice comes while the stream has only heartbeats, as a tool call's stream has before its first part."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:

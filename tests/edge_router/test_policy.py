@@ -217,6 +217,20 @@ def test_a_model_that_no_site_has_still_goes_to_a_site_which_will_say_so(policy:
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_a_name_with_a_colon_is_a_models_before_it_is_an_adapters(policy: type[Policy]) -> None:
+    base, own = view("ams1", model={"name": "qwen"}), view("iad1", model={"name": "big", "aliases": ("qwen:4b",)})
+    away = replace(own, state="unhealthy")
+    for name, sites, ranked in (
+        ("qwen:4b", [base, own], ["iad1"]),
+        ("qwen:4b", [base, away], ["iad1"]),
+        ("qwen:4b", [base, view("sin1", status=None)], ["ams1", "sin1"]),
+        ("qwen:french", [base, own], ["ams1"]),
+        ("qwen:4b:french", [base, own], ["iad1"]),
+    ):
+        assert sorted(names(policy().rank(RouteRequest(name, 5), sites))) == ranked
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
 def test_where_no_site_is_usable_the_unhealthy_are_the_last_resort_and_a_draining_one_is_not(
     policy: type[Policy],
 ) -> None:

@@ -1,6 +1,8 @@
 """Responses at the router: each request is admitted before its body is read, and counts once against its account's limits."""
 
 import asyncio
+import hashlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pilotlight.wire.sse import EventDecoder
+from tests.asgi import eventually
 from tests.edge_router.fakes import FakeSite, Router, router, sites
 from tests.edge_router.test_kept_responses import answered
 from tests.edge_router.test_limits import ALICE, BOB
@@ -67,6 +71,51 @@ async def test_what_is_read_cancelled_and_deleted_by_id_counts_as_requests(tmp_p
         assert statuses == [200, 200, 400, 200, 429]
         async with running.http.get(url, headers=BOB) as response:
             assert response.status == 404
+
+
+@pytest.mark.parametrize("how", [{"background": True}, {"background": True, "stream": True}, {"stream": True}])
+async def test_a_client_that_prefers_not_to_wait_still_gets_its_stored_response(
+    how: dict[str, bool], tmp_path: Path
+) -> None:
+    async with limited(tmp_path) as (_site, running):
+        async with ask(running, {**ALICE, "prefer": "respond-async"}, **how) as response:
+            assert response.status == 200
+            told = await response.read()
+        last = (
+            json.loads(EventDecoder().feed(told)[-1].data or b"")["response"] if "stream" in how else json.loads(told)
+        )
+
+        async def is_completed() -> bool:
+            async with running.http.get(f"{running.url}/v1/responses/{last['id']}", headers=ALICE) as response:
+                return bool((await response.json())["status"] == "completed")
+
+        await eventually(is_completed)
+
+
+@pytest.mark.parametrize("spelled", ["x-api-key", "api-key"])
+async def test_a_key_in_the_header_of_another_dialect_owns_what_it_has_stored(spelled: str, tmp_path: Path) -> None:
+    async with limited(tmp_path) as (_site, running):
+        async with ask(running, {spelled: "alice"}) as response:
+            url = f"{running.url}/v1/responses/{(await response.json())['id']}"
+        statuses = []
+        for headers in ({spelled: "alice"}, ALICE, {spelled: "bob"}, BOB, {}):
+            async with running.http.get(url, headers=headers) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 200, 404, 404, 404]
+
+
+async def test_a_required_key_may_be_in_the_header_of_another_dialect(tmp_path: Path) -> None:
+    keys = [{"name": "alice", "key_sha256": hashlib.sha256(b"alice").hexdigest()}]
+    tables: dict[str, Any] = {"responses": {"directory": str(tmp_path)}, "keys": keys, "door": {"require_key": True}}
+    async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
+        fakes[0].behave = answered
+        statuses = []
+        for key in ("alice", "bob"):
+            async with running.http.post(
+                f"{running.url}/openai/v1/responses", json=ASKED, headers={"api-key": key}
+            ) as response:
+                statuses.append(response.status)
+        assert statuses == [200, 401]
 
 
 async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path: Path) -> None:

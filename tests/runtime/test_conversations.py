@@ -100,6 +100,27 @@ async def test_another_account_finds_no_conversation_and_no_path_takes_one_for_a
     assert (await call(site.app, f"{PATH}/{name}/items", {"items": []})).status == 400
 
 
+async def test_items_that_are_nested_too_deep_are_refused(site: Site) -> None:
+    deep = b"[" * 300 + b"]" * 300
+    for path, body in (
+        (PATH, b'{"items": [{"role": "user", "content": "Hi", "x": %b}]}'),
+        (RESPONSES, b'{"model": "tiny", "input": [{"role": "user", "content": "Hi", "x": %b}]}'),
+        (RESPONSES, b'{"model": "tiny", "input": "Hi", "x": %b}'),
+    ):
+        answer = await call(site.app, path, body=body % deep)
+        assert (answer.status, answer.json["error"]["message"]) == (400, "the JSON is nested too deep")
+
+
+async def test_no_path_of_conversations_takes_a_response_for_one(site: Site) -> None:
+    response = (await call(site.app, RESPONSES, {"model": "tiny", "input": "One"})).json
+    name = f"{PATH}/{response['id']}"
+    statuses = [(await call(site.app, name, method=method)).status for method in ("GET", "DELETE")]
+    statuses.append((await call(site.app, name, {"metadata": {"a": "b"}})).status)
+    statuses.append((await call(site.app, f"{name}/items", {"items": [SAID]})).status)
+    assert statuses == [404, 404, 404, 404]
+    assert (await call(site.app, f"{RESPONSES}/{response['id']}")).json == response
+
+
 async def test_items_that_are_added_at_once_are_all_kept(site: Site) -> None:
     name = await created(site)
     given = [{"items": [{"role": "user", "content": str(number)}]} for number in range(12)]

@@ -9,6 +9,7 @@ lost.
 import fcntl
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,7 @@ import msgspec
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
+FILE_NAME = "meters"
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # first slot of a file
 # first slot of a file of version 1, in which a slot's JSON may extend into its last eight words
@@ -144,6 +146,21 @@ class MeterFile:
         os.close(self._fd)
 
 
+def is_in_use(path: Path) -> bool:
+    """Tell whether a running process uses the file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # there is no such file, or `MeterFile` will report the reason
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 class MeterSlot:
     """The slot of one request, and its counts."""
 
@@ -182,17 +199,24 @@ def _base(number: int) -> int:
 
 
 _MOST = MORE_AT - REQUEST_AT
+_LONGER_IN_JSON = re.compile(r'[^ -~]|["\\]')
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(MeteredRequest)
 
 
 def _encode(request: MeteredRequest) -> bytes:
     encoded = _encoder.encode(request)
-    if len(encoded) > _MOST:  # happens only for model names that no site serves
-        model, adapter = ascii(request.model)[1:-1][:200], ascii(request.adapter)[1:-1][:100]
+    if len(encoded) > _MOST:  # happens only for names of models and adapters that no site serves
+        model, adapter = _beginning(request.model, 200), _beginning(request.adapter, 100)
         short = msgspec.structs.replace(request, model=model, adapter=adapter, request_id=request.request_id[:128])
         encoded = _encoder.encode(short)
+    assert len(encoded) <= _MOST, "it would be written into the next slot"
     return encoded
+
+
+def _beginning(text: str, most: int) -> str:
+    """Return up to `most` characters, each of which takes one byte in JSON."""
+    return _LONGER_IN_JSON.sub("?", text[:most])
 
 
 def _decode(data: bytes) -> MeteredRequest | None:

@@ -85,6 +85,7 @@ class DailyQuotas:
 
     def count(self, account: str, started_s: float, tokens: int, cost: int) -> None:
         """Count usage of an account without a reservation."""
+        self._keep_to_today()
         use = self._days.get(int(started_s // DAY_S), {}).setdefault(account, DayUse())
         use.tokens += tokens
         use.cost += cost
@@ -95,7 +96,8 @@ class DailyQuotas:
         Raises ApiError if too little is left."""
         if self._shared is None:
             return
-        parts = self._parts(account, self._today(), tokens, cost)
+        self._keep_to_today()
+        parts = self._parts(account, self._day, tokens, cost)
         short = await self._shared.short([(part.lease, part.amount) for part in parts])
         for part in parts:
             if part.lease is short:
@@ -108,8 +110,7 @@ class DailyQuotas:
         """Return a reservation for a request.
         Accounts without a quota are counted too, because one may be set during the day. Raises ApiError if too little is left."""
         limits = self._limits.get(account)
-        if (today := self._today()) != self._day:
-            self._turn_to(today)
+        self._keep_to_today()
         use = self._used.setdefault(account, DayUse())
         if limits is not None and limits.tokens_per_day is not None and use.tokens + tokens > limits.tokens_per_day:
             raise self._refusal(account, f"{limits.tokens_per_day:,} tokens", f"{use.tokens:,}", f"{tokens:,}")
@@ -159,7 +160,10 @@ class DailyQuotas:
             # A lease without open requests may have been returned and created again.
             self._shared.lease(lease.key, lease.capacity, 0, lease.before).spend(cost if is_money else tokens)
 
-    def _turn_to(self, today: int) -> None:
+    def _keep_to_today(self) -> None:
+        """Begin to count for another day when the clock shows one."""
+        if (today := self._today()) == self._day:
+            return
         self._day, self._used = today, self._days.setdefault(today, {})
         if len(self._days) > DAYS_KEPT:
             del self._days[min(day for day in self._days if day != today)]

@@ -27,7 +27,7 @@ from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import LedgerConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.meters import MeterFile, MetersError, MeterSlot
+from pilotlight.wire.hop.meters import FILE_NAME, MeterFile, MetersError, MeterSlot
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
@@ -72,7 +72,7 @@ class Ledger:
         self._store = _store(config, directory)
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._meters = MeterFile(directory / "meters", config.max_unwritten)
+            self._meters = MeterFile(directory / FILE_NAME, config.max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
         self.recovered: list[UsageRecord] = []  # open requests of a killed router

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.wire.errors import ApiError, Dialect
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -64,7 +64,7 @@ def _read_line(raw: bytes, endpoint: str) -> AskedLine:
     model = body.get("model")
     _check(isinstance(model, str), "body.model must name a model", "body.model")
     _check(not body.get("stream"), "a batch is answered as a whole: leave stream out", "body.stream")
-    return AskedLine(name, model, orjson.dumps(body))
+    return AskedLine(name, model, encoded(body))
 
 
 def read_queued(fields: Fields, model: str) -> list[AskedLine]:
@@ -81,7 +81,7 @@ def read_queued(fields: Fields, model: str) -> list[AskedLine]:
         _check(
             reference is None or isinstance(reference, str), "external_reference must be a text", "external_reference"
         )
-        lines.append(AskedLine(reference or "", model, orjson.dumps(each)))
+        lines.append(AskedLine(reference or "", model, encoded(each)))
     return lines
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
+from urllib.parse import quote
 
 import orjson
 
@@ -185,7 +186,7 @@ class BatchQueue:
         if not batch.key and not batch.owner.startswith("anonymous"):
             # The token of an unknown key is not stored; this substitute gives its owner a separate prefix cache.
             headers.append(("authorization", f"Bearer batches-of-{batch.owner}"))
-        head = Head("POST", batch.path, batch.path, headers)
+        head = Head("POST", batch.path, quote(batch.path, safe="/:@!$&'()*+,;=~"), headers)
         head.is_for_batch = True
         return head
 

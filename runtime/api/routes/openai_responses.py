@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.openai_responses import ResponsesWriter, parse_response
-from pilotlight.response_store.app import INPUT_TOKENS, ResponsesApp
+from pilotlight.response_store.app import INPUT_TOKENS, OpenDoor, ResponsesApp
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.middleware import GENUINE_HOP
@@ -30,7 +30,7 @@ class ResponsesEndpoint:
         self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
         self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
         keeping = RetentionPolicy(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
-        self._keeping = ResponsesApp(self._answer, access, int(limits.max_body_mib * MIB), keeping)
+        self._keeping = ResponsesApp(self._answer, OpenDoor(access), int(limits.max_body_mib * MIB), keeping)
 
     def routes(self) -> list[Route]:
         methods = ["GET", "POST", "DELETE"]

@@ -8,7 +8,10 @@ import pytest
 from pilotlight.dialects.anthropic import _input
 from pilotlight.dialects.body.answer_constraints import schema_constraint
 from pilotlight.dialects.body.exact_json import exact_loads
+from pilotlight.dialects.decisions.openai_decisions import parse_decisions
 from pilotlight.dialects.openai_chat import parse_chat
+from pilotlight.dialects.requests import Conversation
+from pilotlight.edge_router.requests.request import Head, parse_durable
 from pilotlight.edge_router.services.batches.lines import read_lines
 from pilotlight.wire.errors import ApiError
 
@@ -50,3 +53,31 @@ def test_arguments_of_a_call_keep_numbers_of_any_size() -> None:
     text = '{"id": 1234567890123456789012345, "x": 0.10}'
     assert msgspec.json.encode(_input(text)) == text.encode()
     assert [_input(broken) for broken in ('{"id": 1', "[1]", "1", "", "{" * 5000)] == [{}] * 5
+
+
+@pytest.mark.parametrize("depth", [300, 980])
+@pytest.mark.parametrize("innermost", ["", "1234567890123456789"])
+def test_what_is_nested_too_deep_to_be_written_again_is_refused(depth: int, innermost: str) -> None:
+    deep = "[" * depth + innermost + "]" * depth
+    line = f'{{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {{"model": "m", "x": {deep}}}}}'
+    _, (fault,) = read_lines(line.encode(), "/v1/completions")
+    assert fault["message"] == "the JSON is nested too deep"
+    head = Head("POST", "/v1/completions", "/v1/completions", [])
+    with pytest.raises(ApiError, match="nested too deep"):
+        parse_durable(head, f'{{"stream": true, "stream_options": {{"durable": true}}, "x": {deep}}}'.encode())
+
+
+def test_an_ignored_field_that_is_nested_too_deep_is_refused() -> None:
+    deep = "[" * 990 + "1234567890123456789" + "]" * 990
+    body = f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], "x": {deep}}}'
+    with pytest.raises(ApiError, match="nested too deep"):
+        parse_chat(body.encode(), lambda name: name)
+
+
+def test_data_of_a_decision_keep_numbers_of_any_size() -> None:
+    data = '{"input":{"id":1234567890123456789012345}}'
+    part = f'{{"type": "input_json", "data": {data}}}'
+    body = f'{{"model": "m", "input": [{{"role": "user", "content": [{part}]}}], "questions": [{{"type": "predicate", "instructions": "a"}}]}}'
+    state = parse_decisions(body.encode(), lambda name: name).prompt
+    assert isinstance(state, Conversation)
+    assert state.messages[0]["content"] == data

@@ -388,6 +388,16 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
     assert backend.view().pending_requests == 0
 
 
+@pytest.mark.parametrize("asked", ["ember", "@x/ember", "ember:french", "@x/ember:french"])
+def test_a_decline_corrects_the_queue_of_the_model_by_any_name_and_with_any_adapter(asked: str) -> None:
+    clock = Clock()
+    backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
+    backend.answered(site_status("ams1", models=(model_status(aliases=("@x/ember",)), model_status("other"))), clock())
+    backend.declined(asked, 700, clock())
+    assert backend.status is not None
+    assert [model.queued_tokens for model in backend.status.models] == [700, 0]
+
+
 def test_a_decline_does_not_age_the_knowledge_of_a_site() -> None:
     """A declined request may have been sent long before, because a body of many images takes seconds. Probes continue meanwhile."""
     clock = Clock()

@@ -94,6 +94,23 @@ async def test_each_event_is_a_place_of_its_own_whatever_a_function_calls_it(ids
         assert [event.data for event in left] == [b"%d" % j for j in range(i + 1, len(ids))]
 
 
+async def test_an_event_that_a_function_writes_in_pieces_is_one_event() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(
+            b"data: a", b"b\n", b"\ndata: c\r\n\r", b"\nevent: last\nda", b"ta: d\n\n", end="on command"
+        )
+        fakes[0].go_on.set()
+        async with running.chat("/fn/f", headers=ALICE, **DURABLE) as response:
+            name, body = response.headers["x-pilotlight-stream"], await response.read()
+        assert [each.data for each in events(body)] == [
+            b"ab",
+            b"c",
+            b"d",
+            *[each.data for each in events(event(99) + DONE)],
+        ]
+        assert await read_again(running, name) == (200, body)
+
+
 async def test_it_continues_when_its_client_leaves_and_a_returning_one_misses_nothing() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")

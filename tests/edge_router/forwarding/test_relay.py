@@ -158,10 +158,18 @@ def test_the_work_of_all_sites_counts_and_what_they_count_alike_counts_once() ->
     log = DeliveryLog()
     for tokens in ((1,), (2,)):
         log.add(ResumePoint(0, tokens, None, 3, prompt_tokens=7, drafted_tokens=5, accepted_tokens=4, device_us=100))
-    assert log.delivery()
+    log.leave_site()
     assert log.used == ResourceUse(7, 3, 2, 0, 5, 4, 100)
     log.add(ResumePoint(0, (3,), None, 3, prompt_tokens=7, drafted_tokens=2, accepted_tokens=1, device_us=30))
     assert log.used == ResourceUse(7, 3, 3, 0, 7, 5, 130)
+
+
+def test_the_work_of_a_site_counts_once_where_its_stream_could_move_and_stays() -> None:
+    log = DeliveryLog()
+    for token, work in enumerate((5, 7)):
+        log.add(ResumePoint(0, (token,), drafted_tokens=work, accepted_tokens=work, device_us=work))
+        assert log.delivery()
+    assert log.used == ResourceUse(output=2, drafted=7, accepted=7, device_us=7)
 
 
 def test_a_site_that_never_sends_a_resume_point_is_not_held_without_end() -> None:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from pilotlight.edge_router.forwarding.request_state import RequestState
+from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed
 from pilotlight.edge_router.forwarding.upstream import StreamLost
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
@@ -18,11 +18,12 @@ from pilotlight.edge_router.routing.selection import (
     SiteSelector,
     first_token_limit_s,
 )
-from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest
+from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.hop.continuation import ResumePoint
-from tests.edge_router.builders import PLACES, Clock, network, view
+from tests.edge_router.builders import PLACES, Clock, model_status, network, view
+from tests.edge_router.nearest import NearestPolicy
 
 RELAY = RelayConfig(stall_s=2.0)
 INFINITE = float("inf")
@@ -97,13 +98,15 @@ class Hints:
         self.told.append((model, len(preferences)))
 
 
-def selector(*sites: Site, clock: Clock | None = None, hints: Hints | None = None, **tables: Any) -> SiteSelector:
+def selector(
+    *sites: Site, clock: Clock | None = None, hints: Hints | None = None, policy: Policy | None = None, **tables: Any
+) -> SiteSelector:
     clock = clock or Clock()
     places = DataPlaces(network({name: "http://x:1" for name in PLACES}, **tables))
     backends: Any = {site.name: site for site in sites}
-    policy, metrics, told = cast(Any, InOrder()), cast(Any, Metrics()), cast(Any, hints or Hints())
+    order, metrics, told = policy or cast(Any, InOrder()), cast(Any, Metrics()), cast(Any, hints or Hints())
     finetunes = SiteFinetunes(backends, places, cast(Any, None))
-    return SiteSelector(backends, policy, SessionTable(99, 60.0, clock), metrics, clock, places, finetunes, told)
+    return SiteSelector(backends, order, SessionTable(99, 60.0, clock), metrics, clock, places, finetunes, told)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +163,10 @@ def test_a_draining_sites_stream_is_asked_for_now_and_then_whether_it_is_wanted_
     clock.advance(TRY_AGAIN_S)
     assert choosing.is_wanted_elsewhere(proxied, cast(Any, draining))
     assert draining.told == [("draining",)] * 3
+    for _ in range(MAX_HANDOVERS):
+        proxied.cut("sin1", StreamLost("draining", "why"), clock.now)
+    clock.advance(TRY_AGAIN_S)
+    assert not choosing.is_wanted_elsewhere(proxied, cast(Any, draining)), "it has been moved too often"
 
 
 def test_a_site_that_is_wished_for_comes_first_and_may_not_decline() -> None:
@@ -183,6 +190,19 @@ def test_a_model_has_its_own_name_for_an_alias_and_for_an_adapter() -> None:
     names = [choosing.own_names(name) for name in ("ember", "@x/ember", "ember:french", "@x/ember:a", "none", "none:a")]
     assert names == [("ember", ""), ("ember", ""), ("ember", "french"), ("ember", "a"), ("none", ""), ("none:a", "")]
     assert choosing.own_name("@x/ember:a") == "ember"
+
+
+async def test_a_models_own_name_with_a_colon_is_no_adapter_at_any_site() -> None:
+    both = Site("sin1", site={"models": (model_status("qwen"), model_status("qwen:4b"))})
+    for sites in ((Site("ams1", model={"name": "qwen"}), Site("iad1", model={"name": "qwen:4b"})), (both,)):
+        choosing = selector(*sites)
+        names = [choosing.own_names(name) for name in ("qwen:4b", "qwen:4b:french", "qwen:french", "qwen")]
+        assert names == [("qwen:4b", ""), ("qwen:4b", "french"), ("qwen", "french"), ("qwen", "")]
+    sites = Site("ams1", model={"name": "qwen"}), Site("iad1", model={"name": "qwen:4b"})
+    choosing, proxied = selector(*sites, policy=NearestPolicy()), RequestState(asked(model="qwen:4b"), RELAY, 0.0)
+    assert await next_name(choosing, proxied) == "iad1"
+    failed(proxied, "iad1")
+    assert await next_name(choosing, proxied) is None, "the other site would call the model unknown"
 
 
 def test_a_request_without_a_site_learns_which_were_tried_and_when_to_come_back() -> None:
@@ -251,7 +271,9 @@ def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_o
     unmoved = RequestState(asked(), replace(RELAY, max_losses=0), 0.0)
     assert not pace(unmoved, Site("iad1")).is_stalled(9.0)
     monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 4)
-    assert not pace(streaming(num_tokens=99), Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
+    long, draining = streaming(num_tokens=99), Site("ams1", state="draining")
+    assert not pace(long, Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
+    assert not selector(draining, Site("iad1")).is_wanted_elsewhere(long, cast(Any, draining))
 
 
 def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_one_is_paid_for() -> None:

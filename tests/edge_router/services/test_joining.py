@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.app import RouterApp, build_app
 from pilotlight.runtime.cli.network.network_folder import init
+from pilotlight.sites.joining.authority import new_pair
 from pilotlight.sites.joining.tokens import JoinToken, TokenError, Tokens
 from pilotlight.sites.network import load_network
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
@@ -41,6 +43,41 @@ async def test_a_line_of_the_running_router_is_good_once(
     assert session.json["adds_machines"]
     (folder / "host").unlink()
     assert "cannot be used: No such file" in (await join_line(app, key)).json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "latitude", "says"),
+    [
+        ("https://ann@osl2:8443", 59.9, "url: must be http(s)://host[:port]"),
+        ("https://osl2:8443?a", 59.9, "url: must be http(s)://host[:port]"),
+        ("https://osl2:8443", 91.0, "place.latitude"),
+    ],
+)
+async def test_a_machine_that_would_make_the_routers_file_invalid_does_not_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, latitude: float, says: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv(HOP_SECRET_ENV, "a secret of sixteen bytes or more")
+    folder = tmp_path / "net"
+    init(folder, "router", 8443, ("Oslo", 59.9, 10.7), 5)
+    file = folder / "network.toml"
+    app, before = build_app(load_network(file), file=file), file.read_bytes()
+    token = Tokens(folder).create(10, "0" * 64)
+
+    async def join(url: str, latitude: float) -> Exchange:
+        place = {"city": "Oslo", "latitude": latitude, "longitude": 10.7}
+        asked = {"token": token.secret, "name": "osl2", "url": url, "place": place}
+        body = json.dumps({**asked, "certificate_request": new_pair("osl2").request.decode()}).encode()
+        return await call(over_tls, "/network/join", body=body)
+
+    async def over_tls(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "scheme": "https"}, receive, send)
+
+    answer = await join(url, latitude)
+    assert (answer.status, says in answer.json["error"]["message"]) == (400, True), answer.body
+    assert file.read_bytes() == before
+    assert (await join("https://osl2:8443/", 59.9)).status == 200, "the token is still valid"
+    assert [(site.name, site.url) for site in load_network(file).sites] == [("osl2", "https://osl2:8443")]
 
 
 async def test_a_network_that_no_machine_may_join_offers_no_line(

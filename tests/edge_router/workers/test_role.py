@@ -1,5 +1,6 @@
 """A worker's role, and configurations that several workers can keep to."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from pilotlight.edge_router.workers.role import WORKER_ENV, WorkerRole, check_workers
 from pilotlight.sites.config import ConfigError
+from pilotlight.wire.hop.meters import FILE_NAME, MeterFile
 from tests.edge_router.fakes import network
 
 URLS = {"ams1": "http://127.0.0.1:9"}
@@ -27,6 +29,27 @@ def test_each_worker_has_a_folder_of_its_own_and_all_can_read_each_others_stream
     assert first.durable.directory == second.durable.directory == str(tmp_path / "streams")
     named = network(URLS, durable={"directory": "/shared"})
     assert WorkerRole(1, 2, 0, tmp_path).configured(named).durable.directory == "/shared"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_successor_counts_in_another_folder_until_its_predecessor_has_ended(index: int, tmp_path: Path) -> None:
+    def folder() -> Path:
+        kept = network(URLS, ledger={"directory": str(tmp_path), "store": POSTGRES})
+        found = Path(WorkerRole(index, 2, 0, tmp_path).configured(kept).ledger.directory or "")
+        found.mkdir(exist_ok=True)
+        return found
+
+    usual = tmp_path / "worker-1" if index else tmp_path
+    assert folder() == usual
+    predecessor = MeterFile(folder() / FILE_NAME, 16)
+    successor = MeterFile(folder() / FILE_NAME, 16)
+    third = folder()
+    assert [third.name, third.parent] == [f"worker-{index}.2", tmp_path]
+    predecessor.close()
+    assert folder() == usual
+    successor.close()
+    os.utime(tmp_path / f"worker-{index}.1" / FILE_NAME, (2e9, 2e9))
+    assert folder().name == f"worker-{index}.1", "its process may have been killed"
 
 
 ACCOUNT: dict[str, Any] = {"name": "acme"}

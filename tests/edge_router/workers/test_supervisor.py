@@ -162,6 +162,20 @@ async def test_workers_are_replaced_one_by_one_without_a_lost_stream(tmp_path: P
                 await asyncio.sleep(0.02)
 
 
+async def test_workers_with_a_ledger_are_replaced_while_the_old_ones_still_count(tmp_path: Path) -> None:
+    ledger = (
+        f'[ledger]\ndirectory = "{tmp_path}/ledger"\nstore = "postgresql://x@127.0.0.1:1/x"\nwhen_failing = "serve"'
+    )
+    async with sites("ams1") as [site], routed(tmp_path, site, ledger) as router:
+        before = await router.workers()
+        streams = [await router.started(session) for session in before.values()]
+        router.process.send_signal(signal.SIGUSR2)
+        await router.workers(without=frozenset(before))
+        site.go_on.set()
+        for stream in streams:
+            assert await stream.read() == event(99) + DONE
+
+
 async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retires(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         before = await router.workers()

@@ -89,6 +89,22 @@ def test_a_name_that_is_too_long_is_shortened_and_spoils_no_neighbour(tmp_path: 
     meters.close()
 
 
+@pytest.mark.parametrize("text", ["\\", '"', "\1", "é", "m"])
+def test_names_that_are_too_long_together_spoil_no_neighbour_that_is_in_progress(tmp_path: Path, text: str) -> None:
+    meters = MeterFile(tmp_path / "meters", 2)
+    first, second = meters.begin(request("1")), meters.begin(request("2"))
+    assert first is not None
+    assert second is not None
+    second.count(USE)
+    meters.free(first.number)
+    long = {"model": text * 400, "adapter": text * 400, "request_id": "r" * 128, "account": "a" * 63, "key": "k" * 63}
+    assert meters.begin(request("a-batchs-request-of-forty-characters.000", part="p" * 34, **long)) is not None
+    (_, other), (_, neighbour) = meters.left_behind()
+    assert (neighbour.request.id, neighbour.use) == ("2", USE)
+    assert other.use == ResourceUse()
+    meters.close()
+
+
 def test_a_file_has_one_process_and_grows_but_never_shrinks(tmp_path: Path) -> None:
     file = tmp_path / "meters"
     meters = MeterFile(file, 4)

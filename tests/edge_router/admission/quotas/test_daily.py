@@ -93,6 +93,15 @@ def test_what_functions_used_yesterday_is_not_todays() -> None:
         kept.reserve("acme", 11, 0)
 
 
+def test_what_functions_use_before_the_first_request_of_a_day_is_that_days() -> None:
+    clock = Clock()
+    kept = quotas(clock, tokens_per_day=100)
+    clock.advance(DAY_S)
+    kept.count("acme", clock.now, 90, 0)
+    with pytest.raises(ApiError, match="90 are used"):
+        kept.reserve("acme", 11, 0)
+
+
 def test_a_clock_that_jumps_a_day_and_comes_back_gives_no_quota_anew() -> None:
     clock = Clock()
     kept = quotas(clock, tokens_per_day=100)
@@ -194,3 +203,16 @@ async def test_an_account_with_too_little_left_at_all_routers_learns_how_much_of
             await kept.ready("acme", 30, 30 * BILLIONTHS // 1000)
         assert says in refused.value.message
         assert refused.value.retry_after_s == DAY_S - clock.now
+
+
+async def test_a_day_that_other_routers_have_used_up_ends_at_its_own_midnight() -> None:
+    clock, shared = Clock(), Shared()
+    kept = DailyQuotas(clock, cast(SharedQuotas, shared))
+    kept.set([CustomerConfig(name="acme", tokens_per_day=1000)])
+    clock.advance(DAY_S)
+    shared.too_little = LeaseKey("acme", "tokens_per_day", 1)
+    with pytest.raises(ApiError) as refused:
+        await kept.ready("acme", 30, 0)
+    assert refused.value.retry_after_s == 2 * DAY_S - clock.now
+    kept.count("acme", clock.now, 3, 0)
+    assert {key.period: lease.spent for key, lease in shared.leases.items()} == {1: 3}

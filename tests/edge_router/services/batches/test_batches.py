@@ -11,6 +11,7 @@ from typing import Any, Literal
 import openai
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from pilotlight.edge_router.services.batches import batch_store, queue, routes
 from pilotlight.wire.hop.usage import USAGE
@@ -322,6 +323,22 @@ async def test_workers_ais_queue_answers_by_request_id_with_references(
         for wrong in wrongs:
             status, told = await run(wrong)
             assert (status, told["errors"][0]["code"]) == (400, 5004), wrong
+
+
+async def test_a_path_that_must_be_encoded_reaches_the_site_as_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/client/v4/accounts/a%20b/ai/run/@cf/%E6%97%A5"
+    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+        fakes[0].behave = answer(200, {"result": {"response": "x"}, "success": True})
+        url = URL(f"{running.url}{path}?queueRequest=true", encoded=True)
+        asked: dict[str, Any] = {"requests": [{"prompt": "x"}]}
+        async with asyncio.timeout(60):
+            while "responses" not in asked:
+                async with running.http.post(url, json=asked, headers=ACME) as response:
+                    asked = (await response.json())["result"]
+        assert [each["success"] for each in asked["responses"]] == [True]
+        assert fakes[0].seen[0].raw_path == path
 
 
 async def test_what_is_under_way_when_a_router_stops_waits_for_the_next(
