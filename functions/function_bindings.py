@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pilotlight.functions import cron
 from pilotlight.functions.bindings.assets.asset_files import Assets, FetchCall
@@ -113,7 +113,7 @@ class FunctionBindings:
         """Return the response of an asset that is served before the function; None if the function answers."""
         if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
             return None
-        if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
+        if _is_first(self._manifest.assets.worker_first, unquote(urlsplit(url).path) or "/"):
             return None
         return await self._files.found(FetchCall(method, url, headers))
 

@@ -119,6 +119,11 @@ _UNKNOWN_BINDINGS = """
     browser dispatch_namespaces images mtls_certificates pipelines send_email text_blobs vpc_services wasm_modules
 """
 MAX_BYTES = 128 << 10  # per file
+# A line of a dotenv file, or a variable whose quoted value may have several lines; a comment may follow the value.
+_VARIABLE = re.compile(
+    r"""(?P<start>[^\n=#]*=)[^\S\n]*(?P<quoted>(["'`])(?:\\\3|(?!\3)(?s:.))*\3)[^\S\n]*(?:\#[^\n]*)?$|(?P<line>[^\n]+)""",
+    re.MULTILINE,
+)
 _MOST_PARTS = 32
 # tomllib is quadratic in the number of a key's parts: 8,000 parts (16 KB) take six seconds. A match may start at any part of a key.
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
@@ -172,14 +177,16 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
     """Parse lines of NAME=value with the quotes, comments and `export` of dotenv files.
     Raises ManifestError."""
     values: dict[str, str] = {}
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip().removeprefix("export ").strip()
+    for found in _VARIABLE.finditer(text):
+        line = (found["start"] or found["line"]).strip().removeprefix("export ").strip()
         if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
         name, value = name.strip(), value.strip()
         if not equals or not name.isidentifier():
+            number = text.count("\n", 0, found.start()) + 1
             raise ManifestError(f"{origin}: line {number} is not NAME=value")
+        value = found["quoted"] or value
         if value[:1] in ("'", '"', "`") and value[-1:] == value[:1] and len(value) > 1:
             escaped = value[0] == '"'
             value = value[1:-1]

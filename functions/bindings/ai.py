@@ -240,7 +240,10 @@ class AI(Binding):
         """Run one request of a batch; return whether it succeeded, and its result or its error as JSON.
         Retries without a time limit while the model is busy, or away at other sites."""
         while True:
-            response = await self._counted(model, inputs, {}, True)
+            try:
+                response = await self._counted(model, inputs, {}, True)
+            except BindingError as error:  # the inputs are too large, or usage cannot be recorded at the moment
+                response = InferenceResponse(error.status, [], _errors(error.code, error.message.partition(": ")[2]))
             if response.status not in (BUSY_STATUS, AWAY_STATUS):
                 return response.status < 400, response.body
             await self._sleep(LONGEST_PAUSE_S)
@@ -293,7 +296,7 @@ def _encoded(inputs: dict[str, Any]) -> bytes:
     return body
 
 
-def _errors(code: int, sentence: str) -> bytes:
+def _errors(code: int | str, sentence: str) -> bytes:
     """Return an error as JSON in Workers AI's format."""
     return orjson.dumps(
         {"success": False, "result": {}, "messages": [], "errors": [{"code": code, "message": sentence}]}

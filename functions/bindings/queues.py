@@ -30,7 +30,7 @@ MAX_BATCH_BYTES = 256_000
 MAX_BATCH = 100
 MAX_DELAY_S = 43_200
 KEPT_S = 4 * 24 * 3600.0
-LEASE_S = 900.0  # how long a message is leased: longer than any handler may run; a new process ends all earlier leases
+LEASE_S = 900.0  # how long a message is leased: longer than any handler may run; a new consumer's process ends all earlier leases
 FORGET_EVERY_S = 60.0  # pause between deletions of expired messages, because each scans the whole table
 PAUSE_AFTER_ERROR_S = 1.0
 MAX_PAUSE_S = 30.0
@@ -96,9 +96,10 @@ class Queue:
         self.look_s = look_s
         self.consumer: QueueConsumer | None = None  # at most one per queue
         self.news = asyncio.Event()
-        self._database = Database(path, self._prepare, max_bytes=max_bytes)
+        self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=max_bytes)
         self._now_s = now_s
         self._forgotten_s = 0.0
+        self._has_recovered = False  # whether the leases of a previous process have ended
 
     @classmethod
     def of(cls, name: str, state_dir: Path, services: Services) -> "Queue":
@@ -125,6 +126,7 @@ class Queue:
         A batch is ready with `size` visible messages, or `timeout_s` after the first became visible."""
 
         def look(connection: Connection) -> float | None:
+            self._recover(connection)
             now_s = self._now_s()
             query = "SELECT visible_s FROM messages ORDER BY visible_s LIMIT ?"
             times = [row[0] for row in connection.execute(query, (size,))]
@@ -140,6 +142,7 @@ class Queue:
         """Lease the oldest visible messages, count the attempt, and return them."""
 
         def work(connection: Connection) -> list[StoredMessage]:
+            self._recover(connection)
             now_s = self._now_s()
             with transaction(connection):
                 query = "SELECT number FROM messages WHERE visible_s <= ? ORDER BY visible_s, number LIMIT ?"
@@ -214,10 +217,12 @@ class Queue:
     async def close(self) -> None:
         await self._database.close()
 
-    def _prepare(self, connection: Connection) -> None:
-        """Create the table, and end leases that a previous process left."""
-        create(connection, SCHEMA)
-        connection.execute("UPDATE messages SET is_leased = 0, visible_s = ? WHERE is_leased", (self._now_s(),))
+    def _recover(self, connection: Connection) -> None:
+        """End leases that a previous process left, before the first delivery of this one.
+        A process that delivers nothing, such as a command, must not: it may run beside the consumer's."""
+        if not self._has_recovered:
+            connection.execute("UPDATE messages SET is_leased = 0, visible_s = ? WHERE is_leased", (self._now_s(),))
+            self._has_recovered = True
 
 
 class QueueProducer(Binding):

@@ -53,8 +53,11 @@ def query(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table_of_rows = Table(*columns, box=None, header_style="bold")
+    table_of_rows = Table(box=None, header_style="bold")
+    for column in columns:
+        table_of_rows.add_column(Text(column))
     for row in rows:
-        table_of_rows.add_row(*("" if value is None else str(value) for value in row))
+        table_of_rows.add_row(*(Text("" if value is None else str(value)) for value in row))
     Console().print(table_of_rows)

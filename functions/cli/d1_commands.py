@@ -70,17 +70,20 @@ def d1_execute(
     check_place(site, local, remote)
     answer = State(site, directory).bound("d1", database, work, creates=True)
     if "rows" not in answer:
-        print(f"{answer['count']} statements")
+        print(json.dumps({"count": answer["count"]}) if as_json else f"{answer['count']} statements")
     elif as_json:
         rows = [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
         print(json.dumps(rows, default=lambda value: list(value)))
     elif answer["rows"]:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(*answer["columns"], box=None, header_style="bold")
+        table = Table(box=None, header_style="bold")
+        for column in answer["columns"]:
+            table.add_column(Text(column))
         for row in answer["rows"]:
-            table.add_row(*("" if value is None else str(value) for value in row))
+            table.add_row(*(Text("" if value is None else str(value)) for value in row))
         Console().print(table)
     else:
         print(f"{answer['meta']['changes']} rows changed")

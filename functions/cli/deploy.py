@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pilotlight.functions.host.dependencies.layers import requirements_of
 from pilotlight.functions.manifest import load_manifest
@@ -110,7 +111,7 @@ def versions(api: Api, name: str, as_json: bool) -> None:
     for version in reversed(deployment["versions"]):
         share = f"{shares[version['number']]:g} %" if version["number"] in shares else ""
         deployed = time.strftime("%Y-%m-%d %H:%M", time.localtime(version["created_s"]))
-        table.add_row(str(version["number"]), share, deployed, version["digest"][:16], version["message"])
+        table.add_row(str(version["number"]), share, deployed, version["digest"][:16], Text(version["message"]))
     Console().print(table)
 
 

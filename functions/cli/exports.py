@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,6 +48,7 @@ def d1_export(
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         connection.execute("BEGIN")  # a consistent snapshot
         lines = _dumped(connection, frozenset(table or ()), has_schema=not no_schema, has_data=not no_data)
+        lines = chain([next(lines)], lines)  # checks the tables before an earlier export is overwritten
         with output.open("w", encoding="utf-8") as file:
             num_lines = sum(file.write(f"{line}\n") > 0 for line in lines)
     print(f"{output}: {num_lines} statements")
@@ -235,10 +237,13 @@ def r2_import(
         count = 0
         with (folder / INDEX).open(encoding="utf-8") as index:
             for line in index:
-                told = json.loads(line)
-                details = {name: told[name] for name in ("http_metadata", "custom_metadata", "storage_class")}
-                put = {"key": told["key"], "details": details}
-                await bucket.call("put", [], put, pieces(folder / told["file"]))
+                try:
+                    told = json.loads(line)
+                    details = {name: told[name] for name in ("http_metadata", "custom_metadata", "storage_class")}
+                    put, path = {"key": told["key"], "details": details}, folder / told["file"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise CliError(f"{folder / INDEX}, line {count + 1}, is no object: {error!r}.") from None
+                await bucket.call("put", [], put, pieces(path))
                 count += 1
         return count
 

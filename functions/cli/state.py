@@ -116,7 +116,7 @@ class State:
 
         store = store_of(self.declared(kind, name))
         assert store is not None, "only stores have files"
-        path = self._folder(*store) / file
+        path = self.folder(*store) / file
         if not path.is_file():
             raise CliError(f"{name} has no data here: there is no {path}.")
         return path
@@ -128,17 +128,17 @@ class State:
         return (kind == "queue_producer" and name in consumed) or self._exists(kind, name)
 
     def _exists(self, kind: str, id: str) -> bool:
-        return (kind == "r2" and id in self._r2()) or self._folder(kind, id).is_dir()
+        return (kind == "r2" and id in self._r2()) or self.folder(kind, id).is_dir()
 
     def _stores(self, kind: str) -> list[str]:
         """Return the ids of the existing stores of a kind."""
         from pilotlight.functions.bindings.owners import id_in
 
-        folder = self._folder(kind, "any").parent
+        folder = self.folder(kind, "any").parent
         found = {id_in(path) for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
         return sorted(found.union(self._r2() if kind == "r2" else ()))
 
-    def _folder(self, kind: str, id: str) -> Path:
+    def folder(self, kind: str, id: str) -> Path:
         from pilotlight.functions.bindings.owners import folder_of
         from pilotlight.functions.bindings.place import directory_of
 
@@ -154,11 +154,18 @@ class State:
             raise CliError(f"{name} has no data in {self.directory}.")
         return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
 
-    def queue(self, name: str, method: str) -> int:
-        """Call a queue's method ("depth" or "purge"); return its result."""
+    def queue(self, folder: Path, method: str) -> int:
+        """Call a method ("depth" or "purge") of the queue in a folder; return its result."""
         from pilotlight.functions.bindings.queues import Queue
 
-        found: int = self._run(lambda services: getattr(Queue.of(name, self.directory, services), method)())
+        async def work(services: "Services") -> int:
+            queue = Queue(folder.name, folder / "messages.sqlite", services.max_bytes)
+            try:
+                return int(await getattr(queue, method)())
+            finally:
+                await queue.close()
+
+        found: int = self._run(work)
         return found
 
     def secrets(self, work: "Callable[[SecretStore], Any]") -> Any:
@@ -365,7 +372,7 @@ def queues_list(site: SiteOption = None, directory: DirOption = HERE) -> None:
     state = State(site, directory)
     folder = state.directory / "bindings" / "queue"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        print(f"{path.name}  {state.queue(path.name, 'depth')} messages")
+        print(f"{path.name}  {state.queue(path, 'depth')} messages")
 
 
 @queues.command("purge")
@@ -373,7 +380,8 @@ def queues_purge(queue: str, site: SiteOption = None, directory: DirOption = HER
     """Delete all messages of a queue."""
     state = State(site, directory)
     name = str(state.declared("queue_producer", queue).options["queue"])
-    print(f"{state.queue(name, 'purge') if state.has_data('queue_producer', name) else 0} messages deleted")
+    has_data = state.has_data("queue_producer", name)
+    print(f"{state.queue(state.folder('queue_producer', name), 'purge') if has_data else 0} messages deleted")
 
 
 @queues.command("send")

@@ -2,6 +2,7 @@
 
 The module that does a command's work is imported when the command runs."""
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -682,6 +683,8 @@ def _become(module: str, *arguments: str) -> None:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal's encoding may lack characters of a key
     try:
         app()
     except (CliError, ConfigError) as error:
@@ -690,6 +693,11 @@ def main() -> None:
     except BrokenPipeError:
         # The reader of the pipe has left: prevent the error message at exit, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"pilotlight: {error.filename}: {error.strerror}.", file=sys.stderr)
         sys.exit(1)
 
 

@@ -1,9 +1,10 @@
-"""A renderer of the subset of Helm's template language that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml` and trimmed
-whitespace.
+"""A renderer of the subset of Helm's template language that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml`, `toJson`,
+`sha256sum` and trimmed whitespace.
 
 The language is Go's text/template. An action that this renderer does not support is an error.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -89,9 +90,9 @@ def _written(nodes: list[_Node], dot: Any, root: Any) -> str:
 def _value(expression: str, dot: Any, root: Any) -> Any:
     first, *pipes = [part.strip() for part in expression.split("|")]
     value = root if first.startswith("$") else dot
-    if not re.fullmatch(r"\$?(\.\w+)+", first):
+    if not re.fullmatch(r"\.|\$?(\.\w+)+", first):
         raise ValueError(f"{first!r} is not supported by this renderer")
-    for name in first.removeprefix("$").strip(".").split("."):
+    for name in filter(None, first.removeprefix("$").split(".")):
         value = value.get(name)
     for pipe in pipes:
         word, *arguments = pipe.split()
@@ -100,6 +101,10 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
                 value = json.dumps(_shown(value))
             case "toYaml":
                 value = yaml.safe_dump(value, default_flow_style=False).rstrip("\n")
+            case "toJson":
+                value = json.dumps(value, sort_keys=True)
+            case "sha256sum":
+                value = hashlib.sha256(str(value).encode()).hexdigest()
             case "indent":
                 value = "\n".join(" " * int(arguments[0]) + line for line in str(value).split("\n"))
             case _:

@@ -75,6 +75,22 @@ def test_a_site_has_its_gpus_its_shared_memory_and_no_rights() -> None:
     assert rule["from"][0]["podSelector"]["matchLabels"]["part"] == "router"
 
 
+def test_changed_values_replace_the_pods_whose_file_they_change() -> None:
+    def pods(changes: dict[str, Any]) -> dict[str, Any]:
+        sets = [each for each in rendered(CHART, changes) if each["kind"] == "StatefulSet"]
+        return {each["metadata"]["name"]: each["spec"]["template"] for each in sets}
+
+    def changed_by(changes: dict[str, Any]) -> set[str]:
+        now = pods(EVERYTHING | changes)
+        return {name for name, template in pods(EVERYTHING).items() if now[name] != template}
+
+    assert changed_by({"router": {**ROUTER, "config": ""}}) == {"pl-router"}
+    further = {**SITES[1], "name": "sin1"}
+    assert changed_by({"sites": [*SITES, further]}) == {"pl-router"}
+    assert "pl-iad1" in changed_by({"sites": [SITES[0], {**SITES[1], "config": "[limits]\n"}]})
+    assert "pl-ams1" not in changed_by({"sites": [SITES[0], {**SITES[1], "config": "[limits]\n"}]})
+
+
 def test_selectors_find_their_pods() -> None:
     documents = rendered(CHART, EVERYTHING)
     pods = [each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "StatefulSet"]

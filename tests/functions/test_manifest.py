@@ -268,6 +268,24 @@ def test_dev_vars_are_secrets_and_win_over_vars(folder: Path) -> None:
         parse_dev_vars("A=1\nnonsense", "x")
 
 
+def test_a_quoted_value_may_have_several_lines_and_a_comment_after_it() -> None:
+    text = """# NOT="a
+export KEY="-----BEGIN-----
+ab=c
+-----END-----"
+A = "x" # the "comment"
+B='a # b' \t
+C="open
+D="say \\"hi\\"" # done
+E='C:\\'
+F=`it's "F"`
+"""
+    assert parse_dev_vars(text, ".dev.vars") == {
+        "KEY": "-----BEGIN-----\nab=c\n-----END-----", "A": "x", "B": "a # b", "C": '"open', "D": 'say "hi"', "E": "C:\\",
+        "F": "it's \"F\"",
+    }  # fmt: skip
+
+
 def test_env_files_are_secrets_where_there_are_no_dev_vars(folder: Path) -> None:
     def secrets(environment: str | None = None) -> dict[str, str]:
         bindings = load_manifest(folder, environment).bindings

@@ -22,6 +22,10 @@ from pilotlight.functions.bindings.storage.r2_files import FileContent
 from pilotlight.functions.channel import StreamingReply
 
 MAX_ASSET_BYTES = 25 << 20
+TYPES = {  # types that Python knows only by files of the machine
+    ".avif": "image/avif", ".js": "text/javascript", ".map": "application/json", ".md": "text/markdown", ".mjs": "text/javascript",
+    ".otf": "font/otf", ".ttf": "font/ttf", ".webp": "image/webp", ".woff": "font/woff", ".woff2": "font/woff2",
+}  # fmt: skip
 HIDDEN = (".assetsignore", ".dev.vars", "_worker.js", REDIRECTS, HEADERS)
 HTML_HANDLING = ("auto-trailing-slash", "force-trailing-slash", "drop-trailing-slash", "none")
 NOT_FOUND_HANDLING = ("none", "404-page", "single-page-application")
@@ -96,11 +100,8 @@ class Assets(Binding):
 
     async def _response(self, status: int, path: Path, request: FetchCall) -> Any:
         tag, size = await asyncio.to_thread(self._tag_and_size, path)
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        if kind.startswith("text/") or kind in ("application/javascript", "application/json"):
-            kind += "; charset=utf-8"
         headers = [
-            ("content-type", kind),
+            ("content-type", _content_type(path)),
             ("etag", f'"{tag}"'),
             ("cache-control", "public, max-age=0, must-revalidate"),
         ]
@@ -201,6 +202,14 @@ def span_of(header: str, size: int) -> tuple[int, int] | None:
         return None
     end = min(int(found[2]), size - 1) if found[2] else size - 1
     return (start, end - start + 1) if end >= start else (0, size)
+
+
+def _content_type(path: Path) -> str:
+    kind, coding = mimetypes.guess_type(path.name)
+    if coding is not None:  # the file is sent as it is, without a Content-Encoding
+        kind = "application/gzip" if coding == "gzip" else None
+    kind = TYPES.get(path.suffix.lower()) or kind or "application/octet-stream"
+    return f"{kind}; charset=utf-8" if kind.startswith("text/") or kind == "application/json" else kind
 
 
 def _opened(path: Path, start: int) -> Any:

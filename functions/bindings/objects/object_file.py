@@ -52,7 +52,7 @@ class ObjectFile:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._depth = 0
         self._history = ObjectHistory(path, history_s, now_s) if history_s else None
-        self._deletes_history = False  # the open transaction deletes everything
+        self._deletes_all_at: int | None = None  # depth of the transaction that deletes everything; None if none does
         self._deadline_s = float("inf")
         # No statement cache: a statement compiled while the guard was off must not be reused for a function's equal SQL.
         self._connection = sqlite3.connect(
@@ -141,7 +141,8 @@ class ObjectFile:
             self._trusted(f"DROP {kind.upper()} IF EXISTS {quoted}", ())
         self._trusted("DELETE FROM _cf_KV", ())
         self.delete_alarm()
-        self._deletes_history = True
+        if self._deletes_all_at is None:
+            self._deletes_all_at = self._depth
 
     # -- SQL ----------------------------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,8 @@ class ObjectFile:
         if not keep:
             self._trusted(f"ROLLBACK TO _cf_{self._depth}", ())
         self._trusted(f"RELEASE _cf_{self._depth}", ())
+        if self._deletes_all_at is not None and self._deletes_all_at > self._depth:
+            self._deletes_all_at = self._depth if keep else None
 
     def commit(self) -> None:
         """Commit the changes; do nothing while an explicit transaction is open."""
@@ -193,15 +196,15 @@ class ObjectFile:
             raise
         if self._history is not None:
             with self._guard.trusting():
-                if self._deletes_history:
+                if self._deletes_all_at is not None:
                     self._history.delete(self._connection)
                 else:
                     self._history.committed(self._connection)
-        self._deletes_history = False
+        self._deletes_all_at = None
 
     def rollback(self) -> None:
         self._depth = 0
-        self._deletes_history = False
+        self._deletes_all_at = None
         if self._connection.in_transaction:
             self._trusted("ROLLBACK", ())
 
@@ -231,7 +234,9 @@ class ObjectFile:
             return False
         try:
             with self._guard.trusting():
-                return self._history.restore(self._connection)
+                is_restored = self._history.restore(self._connection)
+                _create_tables(self._connection)  # the content before the first commit has none
+                return is_restored
         except OSError as error:
             raise DatabaseError(f"the object cannot be restored: {error}", "storage_full") from None
 
@@ -264,8 +269,7 @@ class ObjectFile:
         if self._history is not None:
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # the history checkpoints
         connection.execute(f"PRAGMA max_page_count = {max(64, max_bytes // PAGE_BYTES)}")
-        for statement in SCHEMA:
-            connection.execute(statement)
+        _create_tables(connection)
 
     def _write(self) -> None:
         if not self._connection.in_transaction:
@@ -277,6 +281,11 @@ class ObjectFile:
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._deadline_s
+
+
+def _create_tables(connection: Connection) -> None:
+    for statement in SCHEMA:
+        connection.execute(statement)
 
 
 def _only_reads(statement: str) -> bool:

@@ -225,8 +225,9 @@ class KVNamespace(Binding):
         now_s = self._now_s()
         if now_s - self._swept_at_s >= SWEEP_EVERY_S:
             expired = "SELECT rowid FROM entries WHERE expires_s <= ? LIMIT ?"
-            connection.execute(f"DELETE FROM entries WHERE rowid IN ({expired})", (int(now_s), SWEPT_AT_ONCE))
-            self._swept_at_s = now_s
+            delete = f"DELETE FROM entries WHERE rowid IN ({expired})"
+            if connection.execute(delete, (int(now_s), SWEPT_AT_ONCE)).rowcount < SWEPT_AT_ONCE:
+                self._swept_at_s = now_s  # else the next write deletes more
 
 
 def _encoded(verb: str, text: str) -> bytes:

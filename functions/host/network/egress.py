@@ -99,12 +99,15 @@ class Egress:
             response.release()
             if frame.options.get("redirect") == "error":
                 raise Failure(f"fetch of {url} was redirected", code="redirected", status=502, name="TypeError")
-            if body is not None and response.status in (307, 308):
+            becomes_get = (response.status == 303 and method != "HEAD") or (
+                response.status in (301, 302) and method == "POST"
+            )
+            if body is not None and data is body and not becomes_get:
                 raise Failure("a streamed body cannot be sent again after a redirect", code="redirected", status=502)
             before, url, redirected = url, _target(url, location), True
             if urlsplit(url)[:2] != urlsplit(before)[:2]:
                 headers = [pair for pair in headers if pair[0].lower() not in ("authorization", "cookie")]
-            if (response.status == 303 and method != "HEAD") or (response.status in (301, 302) and method == "POST"):
+            if becomes_get:
                 method, data = "GET", None
                 headers = [pair for pair in headers if pair[0].lower() not in OF_BODIES]
         raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")

@@ -344,6 +344,22 @@ async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: S
             await ai.run(MODEL, wrong, queueRequest=True)
 
 
+@pytest.mark.process
+async def test_a_request_of_a_batch_that_is_too_large_does_not_stop_the_others(ai: AI) -> None:
+    asked = {"requests": [{"prompt": "x" * (9 << 20)}, {"prompt": "b"}]}
+    queued = await ai.run(MODEL, asked, {"queueRequest": True})
+    answered: Any = None
+
+    async def is_complete() -> bool:
+        nonlocal answered
+        answered = await ai.run(MODEL, {"request_id": queued.request_id})
+        return bool(answered.status == "complete")
+
+    await eventually(is_complete)
+    first, second = answered.responses
+    assert (first.success, first.errors[0].code, second.success) == (False, 3006, True)
+
+
 async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None:
     def services() -> Services:
         return Services(databases=Databases(), function="f")

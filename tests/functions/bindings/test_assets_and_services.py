@@ -1,5 +1,6 @@
 """Static assets (responses, canonical URLs, paths that try to leave the folder), and service bindings."""
 
+import mimetypes
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,9 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from pilotlight.functions.bindings.assets.asset_rules import _compiled, _match
-from pilotlight.functions.bindings.binding import BindingError
+from pilotlight.functions.bindings.binding import BindingError, Services
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import FetchEvent, RpcEvent
+from pilotlight.functions.function_bindings import FunctionBindings
+from pilotlight.functions.manifest import BindingDeclaration, Manifest, ManifestAssets
 from tests.functions.bindings.conftest import Wire
 
 pytest.importorskip("workers.http.outbound")
@@ -47,6 +50,39 @@ async def test_a_file_comes_with_its_type_and_tag(wire: Wire, folder: Path) -> N
     assert await answered(assets, "/a%20b.txt") == (200, "<a b.txt>")
     assert await answered(assets, "/app.js", method="HEAD") == (200, "")
     assert (await answered(assets, "/app.js", method="POST", body="x"))[0] == 405
+
+
+async def test_a_path_that_belongs_to_the_function_does_so_in_any_encoding(folder: Path, tmp_path: Path) -> None:
+    declared = BindingDeclaration("assets", "ASSETS", {"directory": str(folder)})
+    manifest = Manifest("f", tmp_path, tmp_path / "entry.py", assets=ManifestAssets(declared, ("/docs/*",)))
+    services = Services()
+    bindings = FunctionBindings(manifest, tmp_path / "state", services)
+    for path in ("/docs/", "/%64ocs/", "/d%6Fcs/index.html"):
+        assert await bindings.static("HEAD", f"http://site{path}", []) is None, path
+    assert await bindings.static("HEAD", "http://site/%61pp.js", []) is not None
+    await bindings.close()
+    await services.databases.close()
+
+
+async def test_the_types_of_files_do_not_depend_on_the_machine(wire: Wire, folder: Path) -> None:
+    expected = {
+        "app.js": "text/javascript; charset=utf-8",
+        "font.WOFF2": "font/woff2",
+        "photo.webp": "image/webp",
+        "rows.csv": "text/csv; charset=utf-8",
+        "rows.csv.gz": "application/gzip",
+        "rows.csv.br": "application/octet-stream",
+        "unknown": "application/octet-stream",
+    }
+    for name in expected:
+        (folder / name).write_text("x")
+    assets = (await wire(("assets", "ASSETS", {"directory": str(folder)}))).env["ASSETS"]
+    mimetypes.init([])  # a machine without /etc/mime.types
+    try:
+        types = {name: (await assets.fetch(f"http://site/{name}")).headers["content-type"] for name in expected}
+    finally:
+        mimetypes.init()
+    assert types == expected
 
 
 @pytest.mark.parametrize(

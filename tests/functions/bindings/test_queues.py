@@ -426,6 +426,17 @@ async def test_what_a_dead_process_had_taken_comes_at_once_and_counts_as_tried(t
     await after.close()
 
 
+async def test_a_process_that_only_sends_and_counts_leaves_the_leases_of_the_consumers_process(tmp_path: Path) -> None:
+    consuming, beside = (Queue("jobs", tmp_path / "messages.sqlite", 1 << 20) for _ in range(2))
+    await consuming.put([(b"a", 0.0)])
+    assert len(await consuming.take(10)) == 1
+    await beside.put([(b"b", 0.0)])
+    assert await beside.depth() == 2
+    assert [message.body for message in await consuming.take(10)] == [b"b"]
+    for queue in (consuming, beside):
+        await queue.close()
+
+
 async def test_a_function_that_consumes_anew_takes_over_and_another_one_is_refused(wire: Wire, tmp_path: Path) -> None:
     wired = await wire(QUEUE)
     queue, first, second = queue_of(wired, tmp_path), Handler(), Handler()

@@ -85,8 +85,17 @@ def test_what_cannot_be_exported_is_named(here: tuple[str, str], tmp_path: Path)
     with pytest.raises(CliError, match="search is virtual"):
         run("d1", "export", "DB", "--output", out, *here)
     run("d1", "execute", "DB", "--command", "DROP TABLE search", *here)
+    (tmp_path / "out.sql").write_text("an earlier export")
     with pytest.raises(CliError, match="no table nowhere"):
         run("d1", "export", "DB", "--output", out, "--table", "nowhere", *here)
+    assert (tmp_path / "out.sql").read_text() == "an earlier export"
+
+
+def test_a_line_that_describes_no_object_is_named(here: tuple[str, str], tmp_path: Path) -> None:
+    for line in ('{"key": "a"', '{"key": "a"}', "[]"):
+        (tmp_path / ".objects.jsonl").write_text(f"{line}\n")
+        with pytest.raises(CliError, match=r"\.objects\.jsonl, line 1, is no object"):
+            run("r2", "import", "FILES", str(tmp_path), *here)
 
 
 def test_keys_come_out_as_wrangler_reads_them_and_go_in_again(

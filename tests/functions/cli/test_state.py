@@ -97,6 +97,26 @@ def test_messages_are_sent_counted_and_purged(folder: Path) -> None:
     assert run("queues", "list", *here) == "jobs  0 messages\n"
 
 
+def test_a_queue_whose_name_is_no_folders_name_is_counted_and_listed_once(folder: Path) -> None:
+    (folder / "wrangler.toml").write_text(MANIFEST.replace('"jobs"', '"my.jobs"'))
+    run("queues", "send", "JOBS", "1", "--dir", str(folder))
+    listed = run("queues", "list", "--dir", str(folder))
+    assert listed.startswith("my-jobs")
+    assert listed.endswith("  1 messages\n")
+    assert run("queues", "list", "--dir", str(folder)) == listed
+
+
+def test_brackets_in_rows_are_printed_as_they_are(folder: Path) -> None:
+    asked = ("d1", "execute", "DB", "--command", "SELECT '[bold]x[/bold] [1]' AS \"[red]\", '[/]' AS b")
+    head, row = run(*asked, "--dir", str(folder)).splitlines()
+    assert (head.split(), row.split()) == (["[red]", "b"], ["[bold]x[/bold]", "[1]", "[/]"])
+
+
+def test_a_script_answers_in_json_if_asked_to(folder: Path) -> None:
+    asked = ("d1", "execute", "DB", "--json", "--command", "CREATE TABLE a (b); CREATE TABLE c (d)")
+    assert json.loads(run(*asked, "--dir", str(folder))) == {"count": 2}
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -1,14 +1,61 @@
 """The command line as a whole."""
 
+import io
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import typer
 
-from pilotlight.runtime.cli.commands import pilotlight
+from pilotlight.runtime.cli.commands import main, pilotlight
 
 
 def test_the_version_is_that_of_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         pilotlight(version=True)
     assert re.fullmatch(r"pilotlight \d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+MANIFEST = """
+name = "f"
+main = "entry.py"
+kv_namespaces = [{ binding = "KV" }]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text(MANIFEST)
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Run the command line; return the exit status."""
+    monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_a_file_that_cannot_be_written_is_named_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ("--dir", str(folder))
+    assert run(monkeypatch, "kv", "put", "KV", "a", "b", *here) == 0
+    out = folder / "nowhere" / "out.json"
+    assert run(monkeypatch, "kv", "export", "KV", "--output", str(out), *here) == 1
+    assert capsys.readouterr().err == f"pilotlight: {out}: No such file or directory.\n"
+
+
+def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    here = ("--dir", str(folder))
+    assert run(monkeypatch, "kv", "put", "KV", "é日", "b", *here) == 0
+    assert run(monkeypatch, "kv", "list", "KV", *here) == 0
+    terminal.flush()
+    assert terminal.buffer.getvalue() == b"\xe9\\u65e5\n"

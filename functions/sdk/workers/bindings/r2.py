@@ -3,6 +3,7 @@
 Conditions and ranges may also be given as a request's headers.
 """
 
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
@@ -24,6 +25,7 @@ _HTTP = {
 _DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
 _DETAILS = ("http_metadata", "custom_metadata", "storage_class")
 _CONDITIONS = ("etag_matches", "etag_does_not_match", "uploaded_before", "uploaded_after", "seconds_granularity")
+_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 _INLINE_BYTES = 1 << 20  # larger values are streamed, so that they do not delay other calls
 
 
@@ -234,18 +236,15 @@ def _range(value: Any) -> dict[str, int] | None:
 
 def _range_of_header(header: str) -> dict[str, int] | None:
     """Parse a Range header; None if it is invalid, which RFC 9110 section 14.2 requires to ignore."""
-    unit, _, span = header.partition("=")
-    first, dash, last = span.partition("-")
-    if unit.strip().lower() != "bytes" or not dash or "," in span:
+    found = _RANGE.fullmatch(header)
+    if found is None:
         return None
-    try:
-        if not first.strip():
-            return {"suffix": int(last)}
-        return (
-            {"offset": int(first)} if not last.strip() else {"offset": int(first), "length": int(last) - int(first) + 1}
-        )
-    except ValueError:
-        return None
+    first, last = (min(int(digits), 2**53 - 1) if digits else None for digits in found.groups())
+    if first is None:
+        return None if last is None else {"suffix": last}
+    if last is None:
+        return {"offset": first}
+    return {"offset": first, "length": last - first + 1} if first <= last else None
 
 
 def _are_headers(value: Any) -> bool:

@@ -166,6 +166,51 @@ def test_a_file_from_before_the_history_can_be_restored_to_what_it_was(
     assert value(file) == "old"
 
 
+def test_an_object_that_was_empty_before_its_first_write_is_restored_to_that(path: Path) -> None:
+    now_s = path.parent.stat().st_mtime
+    with closing(ObjectFile(path, 1 << 20, DAYS_S, lambda: now_s)) as file:
+        empty_s = now_s = now_s + 60.0  # an instance that has only read for a while
+        now_s += 60.0
+        put(file, 1)
+        now_s += 60.0
+        undo = restored(file, file.bookmark_at(empty_s))
+        assert value(file) is None and file.alarm() is None
+        put(file, 2)
+        restored(file, undo)
+        assert value(file) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_delete_all_in_a_transaction_that_is_rolled_back_leaves_the_history(
+    opened: Callable[..., ObjectFile], depth: int
+) -> None:
+    file = opened()
+    mark = put(file, 1)
+    put(file, 2)
+    for _ in range(depth):
+        file.begin()
+    file.delete_all()
+    for _ in range(depth - 1):
+        file.end(keep=True)
+    file.end(keep=False)
+    put(file, 3)
+    restored(file, mark)
+    assert value(file) == 1
+
+
+def test_delete_all_in_a_transaction_that_is_kept_deletes_the_history(opened: Callable[..., ObjectFile]) -> None:
+    file = opened()
+    mark = put(file, 1)
+    file.begin()
+    file.delete_all()
+    file.begin()
+    file.end(keep=False)
+    file.end(keep=True)
+    put(file, 2)
+    with pytest.raises(HistoryError, match="before deleteAll"):
+        file.restore_next(mark)
+
+
 def test_delete_all_deletes_the_history_unless_it_is_rolled_back(path: Path, opened: Callable[..., ObjectFile]) -> None:
     file = opened()
     mark = put(file, 1)

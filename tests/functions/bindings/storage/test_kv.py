@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pilotlight.functions.bindings.binding import BindingError, MemoryBudget
-from pilotlight.functions.bindings.storage.kv import MAX_VALUE_BYTES, SCHEMA, KVNamespace
+from pilotlight.functions.bindings.storage.kv import MAX_VALUE_BYTES, SCHEMA, SWEPT_AT_ONCE, KVNamespace
 from pilotlight.functions.channel import Failure
 from pilotlight.support.database import Database, create
 from tests.asgi import eventually
@@ -141,6 +141,23 @@ async def test_expired_keys_are_neither_read_nor_listed_and_are_deleted_in_time(
         for wrong in ({"expiration_ttl": 59}, {"expiration": int(clock.now) + 59}, {"expiration_ttl": 2**60}):
             with pytest.raises(BindingError, match="400 Invalid expiration"):
                 await kv.call("put", [], {"key": "k", "value": b"", **wrong})
+    finally:
+        await database.close()
+
+
+async def test_expired_keys_are_deleted_as_fast_as_others_expire(tmp_path: Path) -> None:
+    clock = Clock(1_000_000.0)
+    database = Database(tmp_path / "kv.sqlite", lambda c: create(c, SCHEMA))
+    kv = KVNamespace(database, clock)
+    old = [(f"{number}".encode(), 1_000_060, None, b"") for number in range(2 * SWEPT_AT_ONCE + 1)]
+    try:
+        await kv.call("put", [], {"key": "first", "value": b""})
+        insert = "INSERT INTO entries (key, expires_s, metadata, value) VALUES (?, ?, ?, ?)"
+        await database.run(lambda c: c.executemany(insert, old).close())
+        clock.now += 60
+        for number in range(3):
+            await kv.call("put", [], {"key": f"k{number}", "value": b""})
+        assert await database.run(lambda c: c.execute("SELECT count(*) FROM entries").fetchone()[0]) == 4
     finally:
         await database.close()
 

@@ -127,6 +127,10 @@ async def test_ranges_and_conditions_can_be_a_requests_headers(bucket: R2Bucket)
         ("bytes=7-", b"789"),
         ("bytes=-2", b"89"),
         ("lines=1-2", b"0123456789"),
+        ("bytes=5-2", b"0123456789"),
+        ("bytes=--2", b"0123456789"),
+        ("bytes=2-+4", b"0123456789"),
+        ("bytes=2-999999999999999999", b"23456789"),
     ):
         assert await read(await bucket.get("k", range=Headers(range=header))) == part
     fresh = await bucket.get("k", onlyIf=Headers({"if-none-match": f'W/"x", {put.httpEtag}'}))

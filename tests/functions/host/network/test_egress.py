@@ -224,17 +224,30 @@ async def test_what_is_sent_to_where_a_redirect_leads_depends_on_its_status(
     assert b"x-own: 1" in heard[1]
 
 
-async def test_a_body_that_came_as_a_stream_is_not_sent_a_second_time() -> None:
+async def streamed(url: str, method: str) -> Any:
+    """Fetch with a body that can be read once."""
+
     async def stream() -> AsyncIterator[bytes]:
         yield b"form"
 
-    async with (
-        far_side(b"HTTP/1.1 307 Moved\r\nlocation: /there\r\n") as (here, heard),
-        Egress(("127.0.0.1",)) as egress,
-    ):
+    async with Egress(("127.0.0.1",)) as egress:
+        return (await egress.fetch(FetchEvent(id=1, method=method, url=url), cast("Any", stream()))).value
+
+
+@pytest.mark.parametrize(("method", "status"), [("POST", 307), ("PUT", 301), ("PUT", 302), ("PUT", 308)])
+async def test_a_body_that_came_as_a_stream_is_not_sent_a_second_time(method: str, status: int) -> None:
+    moved = f"HTTP/1.1 {status} Moved\r\nlocation: /there\r\n".encode()
+    async with far_side(moved, b"HTTP/1.1 200 OK\r\n") as (here, heard):
         with pytest.raises(Failure, match="a streamed body cannot be sent again"):
-            await egress.fetch(FetchEvent(id=1, method="POST", url=here + "/"), cast("Any", stream()))
+            await streamed(here + "/", method)
     assert len(heard) == 1
+
+
+async def test_a_streamed_form_becomes_a_get_that_follows_further_redirects() -> None:
+    moved = (f"HTTP/1.1 {status} Moved\r\nlocation: /{status}\r\n".encode() for status in (303, 307, 302))
+    async with far_side(*moved, b"HTTP/1.1 200 OK\r\n") as (here, heard):
+        assert (await streamed(here + "/", "POST"))["status"] == 200
+    assert [head.split(b" HTTP")[0] for head in heard] == [b"POST /", b"GET /303", b"GET /307", b"GET /302"]
 
 
 async def test_a_function_learns_the_end_of_a_redirect_and_loops_are_limited(
