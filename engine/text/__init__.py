@@ -1,1 +1,4 @@
-"""The parts around a model's tokens: chat templates, images in prompts, and answer formats. Imports no torch."""
+"""Chat templates, images in prompts, and answer formats.
+
+Imports no torch.
+"""

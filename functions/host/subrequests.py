@@ -25,7 +25,10 @@ SubrequestHandler = Callable[[frames.Request | Dial, Inbound | None], Awaitable[
 
 class Subrequests:
     def __init__(self, handler: SubrequestHandler, limit: int, open_requests: Collection[int]) -> None:
-        """`limit` is the number of subrequests that one request may make; `open_requests` is a view of the ids of those that are open."""
+        """`limit`: number of subrequests of one request.
+
+        `open_requests`: a view of the ids of the open ones.
+        """
         self._handler = handler
         self._limit = limit
         self._open_requests = open_requests

@@ -1,1 +1,1 @@
-"""The processes in which functions run: how they are confined and forked, and what they may use."""
+"""Processes in which functions run: confinement, forks and limits."""

@@ -5,6 +5,7 @@ The module that does a command's work is imported when the command runs."""
 import io
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -682,11 +683,12 @@ def _become(module: str, *arguments: str) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line with `arguments`, those of the process by default."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal's encoding may lack characters of a key
     try:
-        app()
+        app(arguments)
     except (CliError, ConfigError) as error:
         print(f"pilotlight: {error}", file=sys.stderr)
         sys.exit(1)

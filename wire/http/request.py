@@ -144,7 +144,10 @@ class RequestReader:
         return self._events
 
     def close(self) -> None:
-        """Drop the parser, which refers to this reader. No bytes are parsed after this, and it may be called again."""
+        """Drop the parser, which refers to this reader.
+
+        No bytes are parsed after this. A second call has no effect.
+        """
         with suppress(AttributeError):
             del self._parser
 

@@ -1,1 +1,1 @@
-"""The zygotes of a site's functions: which there are, and what they start with."""
+"""The pool of a site's zygotes, their number, and the files with which they start."""

@@ -2,7 +2,7 @@
 
 import io
 import re
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -31,31 +31,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+def run(*arguments: str) -> object:
     """Run the command line; return the exit status."""
-    monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(arguments)
     return ended.value.code
 
 
-def test_a_file_that_cannot_be_written_is_named_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_is_named_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ("--dir", str(folder))
-    assert run(monkeypatch, "kv", "put", "KV", "a", "b", *here) == 0
+    assert run("kv", "put", "KV", "a", "b", *here) == 0
     out = folder / "nowhere" / "out.json"
-    assert run(monkeypatch, "kv", "export", "KV", "--output", str(out), *here) == 1
+    assert run("kv", "export", "KV", "--output", str(out), *here) == 1
     assert capsys.readouterr().err == f"pilotlight: {out}: No such file or directory.\n"
 
 
-def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(folder: Path) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    monkeypatch.setattr(sys, "stdout", terminal)
     here = ("--dir", str(folder))
-    assert run(monkeypatch, "kv", "put", "KV", "é日", "b", *here) == 0
-    assert run(monkeypatch, "kv", "list", "KV", *here) == 0
+    with redirect_stdout(terminal):
+        assert run("kv", "put", "KV", "é日", "b", *here) == 0
+        assert run("kv", "list", "KV", *here) == 0
     terminal.flush()
     assert terminal.buffer.getvalue() == b"\xe9\\u65e5\n"
