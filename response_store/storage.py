@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pilotlight.response_store import response_rows as rows
@@ -234,11 +235,11 @@ class ResponseStore:
         """Delete responses that may have been stored although clients got `store` as false or an error."""
         while self._refused:
             await asyncio.sleep(self.timings.retry_s)
-            refused = frozenset(self._refused)
             with suppress(ResponsesFault):  # the next request will find the same fault
-                delete = partial(rows.delete_all, names=refused)
-                await self.database.run(delete, self.timings.answer_s, is_write=True)
-                self._refused -= refused
+                while refused := frozenset(islice(self._refused, rows.SWEPT)):  # after a long outage there may be many
+                    delete = partial(rows.delete_all, names=refused)
+                    await self.database.run(delete, self.timings.answer_s, is_write=True)
+                    self._refused -= refused
 
     async def _confirm_often(self) -> None:
         """Report periodically that this process is alive, and the progress of its responses."""

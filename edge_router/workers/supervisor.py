@@ -47,13 +47,17 @@ class WorkerPool:
         self._url = url
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._all: set[asyncio.subprocess.Process] = set()  # includes replaced workers that have not ended
+        self._starting: set[asyncio.subprocess.Process] = set()  # a hangup would end these
+        self._hangups = 0
+        # held while a role gets another worker, so that it gets one if its worker ends while it is replaced
+        self._changing = [asyncio.Lock() for _ in listeners]
         self._watching: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._wants_roll = asyncio.Event()
 
     async def run(self) -> int:
         """Run the workers until a stop signal; return the exit status."""
-        follow_signals(self._stop, lambda: self._signal(signal.SIGHUP))
+        follow_signals(self._stop, self._hang_up)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._wants_roll.set)
         started = await asyncio.gather(*(self._start(role) for role in self._roles))
         if not all(started):
@@ -70,10 +74,15 @@ class WorkerPool:
     def _stop(self) -> None:
         """Drain the workers; after a second stop signal end their streams at once."""
         self._stopping.set()
-        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM, self._all)
 
-    def _signal(self, number: int) -> None:
-        for process in self._all:
+    def _hang_up(self) -> None:
+        """Let the workers reload; those that start do so once they are ready."""
+        self._hangups += 1
+        self._signal(signal.SIGHUP, self._all - self._starting)
+
+    def _signal(self, number: int, processes: set[asyncio.subprocess.Process]) -> None:
+        for process in processes:
             if process.returncode is None:
                 process.send_signal(number)
 
@@ -81,21 +90,27 @@ class WorkerPool:
         """Start a worker for a role. Return whether it serves; if not, it has ended or was killed."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
         environment.pop(SOCKET_ENV, None)  # only the supervisor notifies the service manager
+        hangups = self._hangups
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *self._arguments,
             env=environment, pass_fds=[role.listener], start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         self._all.add(process)
+        self._starting.add(process)
         ready, deadline = role.ready_file(process.pid), time.monotonic() + START_LIMIT_S
         while not ready.exists():
             if process.returncode is not None or self._stopping.is_set() or time.monotonic() > deadline:
                 if process.returncode is None:
                     process.kill()
                 self._all.discard(process)
+                self._starting.discard(process)
                 await process.wait()
                 return False
             await asyncio.sleep(LOOK_EVERY_S)
         ready.unlink()
+        self._starting.discard(process)
+        if self._hangups != hangups:
+            self._signal(signal.SIGHUP, {process})
         self._workers[role.index] = process
         watching = background.start(partial(self._watch, role, process), f"worker {role.index}")
         self._watching.add(watching)
@@ -107,22 +122,25 @@ class WorkerPool:
         began = time.monotonic()
         await process.wait()
         self._all.discard(process)
-        if self._workers[role.index] is not process:
-            return
-        log.error("worker %d ended with status %s: another one is started", role.index, process.returncode)
         failures = 0 if time.monotonic() - began > STEADY_S else 1
-        await asyncio.sleep(RESTART_AFTER_S[failures])
-        while not await self._start(role):
-            failures = min(failures + 1, len(RESTART_AFTER_S) - 1)
+        async with self._changing[role.index]:
+            if self._workers[role.index] is not process:
+                return
+            log.error("worker %d ended with status %s: another one is started", role.index, process.returncode)
             await asyncio.sleep(RESTART_AFTER_S[failures])
+            while not await self._start(role):
+                failures = min(failures + 1, len(RESTART_AFTER_S) - 1)
+                await asyncio.sleep(RESTART_AFTER_S[failures])
 
     async def _roll_when_asked(self) -> None:
         while True:
             await self._wants_roll.wait()
             self._wants_roll.clear()
             for role in self._roles:
-                old = self._workers[role.index]
-                if not await self._start(role):
+                async with self._changing[role.index]:
+                    old = self._workers[role.index]
+                    has_started = await self._start(role)
+                if not has_started:
                     log.error("worker %d was not replaced: its successor did not start", role.index)
                     break
                 log.warning("worker %d was replaced: its streams continue in the old process", role.index)

@@ -291,6 +291,39 @@ async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is
         assert await there(store, "a", "b") == [False, True]
 
 
+async def test_as_many_responses_as_end_in_a_long_outage_are_removed_after_it(path: Path, days: Days) -> None:
+    names = [f"r{i}" for i in range(1000)]
+
+    class Slow:
+        """A database that loses its answers until it has recovered; then it answers in time only to short work."""
+
+        is_shared = False
+
+        def __init__(self, database: Any) -> None:
+            self.database, self.name, self.has_recovered = database, database.name, False
+
+        async def run(self, work: Any, within_s: float, *, is_write: bool) -> Any:
+            if self.has_recovered and len(work.keywords.get("names", ())) > len(names) // 2:
+                raise ResponsesFault("no answer in time")
+            done = await self.database.run(work, within_s, is_write=is_write)
+            if is_write and not self.has_recovered:
+                raise ResponsesFault("no answer in time")
+            return done
+
+        async def close(self) -> None:
+            await self.database.close()
+
+    async with opened(path, days, retry_s=0.01) as store:
+        slow = store.database = cast("Any", Slow(store.database))
+        assert not any(await asyncio.gather(*(store.keep(response(name)) for name in names)))
+        slow.has_recovered = True
+        async with asyncio.timeout(10):
+            for name in names:
+                kept = partial(response_rows.find, tenant="t", name=name)
+                while await slow.database.run(kept, 5.0, is_write=False) is not None:
+                    await asyncio.sleep(0.01)
+
+
 async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     add = response_rows.add

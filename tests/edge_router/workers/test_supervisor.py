@@ -73,6 +73,15 @@ class Routed:
         assert await response.content.readany() == event(0)
         return response
 
+    async def begin_replacing(self) -> None:
+        """Have the workers replaced; return when the first successor begins to start."""
+        supervisor = psutil.Process(self.process.pid)
+        count = len(supervisor.children())
+        self.process.send_signal(signal.SIGUSR2)
+        async with asyncio.timeout(60):
+            while len(supervisor.children()) == count:
+                await asyncio.sleep(0.005)
+
     async def metric(self, pattern: str) -> list[str]:
         session, _ = await self.client()
         async with session.get(self.url + "/metrics") as response:
@@ -174,6 +183,27 @@ async def test_workers_with_a_ledger_are_replaced_while_the_old_ones_still_count
         site.go_on.set()
         for stream in streams:
             assert await stream.read() == event(99) + DONE
+
+
+async def test_a_worker_that_is_killed_while_its_successor_starts_gets_no_other_one(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        before = await router.workers()
+        await router.begin_replacing()
+        os.kill(min(before), signal.SIGKILL)
+        after = await router.workers(without=frozenset(before))
+        async with asyncio.timeout(60):
+            while any(psutil.pid_exists(pid) for pid in before):
+                await asyncio.sleep(0.02)
+        assert {process.pid for process in psutil.Process(router.process.pid).children()} == after.keys()
+
+
+async def test_workers_are_replaced_although_a_hangup_comes_meanwhile(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        before = await router.workers()
+        await router.begin_replacing()
+        router.process.send_signal(signal.SIGHUP)
+        for session in (await router.workers(without=frozenset(before))).values():
+            await answered(session, router.url + "/readyz", 200)
 
 
 async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retires(tmp_path: Path) -> None:
