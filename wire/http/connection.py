@@ -12,6 +12,7 @@ import time
 from asyncio.trsock import TransportSocket
 from collections import Counter, deque
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import orjson
@@ -79,7 +80,7 @@ class ConnectionServer(ServerState, Protocol):
 
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
-        "_around", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_paused", "_reader",
+        "_around", "_context", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_paused", "_reader",
         "client", "deadline", "is_full", "loop", "server", "transport",
     )  # fmt: skip
 
@@ -99,6 +100,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self.transport = cast(asyncio.Transport, transport)
         server, limits = self.server, self.server.limits
         peer = host_and_port(transport.get_extra_info("peername"))
@@ -215,7 +217,8 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.stall_s)
             return self.transport.close()
         if self._exchanges:
-            self.loop.call_soon(self._begin_next)  # later, not from within the previous answer
+            # Later and in the connection's context, not within the previous answer, whose variables are those of its request.
+            self.loop.call_soon(self._begin_next, context=self._context)
         else:
             self._has(self.server.limits.keep_alive_s)
         if self._is_paused and len(self._exchanges) <= 2:

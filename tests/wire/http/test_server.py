@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from email.utils import formatdate
 from typing import Any
 
@@ -562,6 +563,22 @@ async def test_bytes_after_an_answer_that_was_given_before_the_bodys_end_are_no_
         answer = await client.hear_until(b"no")
         await client.say(b"rest", b"GET /two HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (status_of(answer), await client.hear_all(), asked) == (413, b"", ["/one"])
+
+
+async def test_a_pipelined_request_does_not_see_variables_of_the_one_before() -> None:
+    variable, seen = ContextVar("variable", default=0), []
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        seen.append(variable.get())
+        variable.set(1)
+        await send(start((b"content-length", b"2")))
+        await send(body(b"ok"))
+
+    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(3 * GET)
+        for _ in range(3):
+            await client.hear_until(b"ok")
+    assert seen == [0, 0, 0]
 
 
 @pytest.mark.parametrize("leaves", ["behind its answer", "amid its answer", "before its body ends"])
