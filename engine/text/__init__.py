@@ -1,4 +1,1 @@
-"""Chat templates, images in prompts, and answer formats.
-
-Imports no torch.
-"""
+"""Chat templates, images in prompts, and answer formats. Imports no torch."""

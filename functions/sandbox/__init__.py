@@ -1,1 +1,1 @@
-"""Processes in which functions run: confinement, forks and limits."""
+"""The processes of functions: their confinement, zygotes, priorities and limits."""

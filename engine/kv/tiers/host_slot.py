@@ -1,4 +1,4 @@
-"""The state of a block in the host tier (host_tier.py), which also its readers and writers use."""
+"""The state of one block in the host tier."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""The pool of a site's zygotes, their number, and the files with which they start."""
+"""The supply of zygotes for a site's functions, and their memory budget."""
