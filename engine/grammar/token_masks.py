@@ -90,7 +90,10 @@ class AwaitedGrammar:
 
     @property
     def deadline(self) -> float:
-        """Return the time limit for the matcher; infinity once it is there, because an adapter's slot may come later."""
+        """Return the time limit for the matcher; infinity once it is there.
+
+        The sequence may then still wait for an adapter's slot.
+        """
         return math.inf if self.is_done else self._compiled_by
 
     @property

@@ -1,4 +1,4 @@
-"""The schemas inside a JSON schema, independent of what they require."""
+"""The schemas inside a JSON schema, independent of their meaning."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +8,9 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def with_subschemas(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a schema in which `change` has been called for each schema, list or other value directly inside, unless it is a value such as `enum`.
+    """Return a schema whose parts are the results of `change`, except values such as those of `enum`.
 
-    A name of a property, such as "default", is no key of the schema.
+    The name of a property, for example "default", is no key of the schema.
     """
     return {
         key: {name: change(named) for name, named in part.items()}
