@@ -90,9 +90,9 @@ class AwaitedGrammar:
 
     @property
     def deadline(self) -> float:
-        """Return the time limit for the matcher, which is infinite once there is one.
+        """Return the time limit for the matcher; infinity once it is there.
 
-        The sequence may still wait for an adapter's slot.
+        The sequence may then still wait for an adapter's slot.
         """
         return math.inf if self.is_done else self._compiled_by
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pilotlight.engine.text.formats.schema_numbers import without_inexact
+from pilotlight.engine.text.formats.subschemas import with_subschemas
 
 _ADDS_KEYS = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames", "dependentRequired",
@@ -51,11 +52,10 @@ def without_patterns(schema: Any, refused: re.Pattern[str]) -> Any:
         return [without_patterns(part, refused) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: part if key in ("const", "enum", "default") else without_patterns(part, refused)
-        for key, part in schema.items()
-        if not (key == "pattern" and isinstance(part, str) and refused.search(part))
-    }
+    kept = with_subschemas(schema, lambda part: without_patterns(part, refused))
+    if isinstance(kept.get("pattern"), str) and refused.search(kept["pattern"]):
+        del kept["pattern"]
+    return kept
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A download that was interrupted resumes when it is started again.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ Fetch = Callable[[str, Progress], Awaitable[object]]
 
 MAX_RUNNING = 4
 MAX_KEPT = 50  # number of ended downloads that are listed
+
+log = logging.getLogger(__name__)
 
 
 class Downloads:
@@ -65,6 +68,9 @@ class Downloads:
         except asyncio.CancelledError:
             self._note(source, state="cancelled")
             raise
+        except Exception as error:
+            log.exception("downloading %s", source)
+            self._note(source, state="failed", error=str(error) or repr(error))
         finally:
             del self._tasks[source]
 

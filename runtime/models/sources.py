@@ -5,6 +5,7 @@ sources never use the network; runtime/fetching downloads. Independent of the fi
 """
 
 import asyncio
+import os
 import re
 from pathlib import Path
 
@@ -47,12 +48,13 @@ def local_directory(source: str) -> Path | None:
         return _embedded(source.removeprefix(PREFIX))
     if is_url(source):
         return _fetched_before(source)
-    path = Path(source).expanduser()
-    if path.is_dir():
+    # Unlike Path's methods, these of os.path raise nothing for a name that is too long, an unknown user or a folder that may not be read.
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
         return path
-    if path.suffix == GGUF_SUFFIX and path.is_file():
+    if path.suffix == GGUF_SUFFIX and os.path.isfile(path):
         return _of_gguf(path)
-    if path.exists():
+    if os.path.exists(path):
         raise SourceError(
             f"{source} is a file; name the directory that holds config.json and the weights, or a file called NAME{GGUF_SUFFIX}"
         )
@@ -72,7 +74,7 @@ def source_of(given: str) -> str:
     """Return the source for a command's argument.
 
     The bare name of an embedded model is accepted, unless a local folder has that name."""
-    is_embedded = (EMBEDDED / given).is_dir() and not Path(given).exists()
+    is_embedded = os.path.isdir(EMBEDDED / given) and not os.path.exists(given)
     return f"{PREFIX}{given}" if is_embedded else given
 
 

@@ -137,7 +137,7 @@ def schema_of(properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 EMAIL = {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$"}  # the pattern of z.email() in zod 4
 PATTERN = {"type": "string", "pattern": "^[a-z]+$"}
-BAD = schema_of({"email": EMAIL, "code": PATTERN})
+BAD = schema_of({"email": EMAIL, "default": EMAIL, "code": PATTERN})
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
@@ -149,7 +149,7 @@ async def test_a_pattern_that_cannot_be_enforced_is_left_out_alone_and_named(sit
     assert '"a": {"type": "integer"}' in first
     if isinstance(choice, str):
         (second,) = others
-        assert '"email": {"type": "string"}' in second
+        assert '"email": {"type": "string"}, "default": {"type": "string"}' in second
         assert "^[a-z]+$" in second
         assert '"additionalProperties": false' in second
         assert answer.headers["x-ignored-fields"] == "tools[1].pattern"

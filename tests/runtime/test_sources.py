@@ -32,7 +32,9 @@ def test_an_embedded_model_is_a_directory_of_the_package(tmp_path: Path, monkeyp
         local_directory("embedded:flame")
 
 
-@pytest.mark.parametrize("source", ["/no/such/place", "./missing", "missing", "a/b/c"])
+@pytest.mark.parametrize(
+    "source", ["/no/such/place", "./missing", "missing", "a/b/c", "x" * 300, "~no-such-user/x", "a\0b"]
+)
 def test_a_missing_directory_is_a_sentence(source: str) -> None:
     with pytest.raises(SourceError, match="there is no directory"):
         local_directory(source)

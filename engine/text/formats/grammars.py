@@ -8,6 +8,7 @@ from typing import Any
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool
+from pilotlight.engine.text.formats.subschemas import with_subschemas
 
 TEXT = r"/(.|\n)*/"
 # Optional white space inside a document: a few spaces, or a line end and indentation. It is bounded, because a model might output nothing else.
@@ -26,7 +27,6 @@ _SIZES = (
     "minContains",
     "maxContains",
 )
-_VALUES = ("enum", "const", "default", "examples")  # keys of a schema whose values are not schemas
 
 
 class Grammar:
@@ -141,8 +141,8 @@ def asserting(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        key: part if key in _VALUES else whole(part) if key in _SIZES else asserting(part)
-        for key, part in schema.items()
+        key: whole(part) if key in _SIZES else part
+        for key, part in with_subschemas(schema, asserting).items()
         if not (key == "format" and isinstance(part, str) and part not in _FORMATS)
     }
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from pilotlight.engine.text.formats.subschemas import with_subschemas
+
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _MAX_INT64 = 2**63 - 1  # no double, but allowed as a maximum: the library clamps the next double, 2**63, to it
 _decoder = json.JSONDecoder()
@@ -48,11 +50,8 @@ def without_inexact(schema: Any) -> Any:
         return [without_inexact(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: part if key in ("const", "enum") else without_inexact(part)
-        for key, part in schema.items()
-        if not any(_wrong(key, part))
-    }
+    kept = {key: part for key, part in schema.items() if not any(_wrong(key, part))}
+    return with_subschemas(kept, without_inexact)
 
 
 def _inexact(schema: Any) -> Iterator[tuple[str, int]]:
@@ -63,10 +62,8 @@ def _inexact(schema: Any) -> Iterator[tuple[str, int]]:
         if isinstance(part, list):
             level += part
         elif isinstance(part, dict):
-            for key, value in part.items():
-                yield from ((key, number) for number in _wrong(key, value))
-                if key not in ("const", "enum", "default", "examples"):
-                    level.append(value)
+            yield from ((key, number) for key, value in part.items() for number in _wrong(key, value))
+            with_subschemas(part, level.append)  # only to visit them
 
 
 def _wrong(key: str, value: Any) -> Iterator[int]:

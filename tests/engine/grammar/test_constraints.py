@@ -38,6 +38,8 @@ SCHEMAS: list[dict[str, Any]] = [
     {"type": "string", "format": "date"},
     {"type": "object", "properties": {"format": {"type": "string", "format": "path", "maxLength": 4}, "is": {"const": {"format": "path"}}},
      "required": ["format", "is"], "additionalProperties": False},
+    {"type": "object", "properties": {"default": {"type": "string", "format": "path", "maxLength": 4}}, "required": ["default"],
+     "additionalProperties": False},
 ]  # fmt: skip
 
 

@@ -17,13 +17,13 @@ class Server:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.why_not = ""
+        self.error: Exception | None = None
 
     async def fetch(self, source: str, on_progress: Progress) -> None:
         on_progress(3, 10)
         await self.gate.wait()
-        if self.why_not:
-            raise SourceError(self.why_not)
+        if self.error is not None:
+            raise self.error
         on_progress(10, 10)
 
 
@@ -39,15 +39,16 @@ async def test_a_download_is_followed_to_its_end() -> None:
     assert done == ["org/one"]
 
 
-async def test_one_that_fails_says_why_and_may_be_started_again() -> None:
+@pytest.mark.parametrize("error", [SourceError("the hub cannot be reached"), OSError("the hub cannot be reached")])
+async def test_one_that_fails_says_why_and_may_be_started_again(error: Exception) -> None:
     server = Server()
     downloads = Downloads(server.fetch, lambda source: None)
-    server.why_not = "the hub cannot be reached"
+    server.error = error
     server.gate.set()
     downloads.start("org/one")
     await eventually(lambda: downloads.statuses()[0].state == "failed")
     assert downloads.statuses()[0].error == "the hub cannot be reached"
-    server.why_not = ""
+    server.error = None
     downloads.start("org/one")
     await eventually(lambda: downloads.statuses()[0].state == "done")
 

@@ -107,6 +107,7 @@ async def test_operations_that_cannot_be_done_say_why(
         for fields, status, word in (
             ({"action": "run", "source": str(broken)}, 400, "NoSuchForCausalLM"),
             ({"action": "run", "source": "/nowhere/at all"}, 400, "no directory"),
+            ({"action": "run", "source": "x" * 300, "model": "long"}, 400, "no directory"),
             ({"action": "run", "source": " "}, 400, "source"),
             ({"action": "run", "source": source, "model": "@test/tiny"}, 409, "another name"),
             ({"action": "run", "source": source, "context_tokens": 1}, 400, "context_tokens"),

@@ -68,6 +68,8 @@ def test_a_number_that_passes_is_enforced_exactly(
         ({"const": -(2**63)}, "const"),
         ({"properties": {"id": {"anyOf": [{"const": BIG + 1}]}}}, "const"),
         ({"type": "integer", "maximum": BIG + 1}, "maximum"),
+        ({"properties": {"default": {"type": "integer", "maximum": BIG + 1}}}, "maximum"),
+        ({"properties": {"enum": {"type": "integer", "maximum": BIG + 1}}}, "maximum"),
         ({"type": "integer", "maximum": 2**64 - 1}, "maximum"),
         ({"type": "integer", "minimum": -BIG - 1}, "minimum"),
         ({"type": "integer", "exclusiveMaximum": 2**63 - 1}, "exclusiveMaximum"),
