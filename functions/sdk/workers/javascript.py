@@ -155,7 +155,9 @@ def btoa(text: str) -> str:
 
 
 def atob(text: str) -> str:
-    return base64.b64decode(text).decode("latin-1")
+    """Decode base64. White space may be in it and padding missing, as in JavaScript; other characters raise ValueError."""
+    data = "".join(str(text).split())
+    return base64.b64decode(data + "=" * (-len(data) % 4), validate=True).decode("latin-1")
 
 
 class _Timers:
