@@ -155,7 +155,8 @@ def btoa(text: str) -> str:
 
 
 def atob(text: str) -> str:
-    """Decode base64. White space may be in it and padding missing, as in JavaScript; other characters raise ValueError."""
+    """Decode base64, of which padding may be missing, as in JavaScript.
+    White space is skipped; other characters raise ValueError."""
     data = "".join(str(text).split())
     return base64.b64decode(data + "=" * (-len(data) % 4), validate=True).decode("latin-1")
 

@@ -24,7 +24,7 @@ class ByteStream(Readable):
     """`response.body`: an async iterator over bytes."""
 
     def __init__(self, pieces: AsyncIterator[Any]) -> None:
-        self.is_used = False  # its reader has begun, or closed it
+        self.is_used = False  # set by the first read, and by closing
         self._pieces = pieces
 
     def __aiter__(self) -> "ByteStream":

@@ -45,7 +45,8 @@ class Tee:
 
 
 class TeeBranch:
-    """One reader's side: an async iterator. Chunks that the other side has read stay in memory until this one reads them or is closed."""
+    """An async iterator for one reader.
+    Chunks that the other reader has taken stay in memory until this one takes them or is closed."""
 
     def __init__(self, tee: Tee) -> None:
         self.is_closed = False
