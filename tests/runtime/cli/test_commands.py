@@ -1,14 +1,15 @@
 """The command line as a whole."""
 
-import io
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
 
-from pilotlight.runtime.cli.commands import main, pilotlight
+from pilotlight.runtime.cli.commands import pilotlight
 
 
 def test_the_version_is_that_of_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,31 +32,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """Run the command line; return the exit status."""
-    monkeypatch.setattr(sys, "argv", ["pilotlight", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
+def run(*arguments: str, encoding: str = "utf-8") -> tuple[int, bytes, str]:
+    """Run the command line in a process; return its exit status, standard output and standard error."""
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", *arguments]
+    done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": encoding})
+    return done.returncode, done.stdout, done.stderr.decode()
 
 
-def test_a_file_that_cannot_be_written_is_named_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.process
+@pytest.mark.long
+def test_a_file_that_cannot_be_written_is_named_in_one_line(folder: Path) -> None:
     here = ("--dir", str(folder))
-    assert run(monkeypatch, "kv", "put", "KV", "a", "b", *here) == 0
+    assert run("kv", "put", "KV", "a", "b", *here) == (0, b"", "")
     out = folder / "nowhere" / "out.json"
-    assert run(monkeypatch, "kv", "export", "KV", "--output", str(out), *here) == 1
-    assert capsys.readouterr().err == f"pilotlight: {out}: No such file or directory.\n"
+    failed = run("kv", "export", "KV", "--output", str(out), *here)
+    assert failed == (1, b"", f"pilotlight: {out}: No such file or directory.\n")
 
 
-def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    monkeypatch.setattr(sys, "stdout", terminal)
+@pytest.mark.process
+@pytest.mark.long
+def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(folder: Path) -> None:
     here = ("--dir", str(folder))
-    assert run(monkeypatch, "kv", "put", "KV", "é日", "b", *here) == 0
-    assert run(monkeypatch, "kv", "list", "KV", *here) == 0
-    terminal.flush()
-    assert terminal.buffer.getvalue() == b"\xe9\\u65e5\n"
+    assert run("kv", "put", "KV", "é日", "b", *here) == (0, b"", "")
+    assert run("kv", "list", "KV", *here, encoding="latin-1") == (0, b"\xe9\\u65e5\n", "")
