@@ -8,6 +8,7 @@ from js import (
     ArrayBuffer,
     Blob,
     DataView,
+    Date,
     Float32Array,
     Int16Array,
     TextDecoder,
@@ -33,6 +34,13 @@ def test_a_character_may_be_in_two_chunks_of_a_decoded_stream() -> None:
     assert decoder.decode(text[:2], {"stream": True}) + decoder.decode(text[2:], stream=True) == "aäb"
     assert decoder.decode(text[1:2], {"stream": True}) + decoder.decode() == "\ufffd"
     assert decoder.decode(text) == "aäb"
+
+
+def test_a_date_is_read_from_iso_and_from_http() -> None:
+    for text in ("2026-01-02T03:04:05Z", "Fri, 02 Jan 2026 03:04:05 GMT", "2026-01-02T04:04:05+01:00"):
+        assert Date.new(text).toISOString() == "2026-01-02T03:04:05.000Z"
+    with pytest.raises(ValueError, match="soon"):
+        Date.new("soon")
 
 
 def test_base64_is_decoded_without_padding_and_not_with_foreign_characters() -> None:
