@@ -174,7 +174,8 @@ def test_an_object_that_was_empty_before_its_first_write_is_restored_to_that(pat
         put(file, 1)
         now_s += 60.0
         undo = restored(file, file.bookmark_at(empty_s))
-        assert value(file) is None and file.alarm() is None
+        assert value(file) is None
+        assert file.alarm() is None
         put(file, 2)
         restored(file, undo)
         assert value(file) == 1
