@@ -137,6 +137,7 @@ class WorkerLoader(Binding):
         if request.main not in request.modules or not request.main.endswith(".py"):
             raise BindingError(f"mainModule names {request.main!r}; it must be one of the modules, and a Python file")
         self._clean()
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier process may have had this one's id, as in a container
         for name, source in request.modules.items():
             place = PurePosixPath(name)
             if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:

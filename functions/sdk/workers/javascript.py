@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
-from email.utils import format_datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any
 
 from workers.face import Buffer
@@ -49,7 +49,11 @@ class Date:
 
     @staticmethod
     def parse(text: str) -> int:
-        moment = datetime.fromisoformat(text)
+        """Return the milliseconds of a date in ISO 8601 or of an HTTP header. Raises ValueError."""
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            moment = parsedate_to_datetime(text)
         return round((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() * 1e3)
 
     def getTime(self) -> int:
@@ -155,7 +159,10 @@ def btoa(text: str) -> str:
 
 
 def atob(text: str) -> str:
-    return base64.b64decode(text).decode("latin-1")
+    """Decode base64, of which padding may be missing, as in JavaScript.
+    White space is skipped; other characters raise ValueError."""
+    data = "".join(str(text).split())
+    return base64.b64decode(data + "=" * (-len(data) % 4), validate=True).decode("latin-1")
 
 
 class _Timers:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,3 +133,20 @@ async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
     served.functions.remove("f")
     await eventually(lambda: not num_folders())
     assert on_the_loop == []
+
+
+async def test_a_worker_has_no_modules_of_an_earlier_process_with_this_ones_id(tmp_path: Path) -> None:
+    folders: list[Path] = []
+    functions = SimpleNamespace(
+        add=lambda manifest, *, name: folders.append(manifest.directory), remove=lambda name: None
+    )
+    loader = worker_loader.WorkerLoader(functions, "f", tmp_path / f"{os.getpid()}.1")  # type: ignore[arg-type]
+    worker = {"main": "main.py", "modules": {"main.py": ""}}
+    await loader.call("load", [], {**worker, "id": "one"})
+    following = folders[0].with_name(str(int(folders[0].name) + 1))
+    following.mkdir()
+    (following / "others.py").write_text("SECRET = 1")
+    await loader.call("load", [], {**worker, "id": "two"})
+    assert [path.name for path in folders[1].iterdir()] == ["main.py"]
+    assert folders[1] == following
+    await loader.close()

@@ -8,11 +8,14 @@ from js import (
     ArrayBuffer,
     Blob,
     DataView,
+    Date,
     Float32Array,
     Int16Array,
     TextDecoder,
     Uint8Array,
     Uint8ClampedArray,
+    atob,
+    btoa,
 )
 from workers.values import pack
 
@@ -31,6 +34,21 @@ def test_a_character_may_be_in_two_chunks_of_a_decoded_stream() -> None:
     assert decoder.decode(text[:2], {"stream": True}) + decoder.decode(text[2:], stream=True) == "aäb"
     assert decoder.decode(text[1:2], {"stream": True}) + decoder.decode() == "\ufffd"
     assert decoder.decode(text) == "aäb"
+
+
+def test_a_date_is_read_from_iso_and_from_http() -> None:
+    for text in ("2026-01-02T03:04:05Z", "Fri, 02 Jan 2026 03:04:05 GMT", "2026-01-02T04:04:05+01:00"):
+        assert Date.new(text).toISOString() == "2026-01-02T03:04:05.000Z"
+    with pytest.raises(ValueError, match="soon"):
+        Date.new("soon")
+
+
+def test_base64_is_decoded_without_padding_and_not_with_foreign_characters() -> None:
+    assert [atob(text) for text in ("eyJhIjoxfQ", "eyJh IjoxfQ==\n", "YQ", "")] == ['{"a":1}', '{"a":1}', "a", ""]
+    assert atob(btoa("é")) == "é"
+    for wrong in ("eyJh-_", "a", "YQ=a"):
+        with pytest.raises(ValueError, match=r"base64|padding"):
+            atob(wrong)
 
 
 def test_typed_arrays_hold_numbers_of_their_type_and_are_bytes_elsewhere() -> None:

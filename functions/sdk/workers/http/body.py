@@ -3,7 +3,6 @@
 The body is bytes or a stream: any iterator or async iterator of str or bytes. Reading it a second time raises BodyUsedError.
 """
 
-import asyncio
 import json as json_module
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from workers.face import Buffer, as_record
 from workers.http.forms import Blob, FormData, decode_form, encode_multipart
 from workers.http.headers import Headers
 from workers.http.streams import Readable
+from workers.http.tee import Tee
 from workers.http.urls import URLSearchParams
 
 
@@ -24,18 +24,21 @@ class ByteStream(Readable):
     """`response.body`: an async iterator over bytes."""
 
     def __init__(self, pieces: AsyncIterator[Any]) -> None:
+        self.is_used = False  # set by the first read, and by closing
         self._pieces = pieces
 
     def __aiter__(self) -> "ByteStream":
         return self
 
     async def __anext__(self) -> bytes:
+        self.is_used = True
         while True:
             piece = as_bytes(await self._pieces.__anext__())
             if piece:
                 return piece
 
     async def aclose(self) -> None:
+        self.is_used = True
         if (aclose := getattr(self._pieces, "aclose", None)) is not None:
             await aclose()
 
@@ -49,9 +52,11 @@ class Body:
     def __init__(self, source: Any) -> None:
         self._whole: bytes | None = None
         self._stream: ByteStream | None = None
-        self.body_used = False
+        self._is_taken = False
         if isinstance(source, Body):
-            source.body_used, self._whole, self._stream = True, source._whole, source._stream
+            if source.is_streamed and source.body_used:
+                raise BodyUsedError("the body has been read already and cannot be sent")
+            source._is_taken, self._whole, self._stream = True, source._whole, source._stream
         else:
             self._whole, self._stream, content_type = _parts(source, type(self).__name__)
             if content_type and "content-type" not in self.headers:
@@ -59,9 +64,8 @@ class Body:
 
     @property
     def body(self) -> Any:
-        """The body as a stream; None if there is none. If the body is streamed, this access marks it as used."""
+        """The body as a stream; None if there is none."""
         if self._stream is not None:
-            self.body_used = True
             return self._stream
         return None if self._whole is None else ByteStream(_once(self._whole))
 
@@ -79,7 +83,7 @@ class Body:
     async def bytes(self) -> bytes:
         if self.body_used:
             raise BodyUsedError("the body has been read already; read it once, or clone() before")
-        self.body_used = self._whole is not None or self._stream is not None
+        self._is_taken = self._whole is not None or self._stream is not None
         if self._stream is not None:
             return b"".join([piece async for piece in self._stream])
         return self._whole or b""
@@ -104,6 +108,10 @@ class Body:
     formData = form_data
 
     @property
+    def body_used(self) -> bool:
+        return self._is_taken or (self._stream is not None and self._stream.is_used)
+
+    @property
     def bodyUsed(self) -> bool:
         return self.body_used
 
@@ -111,7 +119,7 @@ class Body:
         """Take the body in order to send it: (bytes or None, stream or None)."""
         if self.body_used:
             raise BodyUsedError("the body has been read already and cannot be sent")
-        self.body_used = self._whole is not None or self._stream is not None
+        self._is_taken = self._whole is not None or self._stream is not None
         return self._whole, self._stream
 
     def _shared_with_clone(self) -> Any:
@@ -121,7 +129,7 @@ class Body:
             raise BodyUsedError("the body has been read already and cannot be cloned")
         if self._stream is None:
             return self._whole
-        left, right = _tee(self._stream)
+        left, right = Tee(self._stream).branches
         self._stream = ByteStream(left)
         return right
 
@@ -151,6 +159,8 @@ def _parts(source: Any, owner: str) -> tuple[bytes | None, ByteStream | None, st
     if isinstance(source, URLSearchParams):
         return source.toString().encode(), None, "application/x-www-form-urlencoded;charset=UTF-8"
     if isinstance(source, ByteStream):
+        if source.is_used:
+            raise BodyUsedError("the stream has been read already and cannot be a body")
         return None, source, ""
     if hasattr(source, "__aiter__"):
         return None, ByteStream(source.__aiter__()), ""
@@ -169,22 +179,3 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
 async def _each(source: Iterator[Any]) -> AsyncIterator[Any]:
     for piece in source:
         yield piece
-
-
-def _tee(stream: ByteStream) -> tuple[AsyncIterator[bytes], AsyncIterator[bytes]]:
-    queues: tuple[list[bytes], list[bytes]] = ([], [])
-    reading = asyncio.Lock()
-
-    async def side(mine: int) -> AsyncIterator[bytes]:
-        while True:
-            async with reading:
-                if not queues[mine]:
-                    try:
-                        piece = await stream.__anext__()
-                    except StopAsyncIteration:
-                        return
-                    queues[0].append(piece)
-                    queues[1].append(piece)
-            yield queues[mine].pop(0)
-
-    return side(0), side(1)

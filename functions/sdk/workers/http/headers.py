@@ -3,7 +3,7 @@
 A missing header is None, as in the platform's SDK.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 HeadersInit = Mapping[str, Any] | Iterable[tuple[str, Any]] | None
@@ -48,6 +48,10 @@ class Headers(MutableMapping[str, Any]):
     def get_set_cookie(self) -> list[str]:
         return list(self.get_all("set-cookie"))
 
+    def items(self) -> ItemsView[str, Any]:
+        """Return pairs of names and values; each cookie of set-cookie is a pair."""
+        return _HeaderItems(self)
+
     def entries(self) -> list[tuple[str, str]]:
         return list(self.items())
 
@@ -91,10 +95,25 @@ class Headers(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len({key for key, _ in self._pairs})
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
     def __repr__(self) -> str:
         return f"Headers({self._pairs!r})"
 
     getAll, getSetCookie = get_all, get_set_cookie
+
+
+class _HeaderItems(ItemsView[str, Any]):
+    def __init__(self, headers: Headers) -> None:
+        super().__init__(headers)
+        self._headers = headers
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((name, value) for name in self._headers for value in self._headers.get_all(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _checked_name(name: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from workers.face import Buffer, Named, Record, as_record
+from workers.http.tee import Tee
 
 MAX_AHEAD = 16  # chunks that a writer may be ahead of the reader
 
@@ -63,9 +64,9 @@ class Readable(Named):
         await writer.close()
 
     def tee(self) -> list[Any]:
-        from workers.http.body import ByteStream, _tee  # imported late, because body.py imports this module
+        from workers.http.body import ByteStream  # imported late, because body.py imports this module
 
-        return [ByteStream(side) for side in _tee(ByteStream(aiter(self)))]
+        return [ByteStream(branch) for branch in Tee(ByteStream(aiter(self))).branches]
 
 
 class ByteStream(Readable):

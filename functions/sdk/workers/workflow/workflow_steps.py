@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from pilotlight.functions.channel import Failure
@@ -173,7 +173,7 @@ class WorkflowStep:
                 await self._log.put("step", key, {"error": recorded(late)})
                 raise late
             await self._wait(ends_s, is_event=True)
-        stamp = datetime.fromtimestamp(found["timestamp_ms"] / 1000)
+        stamp = datetime.fromtimestamp(found["timestamp_ms"] / 1000, UTC)
         return Record(type=found["type"], payload=unpack(found["payload"]), timestamp=stamp)
 
     sleepUntil, waitForEvent = sleep_until, wait_for_event

@@ -15,7 +15,7 @@ import pytest
 from pilotlight.functions.bindings.binding import BindingError, MemoryBudget
 from pilotlight.functions.bindings.storage.kv import MAX_VALUE_BYTES, SCHEMA, SWEPT_AT_ONCE, KVNamespace
 from pilotlight.functions.channel import Failure
-from pilotlight.support.database import Database, create
+from pilotlight.support.database import Connection, Database, create, transaction
 from tests.asgi import eventually
 from tests.clock import Clock
 from tests.functions.bindings.conftest import Wire
@@ -149,11 +149,15 @@ async def test_expired_keys_are_deleted_as_fast_as_others_expire(tmp_path: Path)
     clock = Clock(1_000_000.0)
     database = Database(tmp_path / "kv.sqlite", lambda c: create(c, SCHEMA))
     kv = KVNamespace(database, clock)
-    old = [(f"{number}".encode(), 1_000_060, None, b"") for number in range(2 * SWEPT_AT_ONCE + 1)]
+
+    def fill(connection: Connection) -> None:
+        insert = "INSERT INTO entries (key, expires_s, metadata, value) VALUES (?, 1000060, NULL, x'')"
+        with transaction(connection):
+            connection.executemany(insert, [(f"{number}".encode(),) for number in range(2 * SWEPT_AT_ONCE + 1)])
+
     try:
         await kv.call("put", [], {"key": "first", "value": b""})
-        insert = "INSERT INTO entries (key, expires_s, metadata, value) VALUES (?, ?, ?, ?)"
-        await database.run(lambda c: c.executemany(insert, old).close())
+        await database.run(fill)
         clock.now += 60
         for number in range(3):
             await kv.call("put", [], {"key": f"k{number}", "value": b""})
