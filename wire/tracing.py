@@ -25,6 +25,12 @@ Attributes = Mapping[str, str | int | float]
 CURRENT: ContextVar[Parent] = ContextVar("parent of spans", default=MappingProxyType({}))
 
 
+def traces_url(collector: str) -> str:
+    """Return the URL that takes spans; OTLP's path is added to a URL without a path."""
+    collector = collector.rstrip("/")
+    return collector if collector.count("/") > 2 else f"{collector}/v1/traces"
+
+
 class Spans:
     """Creates and sends the spans of one process."""
 
@@ -38,11 +44,12 @@ class Spans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        url = collector if collector.count("/") > 2 else f"{collector}/v1/traces"
         resource = {"service.name": service, "service.version": version}
         resource |= {f"pilotlight.{name}": value for name, value in named.items()}
         self._provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=SEND_TIMEOUT_S)))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(OTLPSpanExporter(traces_url(collector), timeout=SEND_TIMEOUT_S))
+        )
         self._tracer = self._provider.get_tracer(service, version)
         self._propagator = TraceContextTextMapPropagator()
         self._trace = trace

@@ -154,6 +154,7 @@ class StreamRecovery:
 class RequestState:
     def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
         self.request = request  # the request for the next site
+        self._waited_before_ms = request.waited_ms
         self.started_at = started_at
         self.log = DeliveryLog()
         self.tries = SiteTries()
@@ -207,7 +208,7 @@ class RequestState:
         accept it, as a site must accept a continued stream."""
         may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
-        waited_ms = round(1000 * (now - self.started_at)) if self.has_asked else 0
+        waited_ms = self._waited_before_ms + (round(1000 * (now - self.started_at)) if self.has_asked else 0)
         self.has_asked = True
         if (limit, waited_ms) != (self.request.max_queue_ms, self.request.waited_ms):
             self.request = replace(self.request, max_queue_ms=limit, waited_ms=waited_ms)

@@ -181,7 +181,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     most_tokens: int = 0  # longest answer that the request allows; 0 without a limit
     adapter: str = ""  # the adapter, if the body names it separately from the model
     max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
-    waited_ms: int = 0  # time that it has waited at other sites
+    waited_ms: int = 0  # time that it has waited at other sites, also those of the router before this one
 
     @property
     def asked_model(self) -> str | None:
@@ -302,7 +302,13 @@ class RequestParser(NamedTuple):
             name,
             most_tokens=most,
             adapter=adapter,
+            waited_ms=_waited_ms(head) if is_hop else 0,
         )
+
+
+def _waited_ms(head: Head) -> int:
+    value = head.header(WAITED)
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
 
 
 def _most_tokens(fields: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.wire.tracing import CURRENT, Spans, shut_down
+from pilotlight.wire.tracing import CURRENT, Spans, shut_down, traces_url
 
 
 class Failed(Exception):
@@ -46,6 +46,18 @@ def test_an_error_marks_its_span_and_is_raised_on(spans: Spans, error: Exception
     assert span.status.status_code.name == "ERROR"  # type: ignore[attr-defined]
     assert span.end_time is not None  # type: ignore[attr-defined]
     assert dict(CURRENT.get()) == {}
+
+
+@pytest.mark.parametrize(
+    ("collector", "url"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/traces"),
+        ("https://collector.example/own", "https://collector.example/own"),
+    ],
+)
+def test_a_collectors_url_without_a_path_gets_that_of_traces(collector: str, url: str) -> None:
+    assert traces_url(collector) == url
 
 
 def test_a_collector_that_takes_nothing_holds_up_no_stop() -> None:

@@ -255,7 +255,7 @@ class _Asked:
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:
         """Return a page of a list. Each item is converted in the store's thread."""
         after, limit = self._query.get("after"), self._query.get("limit", "20")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
+        if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= 10_000):
             raise ApiError("invalid_request", "limit must be a number from 1 to 10000", param="limit")
         if after is not None:
             ids = [item.id for item in items]

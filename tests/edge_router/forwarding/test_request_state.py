@@ -112,6 +112,9 @@ def test_the_next_site_learns_how_long_a_request_has_waited() -> None:
     one = RequestState(request(), RELAY, 100.0)
     assert one.ask(None, 100.5).waited_ms == 0, "no site has had it"
     assert one.ask(None, 125.25).waited_ms == 25_250
+    other = RequestState(replace(request(), waited_ms=1500), RELAY, 100.0)
+    assert other.ask(None, 100.5).waited_ms == 1500, "it waited at sites of another router"
+    assert other.ask(None, 125.25).waited_ms == 26_750
 
 
 def test_a_new_request_has_tries_and_a_stream_has_time() -> None:

@@ -52,6 +52,15 @@ def test_a_site_learns_how_long_a_request_has_waited_elsewhere() -> None:
     assert sent(replace(request, waited_ms=25_250), "s")["x-pilotlight-waited"] == "25250"
 
 
+def test_a_request_of_another_router_is_as_old_as_that_one_says() -> None:
+    signature = sign_hop("s", time.time(), Hop("POST", CHAT, "id-1", "ams1"), b"{}")
+    signed = head(x_pilotlight_waited="1500", x_pilotlight_hop=signature, x_request_id="id-1")
+    assert look(b"{}", signed, secret="s").waited_ms == 1500
+    assert look(b"{}", head(x_pilotlight_waited="1500"), secret="s").waited_ms == 0, (
+        "a client's own word is not believed"
+    )
+
+
 def test_model_and_stream_flag_are_read_and_the_body_stays_as_it_came() -> None:
     body = b'{ "stream": true, "model":"ember", "messages": [] }'
     request = look(body)

@@ -392,7 +392,14 @@ async def test_lists_come_in_pages_that_say_where_the_next_begins(
         )
         assert (await files(purpose="batch_output"))[0] == []
         assert (await files(purpose="batch", limit="10000"))[0] == every
-        for query in ({"limit": "0"}, {"limit": "10001"}, {"limit": "x"}, {"limit": "\u00b2"}, {"after": "file-0"}):
+        for query in (
+            {"limit": "0"},
+            {"limit": "10001"},
+            {"limit": "x"},
+            {"limit": "0" * 4301 + "1"},
+            {"limit": "\u00b2"},
+            {"after": "file-0"},
+        ):
             error = (await files(**query))[1]["error"]
             assert (error["code"], error["param"]) == ("invalid_request", *query), query
         monkeypatch.setattr(routes, "MOST_LISTED", 4)
