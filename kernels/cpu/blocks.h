@@ -142,74 +142,74 @@ INLINE lanes_u32 shifted(lanes_u32 words, const int up) { return up < 0 ? words 
 #define PAIRS 0x03030303u
 #define ONES 0x01010101u
 
-// Decodes a block of 32 columns at byte `at` of its rows: eight vectors of codes.
-INLINE void decode_small(const int kind, const uint8_t *const *rows, long at, const uint8_t *ahead, lanes_u32 *codes, lanes *scale, lanes *added) {
-    const int begin = block_kinds[kind].bytes - (kind == Q8_0 ? 32 : 16);
-    lanes_u32 head[4], raw[8];
-    fetch(ahead, LANES * block_kinds[kind].bytes);
-    turn(rows, at, head);
-    if (kind == Q8_0) turn_twice(rows, at + begin, raw);
-    else turn(rows, at + begin, raw);
-    *scale = kind == MXFP4 ? half_power_of(head[0]) : halves_of(head[0]);
-    if (block_kinds[kind].has_added) *added = halves_of(head[0] >> 16);
-    const lanes_u32 fifths = kind == Q5_0 ? head[0] >> 16 | head[1] << 16 : head[1];
-    for (int i = 0; i < 8; i++) {
-        lanes_u32 v = kind == Q8_0 ? raw[i] ^ 0x80808080u : raw[i & 3] >> (i & 4) & NIBBLES;
-        if (kind == IQ4_NL) v = looked_up(iq4_nl_codes, v);
-        if (kind == MXFP4) v = looked_up(mxfp4_codes, v);
-        if (kind == Q5_0 || kind == Q5_1) v |= ((fifths >> 4 * i & 15) * 0x204081u & ONES) << 4;  // moves bit j to byte j
-        codes[i] = v;
-    }
-}
+// A block is decoded in parts: of 32 columns, or of 64 or 128 in blocks of 256.
+#define MOST_PART 128
+INLINE int columns_of_part(const int kind) { return block_kinds[kind].columns == 32 ? 32 : block_kinds[kind].has_added ? 64 : MOST_PART; }
 
-// Decodes a block of 256 columns: 64 vectors of codes.
-INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, const uint8_t *ahead, lanes_u32 *codes, lanes *scales, lanes *added) {
-    const long part = LANES * block_kinds[kind].bytes / 4;
-    lanes_u32 head[4], raw[16], high[8];
-    if (block_kinds[kind].has_added) {  // Q4_K and Q5_K: scales and minima of eight groups, six bits each, in twelve bytes
+// The bytes of a part's codes. `high`: upper bits of Q5_0 and Q5_1 in the first vector, of other kinds in eight.
+typedef struct {
+    lanes_u32 raw[16], high[8];
+} raw_part;
+
+// Loads the scales of the block at byte `at` of its rows, and the upper bits that its parts share.
+INLINE void load_scales(const int kind, const uint8_t *const *rows, long at, lanes *scales, lanes *added, raw_part *part) {
+    lanes_u32 head[4], of_scales[4];
+    if (block_kinds[kind].columns == 32) {
         turn(rows, at, head);
-        const lanes_u32 of_scales[2] = {head[1] & 0x3f3f3f3fu, (head[3] & NIBBLES) | (head[1] >> 6 & PAIRS) << 4};
-        const lanes_u32 of_added[2] = {head[2] & 0x3f3f3f3fu, (head[3] >> 4 & NIBBLES) | (head[2] >> 6 & PAIRS) << 4};
+        *scales = kind == MXFP4 ? half_power_of(head[0]) : halves_of(head[0]);
+        if (block_kinds[kind].has_added) *added = halves_of(head[0] >> 16);
+        part->high[0] = kind == Q5_0 ? head[0] >> 16 | head[1] << 16 : head[1];
+    } else if (block_kinds[kind].has_added) {  // Q4_K and Q5_K: scales and minima of eight groups, six bits each, in twelve bytes
+        turn(rows, at, head);
+        of_scales[0] = head[1] & 0x3f3f3f3fu, of_scales[1] = (head[3] & NIBBLES) | (head[1] >> 6 & PAIRS) << 4;
+        of_scales[2] = head[2] & 0x3f3f3f3fu, of_scales[3] = (head[3] >> 4 & NIBBLES) | (head[2] >> 6 & PAIRS) << 4;
         const lanes scale = halves_of(head[0]), least = -halves_of(head[0] >> 16);
-        for (int i = 0; i < 8; i++) scales[i] = scale * byte_of(of_scales[i / 4], i % 4), added[i] = least * byte_of(of_added[i / 4], i % 4);
-        if (kind == Q5_K) turn_twice(rows, at + 16, high);
-#pragma GCC unroll 4
-        for (int quarter = 0; quarter < 4; quarter++, codes += 16) {
-            fetch(ahead + quarter * part, part);
-            const long begin = at + (kind == Q5_K ? 48 : 16) + 32 * quarter;
-            turn_twice(rows, begin, raw);
-            for (int i = 0; i < 16; i++) {
-                codes[i] = raw[i & 7] >> (i & 8 ? 4 : 0) & NIBBLES;
-                if (kind == Q5_K) codes[i] |= shifted(high[i & 7], 4 - (2 * quarter + i / 8)) & ONES << 4;
-            }
-        }
+        for (int i = 0; i < 8; i++) scales[i] = scale * byte_of(of_scales[i / 4], i % 4), added[i] = least * byte_of(of_scales[2 + i / 4], i % 4);
+        if (kind == Q5_K) turn_twice(rows, at + 16, part->high);
     } else if (kind == Q6_K) {
-        lanes_u32 of_scales[4];
         turn(rows, at + 192, of_scales);
         turn(rows, at + 194, head);  // starts two bytes early, because the block ends after its last word
         const lanes scale = halves_of(head[3] >> 16);
         for (int i = 0; i < 16; i++) scales[i] = scale * signed_byte_of(of_scales[i / 4], i % 4);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++, codes += 32) {
-            fetch(ahead + half * 2 * part, 2 * part);
-            turn_twice(rows, at + 64 * half, raw), turn_twice(rows, at + 64 * half + 32, raw + 8);
-            turn_twice(rows, at + 128 + 32 * half, high);
-            for (int i = 0; i < 32; i++) codes[i] = (raw[i & 15] >> (i & 16 ? 4 : 0) & NIBBLES) | (shifted(high[i & 7], 4 - 2 * (i / 8)) & PAIRS << 4);
-        }
     } else {  // Q3_K: sixteen scales of six bits, stored plus 32
         turn(rows, at + 94, head);  // starts two bytes before the scales
         const lanes_u32 a = head[0] >> 16 | head[1] << 16, b = head[1] >> 16 | head[2] << 16, c = head[2] >> 16 | head[3] << 16;
-        const lanes_u32 of_scales[4] = {(a & NIBBLES) | (c & PAIRS) << 4, (b & NIBBLES) | (c >> 2 & PAIRS) << 4, (a >> 4 & NIBBLES) | (c >> 4 & PAIRS) << 4,
-                                        (b >> 4 & NIBBLES) | (c >> 6 & PAIRS) << 4};
+        of_scales[0] = (a & NIBBLES) | (c & PAIRS) << 4, of_scales[1] = (b & NIBBLES) | (c >> 2 & PAIRS) << 4;
+        of_scales[2] = (a >> 4 & NIBBLES) | (c >> 4 & PAIRS) << 4, of_scales[3] = (b >> 4 & NIBBLES) | (c >> 6 & PAIRS) << 4;
         const lanes scale = halves_of(head[3] >> 16);
         for (int i = 0; i < 16; i++) scales[i] = scale * (byte_of(of_scales[i / 4], i % 4) - 32.0f);
-        turn_twice(rows, at, high);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++, codes += 32) {
-            fetch(ahead + half * 2 * part, 2 * part);
-            turn_twice(rows, at + 32 + 32 * half, raw);
-            for (int i = 0; i < 32; i++) codes[i] = (raw[i & 7] >> 2 * (i / 8) & PAIRS) | (shifted(high[i & 7], 2 - (4 * half + i / 8)) & ONES << 2);
-        }
+        turn_twice(rows, at, part->high);
+    }
+}
+
+// Loads the bytes of part number `number`, and fetches those of the rows from `ahead` on.
+INLINE void load_part_of_block(const int kind, const int number, const uint8_t *const *rows, long at, const uint8_t *ahead, raw_part *part) {
+    const long fetched = LANES * block_kinds[kind].bytes / (block_kinds[kind].columns / columns_of_part(kind));
+    fetch(ahead + number * fetched, fetched);
+    if (kind == Q6_K) {
+        turn_twice(rows, at + 64 * number, part->raw), turn_twice(rows, at + 64 * number + 32, part->raw + 8);
+        turn_twice(rows, at + 128 + 32 * number, part->high);
+    } else if (block_kinds[kind].columns == 32 && kind != Q8_0) {
+        turn(rows, at + block_kinds[kind].bytes - 16, part->raw);
+    } else {
+        turn_twice(rows, at + (kind == Q8_0 ? 2 : kind == Q4_K ? 16 : kind == Q5_K ? 48 : 32) + 32 * number, part->raw);
+    }
+}
+
+// Returns vector i of the codes of part number `number`.
+INLINE lanes_u32 codes_of_part(const int kind, const int number, const raw_part *part, const int i) {
+    const lanes_u32 *raw = part->raw, *high = part->high;
+    switch (kind) {
+        case Q8_0: return raw[i] ^ 0x80808080u;
+        case IQ4_NL: return looked_up(iq4_nl_codes, raw[i & 3] >> (i & 4) & NIBBLES);
+        case MXFP4: return looked_up(mxfp4_codes, raw[i & 3] >> (i & 4) & NIBBLES);
+        case Q5_0:
+        case Q5_1: return (raw[i & 3] >> (i & 4) & NIBBLES) | ((high[0] >> 4 * i & 15) * 0x204081u & ONES) << 4;  // moves bit j to byte j
+        case Q3_K: return (raw[i & 7] >> 2 * (i / 8) & PAIRS) | (shifted(high[i & 7], 2 - (4 * number + i / 8)) & ONES << 2);
+        case Q4_K: return raw[i & 7] >> (i & 8 ? 4 : 0) & NIBBLES;
+        case Q5_K: return (raw[i & 7] >> (i & 8 ? 4 : 0) & NIBBLES) | (shifted(high[i & 7], 4 - (2 * number + i / 8)) & ONES << 4);
+        case Q6_K: return (raw[i & 15] >> (i & 16 ? 4 : 0) & NIBBLES) | (shifted(high[i & 7], 4 - 2 * (i / 8)) & PAIRS << 4);
+        default: return raw[i & 3] >> (i & 4) & NIBBLES;
     }
 }
 
@@ -219,9 +219,15 @@ INLINE void decode_strip(const int kind, const uint8_t *const *rows, long first,
     const int columns = block_kinds[kind].columns, bytes = block_kinds[kind].bytes;
     long at = first / columns * bytes;
     for (long i = 0; i < count; i += columns, at += bytes) {
-        lanes *scales = to->scales + i / block_kinds[kind].group, *added = to->added + i / 32;
-        if (columns == 32) decode_small(kind, rows, at, ahead + LANES * at, to->codes + i / 4, scales, added);
-        else decode_large(kind, rows, at, ahead + LANES * at, to->codes + i / 4, scales, added);
+        raw_part part;
+        load_scales(kind, rows, at, to->scales + i / block_kinds[kind].group, to->added + i / 32, &part);
+        const int per_part = columns_of_part(kind);
+#pragma GCC unroll 4
+        for (int number = 0; number < columns / per_part; number++) {
+            load_part_of_block(kind, number, rows, at, ahead + LANES * at, &part);
+#pragma GCC unroll 32
+            for (int k = 0; k < per_part / 4; k++) to->codes[(i + number * per_part) / 4 + k] = codes_of_part(kind, number, &part, k);
+        }
     }
 }
 
