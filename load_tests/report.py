@@ -62,6 +62,7 @@ REGIONS: dict[str, Region] = {
     "start-up": Region(engine.start_up, SITE),
     "engines": Region(engine.engines, ENGINE),
     "engines-amx": Region(engine.engines, ENGINE),
+    "gguf-speed": Region(engine.gguf_speed, ENGINE),
     "states": Region(engine.states, ENGINE),
     "states-at-length": Region(engine.states_at_length, ENGINE, "states"),
     "step-cost": Region(engine.step_cost, ENGINE),
@@ -130,6 +131,7 @@ MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "engine-cpu": (
         "engines",
         "engines-amx",
+        "gguf-speed",
         "states",
         "states-at-length",
         "plot",

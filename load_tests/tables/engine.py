@@ -100,6 +100,23 @@ def median_range_count(values: Record) -> list[str]:
     return [f"{values['median']:g}", f"{values['min']:g} to {values['max']:g}", str(values["n"])]
 
 
+def gguf_speed(results: Record) -> Iterable[list[str]]:
+    """Show our speed and llama.cpp's with the same GGUF files."""
+    yield ["file, measure", "pilotlight, tokens/s", "llama.cpp", "ratio"]
+    for file in results["files"]:
+        for row in file["rows"]:
+            tokens, batch = row["prompt_tokens"], row["batch"]
+            what = f"prefill {tokens:,}" if row["measure"] == "prefill" else f"decode, batch {batch}"
+            speeds = [f"{row[engine]['median']:,.0f}" for engine in ("pilotlight", "llama.cpp")]
+            yield [f"{file['file']}, {what}", *speeds, f"{row['ratio']['median']:.2f}"]
+        peaks = file["peak_rss_bytes"]
+        yield [
+            f"{file['file']}, peak MiB",
+            *(f"{peaks[name] / 2**20:,.0f}" for name in ("pilotlight", "llama.cpp")),
+            "",
+        ]
+
+
 def states(results: Record) -> Iterable[list[str]]:
     """Show our speed by family and measure, beside transformers and our dense model."""
     yield ["model, measure", "tokens/s", "times transformers", "times our dense model"]
