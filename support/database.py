@@ -222,8 +222,8 @@ def claim_version(connection: Connection, newest: int = 1) -> int:
     return (written or 1) if has_tables else newest
 
 
-def behind(prefix: bytes) -> bytes | None:
-    """Return the smallest byte string above all that begin with this prefix; None if there is none."""
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Return the exclusive upper bound of the keys that begin with a prefix, or None if there is no bound."""
     stem = re.sub(rb"\xff+$", b"", prefix)
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 

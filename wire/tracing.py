@@ -25,10 +25,10 @@ Attributes = Mapping[str, str | int | float]
 CURRENT: ContextVar[Parent] = ContextVar("parent of spans", default=MappingProxyType({}))
 
 
-def traces_url(collector: str) -> str:
-    """Return the URL that takes spans; OTLP's path is added to a URL without a path."""
+def otlp_url(collector: str, signal: Literal["traces", "logs"]) -> str:
+    """Return the URL that takes a kind of records; OTLP's path is added to a URL without a path."""
     collector = collector.rstrip("/")
-    return collector if collector.count("/") > 2 else f"{collector}/v1/traces"
+    return collector if collector.count("/") > 2 else f"{collector}/v1/{signal}"
 
 
 class Spans:
@@ -48,7 +48,7 @@ class Spans:
         resource |= {f"pilotlight.{name}": value for name, value in named.items()}
         self._provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
         self._provider.add_span_processor(
-            BatchSpanProcessor(OTLPSpanExporter(traces_url(collector), timeout=SEND_TIMEOUT_S))
+            BatchSpanProcessor(OTLPSpanExporter(otlp_url(collector, "traces"), timeout=SEND_TIMEOUT_S))
         )
         self._tracer = self._provider.get_tracer(service, version)
         self._propagator = TraceContextTextMapPropagator()

@@ -53,6 +53,7 @@ from pilotlight.wire.hop.headers import (
     WAITED,
     Hop,
     forwardable,
+    milliseconds,
     sign_hop,
     signed_body,
     site_of_hop,
@@ -302,13 +303,8 @@ class RequestParser(NamedTuple):
             name,
             most_tokens=most,
             adapter=adapter,
-            waited_ms=_waited_ms(head) if is_hop else 0,
+            waited_ms=(milliseconds(head.header(WAITED)) or 0) if is_hop else 0,
         )
-
-
-def _waited_ms(head: Head) -> int:
-    value = head.header(WAITED)
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
 
 
 def _most_tokens(fields: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State
+from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, print_rows
 from pilotlight.runtime.cli.cli_error import CliError
 
 analytics = typer.Typer(help="Data points of Analytics Engine.", no_args_is_help=True)
@@ -51,13 +51,4 @@ def query(
     if as_json:
         print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table_of_rows = Table(box=None, header_style="bold")
-    for column in columns:
-        table_of_rows.add_column(Text(column))
-    for row in rows:
-        table_of_rows.add_row(*(Text("" if value is None else str(value)) for value in row))
-    Console().print(table_of_rows)
+    print_rows(columns, rows)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents, moment_of
+from pilotlight.functions.cli.state import HERE, DirOption, SiteOption, State, contents, moment_of, print_rows
 from pilotlight.runtime.cli.cli_error import CliError
 
 if TYPE_CHECKING:
@@ -75,16 +75,7 @@ def d1_execute(
         rows = [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
         print(json.dumps(rows, default=lambda value: list(value)))
     elif answer["rows"]:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, header_style="bold")
-        for column in answer["columns"]:
-            table.add_column(Text(column))
-        for row in answer["rows"]:
-            table.add_row(*(Text("" if value is None else str(value)) for value in row))
-        Console().print(table)
+        print_rows(answer["columns"], answer["rows"])
     else:
         print(f"{answer['meta']['changes']} rows changed")
 

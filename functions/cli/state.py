@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -393,3 +393,17 @@ def queues_send(queue: str, body: str, site: SiteOption = None, directory: DirOp
         value = body
     message = {"messages": [{"body": value}]}
     State(site, directory).bound("queue_producer", queue, lambda bound: bound.call("send", [], message), creates=True)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows as a table, with their text as it is."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(Text(column))
+    for row in rows:
+        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+    Console().print(table)

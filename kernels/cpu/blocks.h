@@ -143,8 +143,7 @@ INLINE lanes_u32 shifted(lanes_u32 words, const int up) { return up < 0 ? words 
 #define ONES 0x01010101u
 
 // A block is decoded in parts: of 32 columns, or of 64 or 128 in blocks of 256.
-#define MOST_PART 128
-INLINE int columns_of_part(const int kind) { return block_kinds[kind].columns == 32 ? 32 : block_kinds[kind].has_added ? 64 : MOST_PART; }
+INLINE int columns_of_part(const int kind) { return block_kinds[kind].columns == 32 ? 32 : block_kinds[kind].has_added ? 64 : 128; }
 
 // The bytes of a part's codes. `high`: upper bits of Q5_0 and Q5_1 in the first vector, of other kinds in eight.
 typedef struct {

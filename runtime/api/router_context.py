@@ -26,7 +26,7 @@ from pilotlight.wire.hop.continuation import (
     decode_answer,
     decode_delivery,
 )
-from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE, WAITED
+from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE, WAITED, milliseconds
 from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
 from pilotlight.wire.http.asgi import header
 
@@ -92,8 +92,8 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
         return RouterContext(), raw
     context = RouterContext(
         prefixes=_prefixes(header(scope, PREFIXES)),
-        max_queue_wait_ms=_milliseconds(header(scope, MAX_QUEUE_WAIT)),
-        waited_ms=_milliseconds(header(scope, WAITED)) or 0,
+        max_queue_wait_ms=milliseconds(header(scope, MAX_QUEUE_WAIT)),
+        waited_ms=milliseconds(header(scope, WAITED)) or 0,
     )
     answer = header(scope, ANSWER)
     if answer is None:
@@ -146,10 +146,6 @@ def body_limit(scope: Scope, limit_bytes: int) -> int:
     if answer.count(".") > 2:
         raise ApiError("forbidden", f"only the network's routers may continue an answer; leave {ANSWER} out")
     return limit_bytes
-
-
-def _milliseconds(value: str | None) -> int | None:
-    return int(value) if value and value.isascii() and value.isdigit() and len(value) < 10 else None
 
 
 def _prefixes(value: str | None) -> tuple[tuple[int, int], ...]:

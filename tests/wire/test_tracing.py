@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.wire.tracing import CURRENT, Spans, shut_down, traces_url
+from pilotlight.wire.tracing import CURRENT, Spans, otlp_url, shut_down
 
 
 class Failed(Exception):
@@ -57,7 +57,7 @@ def test_an_error_marks_its_span_and_is_raised_on(spans: Spans, error: Exception
     ],
 )
 def test_a_collectors_url_without_a_path_gets_that_of_traces(collector: str, url: str) -> None:
-    assert traces_url(collector) == url
+    assert otlp_url(collector, "traces") == url
 
 
 def test_a_collector_that_takes_nothing_holds_up_no_stop() -> None:

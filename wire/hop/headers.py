@@ -50,6 +50,11 @@ HOP_BY_HOP = frozenset({
 _DROPPED = HOP_BY_HOP | {"host", "content-length"}
 
 
+def milliseconds(value: str | None) -> int | None:
+    """Return the whole milliseconds of a header's value, or None if it is missing or invalid."""
+    return int(value) if value and value.isascii() and value.isdigit() and len(value) < 10 else None
+
+
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the headers to forward; names are lower case.
 

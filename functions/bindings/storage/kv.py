@@ -27,7 +27,7 @@ from pilotlight.functions.bindings.binding import (
 )
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.channel import StreamingReply
-from pilotlight.support.database import Connection, Database, behind, storage_word, transaction
+from pilotlight.support.database import Connection, Database, prefix_end, storage_word, transaction
 
 MAX_KEY_BYTES = 512
 MAX_VALUE_BYTES = 25 << 20
@@ -167,7 +167,7 @@ class KVNamespace(Binding):
             )
         after = _decoded_cursor(request.cursor) if request.cursor else None
         conditions, parameters = [_LIVE, "key >= ?"], [int(self._now_s()), prefix]
-        if (end := behind(prefix)) is not None:
+        if (end := prefix_end(prefix)) is not None:
             conditions.append("key < ?")
             parameters.append(end)
         if after is not None:

@@ -36,7 +36,7 @@ from pilotlight.functions.bindings.storage.r2_objects import (
 )
 from pilotlight.functions.bindings.storage.r2_quota import BucketQuota, OpenWrite
 from pilotlight.support import atomic_files
-from pilotlight.support.database import Connection, Database, Work, behind, create, transaction
+from pilotlight.support.database import Connection, Database, Work, create, prefix_end, transaction
 
 CHUNK_BYTES = 256 << 10
 STRAY_AFTER_S = 3600.0  # files that are not in the index are deleted at this age; a younger one may belong to a write of another process
@@ -383,7 +383,7 @@ def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, de
     A common prefix of a million keys is thus skipped at once."""
     heads: list[ObjectHead] = []
     prefixes: list[str] = []
-    end = behind(prefix)
+    end = prefix_end(prefix)
     condition, bound = ("AND key < ?", [end]) if end is not None else ("", [])
     many = f"SELECT {_COLUMNS} FROM objects WHERE key >= ? {condition} ORDER BY key LIMIT ?"
     while True:
@@ -396,7 +396,7 @@ def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, de
             if cut >= 0:
                 group = row[0][: cut + len(delimiter)]
                 prefixes.append(group.decode())
-                after = behind(group)
+                after = prefix_end(group)
                 if after is None:
                     return R2Listing(heads, prefixes, None)
                 start = after

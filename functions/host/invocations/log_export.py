@@ -7,7 +7,7 @@ that do not fit into its queue are lost. Independent of the log's storage (log_s
 from typing import TYPE_CHECKING, Any
 
 from pilotlight.sites.config import ConfigError
-from pilotlight.wire.tracing import SEND_TIMEOUT_S, shut_down
+from pilotlight.wire.tracing import SEND_TIMEOUT_S, otlp_url, shut_down
 
 if TYPE_CHECKING:
     from pilotlight.functions.host.invocations.log_store import InvocationRow
@@ -31,11 +31,9 @@ class LogExport:
             raise ConfigError(
                 f"functions.logs_otlp needs the extra packages of pilotlight-inference[telemetry]: {error}"
             ) from None
-        collector = collector.rstrip("/")
-        url = collector if collector.count("/") > 2 else f"{collector}/v1/logs"
         resource = Resource.create({"service.name": "pilotlight-functions", "pilotlight.site": site})
         self._provider = LoggerProvider(resource, shutdown_on_exit=False)
-        exporter = OTLPLogExporter(url, timeout=SEND_TIMEOUT_S)
+        exporter = OTLPLogExporter(otlp_url(collector, "logs"), timeout=SEND_TIMEOUT_S)
         self._provider.add_log_record_processor(BatchLogRecordProcessor(exporter, max_queue_size=MAX_QUEUED))
         self._logger = self._provider.get_logger("pilotlight.functions")
         self._record = LogRecord

@@ -64,7 +64,7 @@ class Body:
 
     @property
     def body(self) -> Any:
-        """The body as a stream; None if there is none."""
+        """Return the body as a stream, or None for a message without a body."""
         if self._stream is not None:
             return self._stream
         return None if self._whole is None else ByteStream(_once(self._whole))
