@@ -36,12 +36,14 @@ class ArchitectureConfig(Protocol):
         """The number of cached KV heads; 0 without a cache, or if all heads of all ranks share one vector."""
 
     @property
-    def attended_numbers(self) -> int:
-        """The number of multiplications per cached token and layer."""
-
-    @property
     def rotary_numbers(self) -> int:
         """The number of fp32 values per position in the rotary tables."""
+
+    def attention_products(self, context: int) -> int:
+        """Return the number of multiplications of a token's attention to `context` tokens in a layer."""
+
+    def read_share(self, context: int) -> float:
+        """Return the share of the cached bytes of a context that a token reads."""
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return the bytes that attention needs, besides its projections, in a step of `tokens` tokens."""
@@ -66,6 +68,7 @@ READERS = {
     "BertForSequenceClassification": "bert_config",
     "BertModel": "bert_config",
     "DeepseekV2ForCausalLM": "latent_decoders:deepseek_v2",
+    "DeepseekV32ForCausalLM": "latent_decoders:deepseek_v32",
     "DeepseekV3ForCausalLM": "latent_decoders:deepseek_v3",
     "Ernie4_5ForCausalLM": "dense_decoders:ernie",
     "Ernie4_5_MoeForCausalLM": "expert_decoders:ernie_moe",
@@ -83,6 +86,7 @@ READERS = {
     "Glm4MoeLiteForCausalLM": "latent_decoders:glm4_moe_lite",
     "Glm4vForConditionalGeneration": "grid_vision:glm_v",
     "Glm4vMoeForConditionalGeneration": "grid_vision:glm_v",
+    "GlmMoeDsaForCausalLM": "latent_decoders:glm_moe_dsa",
     "GptOssForCausalLM": "gpt_oss_config",
     "GraniteForCausalLM": "dense_decoders:granite",
     "GraniteMoeForCausalLM": "expert_decoders:granite_moe",

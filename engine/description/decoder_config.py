@@ -69,10 +69,16 @@ class DecoderConfig:
         shapes = [self.attention(i) for i in range(self.num_layers)]
         return tuple(CachedLayer(keys_and_values(shape.num_kv_heads, shape.head_dim), shape.window) for shape in shapes)
 
-    @property
-    def attended_numbers(self) -> int:
-        """The number of multiplications per cached token and layer: for a score and a weighted value per head."""
-        return 2 * self.num_heads * self.head_dim
+    def attention_products(self, context: int) -> int:
+        """Return the number of multiplications of a token's attention in a layer.
+
+        Each head multiplies a query with each key, and each value with its weight.
+        """
+        return 2 * self.num_heads * self.head_dim * context
+
+    def read_share(self, context: int) -> float:
+        """Return the share of the cached bytes of a context that a token reads."""
+        return 1.0
 
     @property
     def rotary_numbers(self) -> int:

@@ -44,6 +44,16 @@ class ExpertsShape(NamedTuple):
     intermediate_size: int
 
 
+class IndexShape(NamedTuple):
+    """The shape of the index by which latent attention selects the keys that it reads (DeepSeek-V3.2)."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int  # number of keys that a token reads
+    is_interleaved: bool = False  # as in AttentionShape
+    is_shared: bool = False  # True if the layer has no index and reads what the last layer with one has selected
+
+
 class LatentShape(NamedTuple):
     """The shape of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
@@ -56,6 +66,7 @@ class LatentShape(NamedTuple):
     scale: float
     layer: int  # index of the layer's cache among the caches of the model
     turns: bool = True  # False if nothing is rotated
+    key_index: IndexShape | None = None  # None if a token reads all keys
 
     @property
     def query(self) -> int:

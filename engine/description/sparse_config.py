@@ -9,6 +9,7 @@ from pilotlight.engine.description.decoder_config import read_top_k
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.shapes import PLAIN_NAMES, ExpertNames, ExpertsShape, Routing, SparseShape
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated
+from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import (
     architecture,
     flag,
@@ -28,6 +29,11 @@ class SparseConfig(DenseConfig):
     sparse_layers: frozenset[int]
     num_mtp_layers: int = 0  # number of additional layers, after the others, that predict further tokens
     drafts_by_mtp: bool = False  # whether the first of these layers is used to draft tokens
+
+    @property
+    def mtp_cached_layer(self) -> CachedLayer:
+        """The values that the layer which drafts caches: those of the last layer, but without a window."""
+        return self.cached_layers[-1]._replace(window=None)
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:

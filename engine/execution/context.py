@@ -4,7 +4,7 @@ It contains the batch and its places in the layers' caches, and does not depend 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -40,6 +40,8 @@ class Context:
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter
     # [tokens, hidden], the output of the previous pipeline stage; None at the first stage
     incoming: torch.Tensor | None = None
+    # of the decodes and the prompts: the positions [tokens, top_k] that the last layer with an index of keys has selected; None for all
+    selected: list[torch.Tensor | None] = field(default_factory=list)
 
     def states_of(self, cache: LayerCache) -> StateBatch:
         """Return the places of the states of a layer that keeps states."""

@@ -231,8 +231,7 @@ class PlannedMtp(NamedTuple):
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        kept = self.config.cached_layers[-1]._replace(window=None)
-        return kept, CachedLayer((CacheSegment("features", 1, self.config.hidden_size),))
+        return self.config.mtp_cached_layer, CachedLayer((CacheSegment("features", 1, self.config.hidden_size),))
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
         assert isinstance(target.model, Decoder)

@@ -49,19 +49,14 @@ def predict(
         memory = ranks[stage * parallelism.per_stage]
         at_once = -(-batch // (parallelism.copies * parallelism.pp))  # sequences of this rank in one step
         read = _read_bytes(model, place, memory, at_once * parallelism.copies)
-        read += at_once * _kv_bytes_of(memory, context_length)
+        read += at_once * _kv_bytes_of(memory, context_length) * model.config.read_share(context_length)
         products = _products(model, place)
         decode_s = max(
             read / (device.bytes_per_s * share.decode), 2 * products * at_once / (device.flop_per_s * share.prefill)
         )
         steps.append(decode_s + _exchange_s(model, place, device, at_once))
-        attended = (
-            len(model.stages(parallelism.pp)[stage])
-            * model.config.attended_numbers
-            * prompt_tokens
-            / 2
-            / parallelism.tp
-        )
+        layers = len(model.stages(parallelism.pp)[stage])
+        attended = layers * model.config.attention_products(prompt_tokens // 2 + 1) / parallelism.tp
         prompt_s = 2 * (products + attended) * prompt_tokens / (device.flop_per_s * share.prefill)
         floor_s = memory.weights_bytes / (device.bytes_per_s * share.decode)
         prompts.append(max(prompt_s, floor_s) + _exchange_s(model, place, device, prompt_tokens))

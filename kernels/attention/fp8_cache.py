@@ -8,6 +8,7 @@ import torch
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
+LEAST_SIZE = 1e-4  # with one scale per vector, smaller numbers alone make it no smaller
 
 
 def is_fp8(cache: torch.Tensor) -> bool:

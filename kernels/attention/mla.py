@@ -1,8 +1,8 @@
 """Multi-head latent attention in absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
 All heads of a token share one latent vector, which serves as key and value, and one rotary key. The cache holds both side by side, [num_blocks,
-block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). The caller multiplies queries by the keys' up-projection before, and the latent result
-by the values' up-projection afterwards; this module does not know projections.
+block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3), or in FP8 with one scale for all numbers. The caller multiplies queries by the keys'
+up-projection before, and the latent result by the values' up-projection afterwards; this module does not know projections.
 """
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pilotlight.kernels import checks
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import attend_by_torch as decode_by_torch
+from pilotlight.kernels.attention.fp8_cache import FP8, quantize
 from pilotlight.kernels.attention.paged import (
     can_read,
     can_read_batch,
@@ -20,10 +21,15 @@ from pilotlight.kernels.attention.paged import (
     require_tables,
 )
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch as prefill_by_torch
+from pilotlight.kernels.attention.selected_rows import copied
 from pilotlight.kernels.attention.varlen import VarlenBatch
 from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.rotary import turned
+
+_FEW = 16  # with at most so many queries per sequence, C computes them like decodes
 
 
 def _check_decode(
@@ -35,12 +41,13 @@ def _check_decode(
     context_lens: torch.Tensor,
     max_context_len: int,
     scale: float,
+    cache_scale: torch.Tensor | None = None,
 ) -> None:
     if checks.DEBUG or not (
-        _can_attend(q_latent, q_rotary, cache, scale)
+        _can_attend(q_latent, q_rotary, cache, scale, cache_scale)
         and can_read(q_latent, block_tables, context_lens, max_context_len, cache.shape[1])
     ):
-        check = _require(operation, "seqs", q_latent, q_rotary, cache, scale)
+        check = _require(operation, "seqs", q_latent, q_rotary, cache, scale, cache_scale)
         require_tables(check, block_tables, context_lens, max_context_len, cache.shape[1])
         if checks.DEBUG:
             check_blocks(operation, block_tables, context_lens, cache)
@@ -53,21 +60,126 @@ def _check_prefill(
     cache: torch.Tensor,
     batch: VarlenBatch,
     scale: float,
+    cache_scale: torch.Tensor | None = None,
 ) -> None:
     if checks.DEBUG or not (
-        _can_attend(q_latent, q_rotary, cache, scale) and can_read_batch(q_latent, batch, cache.shape[1])
+        _can_attend(q_latent, q_rotary, cache, scale, cache_scale) and can_read_batch(q_latent, batch, cache.shape[1])
     ):
-        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale)
+        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale, cache_scale)
         require_batch(check, batch, q_latent.shape[0], cache.shape[1])
         if checks.DEBUG:
             check_blocks(operation, batch.block_tables, batch.context_lens, cache, "batch.")
 
 
-def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float) -> bool:
+def _check_selected(
+    operation: str,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    positions: torch.Tensor,
+    num_read: torch.Tensor,
+    scale: float,
+    cache_scale: torch.Tensor | None = None,
+) -> None:
+    if not (
+        _can_attend(q_latent, q_rotary, cache, scale, cache_scale)
+        and positions.dim() == block_tables.dim() == 2
+        and positions.shape[0] == q_latent.shape[0]
+        and positions.shape[1] > 0
+        and block_tables.shape[0] in (1, q_latent.shape[0])
+        and positions.dtype == block_tables.dtype == num_read.dtype == torch.int64
+        and positions.stride(1) == block_tables.stride(1) == 1
+        and num_read.shape == q_latent.shape[:1]
+        and num_read.is_contiguous()
+        and placed(q_latent, block_tables, positions, num_read)
+    ):
+        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale, cache_scale)
+        check.tensor("positions", positions, "tokens _", (torch.int64,), dense=1)
+        check.require("positions", positions.shape[1] > 0, "has no column")
+        check.tensor("block_tables", block_tables, "_ _", (torch.int64,), dense=1)
+        tables, tokens = block_tables.shape[0], q_latent.shape[0]
+        check.require(
+            "block_tables", tables in (1, tokens), f"has {tables} rows, wanted 1 or one for each of {tokens} tokens"
+        )
+        check.tensor("num_read", num_read, "tokens", (torch.int64,), dense=1)
+    if checks.DEBUG:
+        room = block_tables.shape[1] * cache.shape[1]
+        checks.check_indices(operation, "block_tables", block_tables, cache.shape[0], "the cache's blocks")
+        checks.check_indices(operation, "positions", positions, room, "the capacity of a table")
+        checks.check_indices(
+            operation, "num_read", num_read, positions.shape[1] + 1, "the columns of positions", begin=1
+        )
+
+
+def _native_decode(
+    library: Library,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    scale: float,
+    cache_scale: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Check the arguments, because C does not, and compute with C."""
+    _check_decode(
+        "mla_decode", q_latent, q_rotary, cache, block_tables, context_lens, max_context_len, scale, cache_scale
+    )
+    return ops.latent_attention(library, q_latent, q_rotary, cache, block_tables, context_lens, scale, cache_scale)
+
+
+def _native_prefill(
+    library: Library,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    batch: VarlenBatch,
+    scale: float,
+    cache_scale: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Compute a few queries per sequence with C, each like a decode.
+
+    Return None for more queries: torch reads each key once for all of them.
+    """
+    if not batch.host_q_lens or max(batch.host_q_lens) > _FEW:
+        return None
+    _check_prefill("mla_prefill", q_latent, q_rotary, cache, batch, scale, cache_scale)
+    tables, visible = batch.of_tokens()
+    return ops.latent_attention(library, q_latent, q_rotary, cache, tables, visible, scale, cache_scale)
+
+
+def _native_selected(
+    library: Library,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    positions: torch.Tensor,
+    num_read: torch.Tensor,
+    scale: float,
+    cache_scale: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Check the arguments, because C does not, and compute with C."""
+    _check_selected("mla_selected", q_latent, q_rotary, cache, block_tables, positions, num_read, scale, cache_scale)
+    return ops.latent_attention(
+        library, q_latent, q_rotary, cache, block_tables, num_read, scale, cache_scale, positions
+    )
+
+
+def _can_attend(
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    scale: float,
+    cache_scale: torch.Tensor | None,
+) -> bool:
     return (
         q_latent.dim() == q_rotary.dim() == cache.dim() == 3
         and q_latent.dtype in FLOATS
-        and q_latent.dtype == q_rotary.dtype == cache.dtype
+        and q_latent.dtype == q_rotary.dtype
+        and _fits_cache(q_latent, cache, cache_scale)
         and q_latent.shape[:2] == q_rotary.shape[:2]
         and q_latent.shape[1] > 0
         and q_latent.shape[2] > 0
@@ -79,14 +191,44 @@ def _can_attend(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Ten
     )
 
 
+def _fits_cache(x: torch.Tensor, cache: torch.Tensor, cache_scale: torch.Tensor | None) -> bool:
+    """True if x can be written to the cache or multiplied with it."""
+    if cache_scale is None:
+        return x.dtype == cache.dtype
+    return (
+        cache.dtype == FP8
+        and cache_scale.shape == (1,)
+        and cache_scale.dtype == torch.float32
+        and placed(cache, cache_scale)
+    )
+
+
+def _require_cache(
+    check: ArgumentCheck, cache: torch.Tensor, cache_scale: torch.Tensor | None, dtype: torch.dtype
+) -> None:
+    check.require(
+        "cache_scale", cache_scale is not None or cache.dtype != FP8, "is missing: a cache in FP8 has a scale"
+    )
+    kinds = (dtype if cache_scale is None else FP8,)
+    check.tensor("cache", cache, "blocks block_size latent+rotary", kinds, dense=1)
+    if cache_scale is not None:
+        check.tensor("cache_scale", cache_scale, "1", (torch.float32,))
+
+
 def _require(
-    operation: str, rows: str, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, scale: float
+    operation: str,
+    rows: str,
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    scale: float,
+    cache_scale: torch.Tensor | None,
 ) -> ArgumentCheck:
     check = ArgumentCheck(operation)
     check.tensor("q_latent", q_latent, f"{rows} heads latent", dense=1)
     check.tensor("q_rotary", q_rotary, f"{rows} heads rotary", (q_latent.dtype,), dense=1)
     check.derive("latent+rotary", check.size("latent") + check.size("rotary"), "q_latent and q_rotary")
-    check.tensor("cache", cache, "blocks block_size latent+rotary", (q_latent.dtype,), dense=1)
+    _require_cache(check, cache, cache_scale, q_latent.dtype)
     for name, size in (("heads", "heads"), ("latent", "values"), ("rotary", "rotary values")):
         check.require("q_rotary" if name == "rotary" else "q_latent", check.size(name) > 0, f"has no {size}")
     check.require("scale", scale > 0, f"is {scale}, wanted a positive number")
@@ -102,13 +244,14 @@ def _check_write(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    cache_scale: torch.Tensor | None = None,
 ) -> None:
     if not (
         x.dim() == 2
         and cache.dim() == 3
         and norm.dim() == 1
         and x.dtype in FLOATS
-        and x.dtype == cache.dtype
+        and _fits_cache(x, cache, cache_scale)
         and (norm.dtype == x.dtype or norm.dtype == torch.float32)
         and x.shape[1] == cache.shape[2]
         and 0 < norm.shape[0] < x.shape[1]
@@ -124,7 +267,7 @@ def _check_write(
     ):
         check = ArgumentCheck(operation)
         check.tensor("x", x, "tokens latent+rotary", dense=1)
-        check.tensor("cache", cache, "blocks block_size latent+rotary", (x.dtype,), dense=1)
+        _require_cache(check, cache, cache_scale, x.dtype)
         check.tensor("norm", norm, "latent", (x.dtype, torch.float32), dense=1)
         rotary = x.shape[1] - norm.shape[0]
         fits = norm.shape[0] > 0 and rotary > 0 and rotary % 2 == 0
@@ -150,20 +293,25 @@ def mla_write(
     sin: torch.Tensor,
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    cache_scale: torch.Tensor | None = None,
 ) -> None:
     """Normalise the latent vectors, rotate the rotary keys, and write both to the cache.
 
     x [tokens, latent + rotary] as projected; norm [latent]; cos and sin [tokens, rotary / 2] fp32; slot_mapping [tokens] int64; cache [num_blocks,
-    block_size, latent + rotary]. The two values of a rotated pair are adjacent.
+    block_size, latent + rotary]; cache_scale [1] fp32, for a cache in FP8: the factor by which stored numbers are multiplied. The two values of a
+    rotated pair are adjacent.
     """
     latent, rotary = x[:, : norm.shape[0]], x[:, None, norm.shape[0] :]
     normed = (F.rms_norm(latent.float(), norm.shape, None, eps) * norm).to(x.dtype)
     key = turned(rotary, cos, sin, is_interleaved=True).squeeze(1)
     block_size = cache.shape[1]
-    cache[slot_mapping // block_size, slot_mapping % block_size] = torch.cat((normed, key), dim=1)
+    rows = torch.cat((normed, key), dim=1)
+    if cache_scale is not None:  # torch can index bytes but not FP8 tensors
+        rows, cache = quantize(rows, cache_scale).view(torch.uint8), cache.view(torch.uint8)
+    cache[slot_mapping // block_size, slot_mapping % block_size] = rows
 
 
-@operation(_check_decode, triton="attention.mla")
+@operation(_check_decode, triton="attention.mla", native=_native_decode)
 def mla_decode(
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
@@ -172,29 +320,62 @@ def mla_decode(
     context_lens: torch.Tensor,
     max_context_len: int,
     scale: float,
+    cache_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from one query per sequence; return [seqs, heads, latent].
 
     q_latent [seqs, heads, latent], q_rotary [seqs, heads, rotary]; cache [num_blocks, block_size, latent + rotary]; tables and lengths as in
-    decode_attention.
+    decode_attention; cache_scale as in mla_write.
     """
     if not q_latent.shape[0]:
         return torch.empty_like(q_latent)
     q = torch.cat((q_latent, q_rotary), dim=-1)[:, None]
     keys, values = _keys_and_values(cache, q_latent.shape[2])
-    return decode_by_torch(q, keys, values, block_tables, context_lens, max_context_len, AttentionRule(scale))[:, 0]
+    rule = _rule(scale, cache_scale)
+    return decode_by_torch(q, keys, values, block_tables, context_lens, max_context_len, rule)[:, 0]
 
 
-@operation(_check_prefill, triton="attention.mla")
+@operation(_check_prefill, triton="attention.mla", native=_native_prefill)
 def mla_prefill(
-    q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    batch: VarlenBatch,
+    scale: float,
+    cache_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally as prefill_attention does, to latent vectors; return [tokens, heads, latent].
 
-    q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary]; cache as in mla_decode.
+    q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary]; cache and cache_scale as in mla_decode.
     """
     keys, values = _keys_and_values(cache, q_latent.shape[2])
-    return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, AttentionRule(scale))
+    return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, _rule(scale, cache_scale))
+
+
+@operation(_check_selected, triton="attention.mla", native=_native_selected)
+def mla_selected(
+    q_latent: torch.Tensor,
+    q_rotary: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    positions: torch.Tensor,
+    num_read: torch.Tensor,
+    scale: float,
+    cache_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend from each token to its selected keys; return [tokens, heads, latent].
+
+    A token reads the keys at its first `num_read` positions. q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary]; block_tables
+    [tokens, max_blocks] int64, or one row if all tokens are of one sequence; positions [tokens, top_k] int64, all in the table; num_read [tokens]
+    int64, from 1 to top_k; cache and cache_scale as in mla_decode.
+    """
+    return mla_decode(
+        q_latent, q_rotary, *copied(cache, block_tables, positions, num_read, q_latent.dtype, cache_scale), scale
+    )
+
+
+def _rule(scale: float, cache_scale: torch.Tensor | None) -> AttentionRule:
+    return AttentionRule(scale, kv_scales=None if cache_scale is None else cache_scale.expand(2))
 
 
 def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,3 +19,15 @@ class VarlenBatch(NamedTuple):
     context_lens: torch.Tensor  # [seqs] int32, cached prefix + query tokens
     host_q_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+
+    def of_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the block table of each token, and how many first tokens of its context it sees.
+
+        They are [tokens, max_blocks] and [tokens] int64.
+        """
+        numbers, q_lens = torch.arange(len(self.host_q_lens), device=self.block_tables.device), self.cu_seqlens_q.diff()
+        tokens = sum(self.host_q_lens)
+        sequences = torch.repeat_interleave(numbers, q_lens, output_size=tokens)
+        before = (self.context_lens - q_lens - self.cu_seqlens_q[:-1]).index_select(0, sequences)
+        visible = before + torch.arange(1, tokens + 1, device=before.device)
+        return self.block_tables.index_select(0, sequences), visible

@@ -66,6 +66,7 @@ class Library:
         self.decode_attention = _by_type(opened, "decode_attention")
         self.verify_attention = _by_type(opened, "verify_attention")
         self.prefill_attention = _by_type(opened, "prefill_attention")
+        self.latent_attention = _by_type(opened, "latent_attention")
         self.add_lora = _by_type(opened, "add_lora")
         self.is_finite = _by_type(opened, "is_finite")
         self.short_conv = _by_type(opened, "short_conv")

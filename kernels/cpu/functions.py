@@ -30,6 +30,7 @@ _OF_BOTH_TYPES = {
     "decode_attention": "ppppppplllllllllllfpi",
     "verify_attention": "pppppppplllllllllllfpi",
     "prefill_attention": "pppppppplllllllllllfpi",
+    "latent_attention": "ppppppplllllllllfi",
     "add_lora": "pppppllllllllllli:i",
     "is_finite": "pl:i",
     "short_conv": "ppppppppplllllii",

@@ -397,6 +397,38 @@ def _attend_varlen(
     return out
 
 
+def latent_attention(
+    library: Library,
+    q_latent: Tensor,
+    q_rotary: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    lens: Tensor,
+    scale: float,
+    cache_scale: Tensor | None,
+    positions: Tensor | None = None,
+) -> Tensor | None:
+    """Compute mla_decode or, with positions, mla_selected (kernels/attention/mla.py).
+
+    The caller has checked the arguments. Each token reads the first `lens` tokens of its context, or of its row of positions.
+    """
+    tokens, heads, latent = q_latent.shape
+    function = library.latent_attention.get(q_latent.dtype)
+    if function is None or heads * latent > _MAX_HEAD_FLOATS:
+        return None
+    out = torch.empty(q_latent.shape, dtype=q_latent.dtype)
+    if not tokens:
+        return out
+    q = torch.cat((q_latent, q_rotary), dim=2)
+    table_stride = block_tables.stride(0) if block_tables.shape[0] == tokens else 0
+    function(
+        q.data_ptr(), cache.data_ptr(), block_tables.data_ptr(), lens.data_ptr(), None if positions is None else positions.data_ptr(),
+        None if cache_scale is None else cache_scale.data_ptr(), out.data_ptr(), tokens, heads, latent, q.shape[2], table_stride,
+        0 if positions is None else positions.stride(0), cache.shape[1], *cache.stride()[:2], scale, get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
 def _cache_of(
     k_cache: Tensor, v_cache: Tensor, dtype: torch.dtype, head_dim: int, kv_scales: Tensor | None
 ) -> tuple[int, int, tuple[int, int, int]] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from load_tests.catalogue.paged_cases import Heads, empty_arena, gathered, paged, varlen
-from pilotlight.kernels.attention import decode_attention, mla, prefill_attention, verify_attention
+from pilotlight.kernels.attention import decode_attention, key_index, mla, prefill_attention, verify_attention
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.fp8_cache import FP8
 from pilotlight.kernels.attention.varlen import VarlenBatch
@@ -183,45 +184,72 @@ _FUSED_FORMS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _mla_write(tokens: int, latent: int, rotary: int, block_size: int, target: Target | None = None) -> Case:
+_SCALE = 0.7  # of a cache in FP8; a power of two would not reveal that it is applied twice
+
+
+def _scale(is_fp8: bool) -> Arguments:
+    return {"cache_scale": torch.tensor([_SCALE]) if is_fp8 else None}
+
+
+def _mla_write(
+    tokens: int, latent: int, rotary: int, block_size: int, target: Target | None = None, fp8: bool = False
+) -> Case:
     """Make a case that writes rows of a wider projection into one layer of an arena."""
 
     def make(dtype: torch.dtype) -> Arguments:
         num_blocks = -(-tokens // block_size) + 3
         angles = torch.rand(tokens, rotary // 2) * 6
-        arena = empty_arena(num_blocks, 2, Heads(1, 1, latent + rotary, block_size), dtype).zero_()
+        kind = FP8 if fp8 else dtype
+        arena = empty_arena(num_blocks, 2, Heads(1, 1, latent + rotary, block_size), kind).zero_()
         return {
             "x": torch.randn(tokens, latent + rotary + 4).to(dtype)[:, : latent + rotary], "norm": torch.randn(latent).to(dtype), "eps": 1e-6,
             "cos": angles.cos(), "sin": angles.sin(), "cache": arena[:, 1, 0].squeeze(2),
-            "slot_mapping": torch.randperm(num_blocks * block_size)[:tokens],
+            "slot_mapping": torch.randperm(num_blocks * block_size)[:tokens], **_scale(fp8),
         }  # fmt: skip
 
-    return Case(f"{tokens} tokens of {latent} + {rotary}, blocks of {block_size}", make, target)
+    return Case(f"{tokens} tokens of {latent} + {rotary}, blocks of {block_size}{', fp8' * fp8}", make, target)
 
 
 def _mla_decode(
-    heads: int, latent: int, rotary: int, lens: Lens, block_size: int, target: Target | None = None
+    heads: int,
+    latent: int,
+    rotary: int,
+    lens: Lens,
+    block_size: int,
+    target: Target | None = None,
+    fp8: bool = False,
 ) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
-        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), dtype, 1 if target else 2)
+        kind = FP8 if fp8 else dtype
+        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), kind, 1 if target else 2)
         return _latent_queries(heads, latent, rotary, len(lens), dtype) | {
             "cache": cache.k_cache.squeeze(2), "block_tables": cache.block_tables, "context_lens": cache.context_lens,
-            "max_context_len": max(lens, default=0), "scale": (latent + rotary) ** -0.5,
+            "max_context_len": max(lens, default=0), "scale": (latent + rotary) ** -0.5, **_scale(fp8),
         }  # fmt: skip
 
-    return Case(f"{heads} heads of {latent} + {rotary}, contexts {_short(lens)}, blocks of {block_size}", make, target)
+    name = f"{heads} heads of {latent} + {rotary}, contexts {_short(lens)}, blocks of {block_size}{', fp8' * fp8}"
+    return Case(name, make, target)
 
 
 def _mla_prefill(
-    heads: int, latent: int, rotary: int, q_lens: Lens, lens: Lens, block_size: int, target: Target | None = None
+    heads: int,
+    latent: int,
+    rotary: int,
+    q_lens: Lens,
+    lens: Lens,
+    block_size: int,
+    target: Target | None = None,
+    fp8: bool = False,
 ) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
-        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), dtype, 1 if target else 2)
+        kind = FP8 if fp8 else dtype
+        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), kind, 1 if target else 2)
         return _latent_queries(heads, latent, rotary, sum(q_lens), dtype) | {
             "cache": cache.k_cache.squeeze(2), "batch": varlen(cache.block_tables, q_lens, lens), "scale": (latent + rotary) ** -0.5,
+            **_scale(fp8),
         }  # fmt: skip
 
-    name = f"{heads} heads of {latent} + {rotary}, queries {_short(q_lens)}, contexts {_short(lens)}"
+    name = f"{heads} heads of {latent} + {rotary}, queries {_short(q_lens)}, contexts {_short(lens)}{', fp8' * fp8}"
     return Case(name, make, target)
 
 
@@ -236,18 +264,28 @@ def _latent_queries(heads: int, latent: int, rotary: int, tokens: int, dtype: to
     }
 
 
-def _as_one_head(q_latent: Tensor, q_rotary: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    one = cache.unsqueeze(2)
+def _as_one_head(
+    q_latent: Tensor, q_rotary: Tensor, cache: Tensor, cache_scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    one = cache.unsqueeze(2) * (1.0 if cache_scale is None else cache_scale)
     return torch.cat((q_latent, q_rotary), dim=2), one, one[..., : q_latent.shape[2]]
 
 
 def _mla_written(
-    x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor, cache: Tensor, slot_mapping: Tensor
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    cache_scale: Tensor | None,
 ) -> None:
     latent, rotary = torch.split(x, [norm.shape[0], 2 * cos.shape[1]], dim=1)
     latent = latent / (latent.square().mean(-1, keepdim=True) + eps).sqrt() * norm
     pairs = torch.complex(rotary[:, 0::2], rotary[:, 1::2]) * torch.complex(cos, sin)
-    for slot, row in zip(slot_mapping.tolist(), torch.cat((latent, pairs.real, pairs.imag), dim=1), strict=True):
+    rows = torch.cat((latent, pairs.real, pairs.imag), dim=1) / (1.0 if cache_scale is None else cache_scale)
+    for slot, row in zip(slot_mapping.tolist(), rows, strict=True):
         cache[slot // cache.shape[1], slot % cache.shape[1]] = row
 
 
@@ -257,16 +295,19 @@ def _mla_write_cost(arguments: Arguments) -> Cost:
 
 
 def _mla_decoded(
-    q_latent: Tensor, q_rotary: Tensor, cache: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, scale: float
+    q_latent: Tensor, q_rotary: Tensor, cache: Tensor, block_tables: Tensor, context_lens: Tensor, max_context_len: int, scale: float,
+    cache_scale: Tensor | None,
 ) -> Tensor:  # fmt: skip
     lens = tuple(context_lens.tolist())
     assert max(lens, default=0) <= max_context_len
-    q, k, v = _as_one_head(q_latent, q_rotary, cache)
+    q, k, v = _as_one_head(q_latent, q_rotary, cache, cache_scale)
     return _each(q, k, v, block_tables, lens, (1,) * len(lens), AttentionRule(scale))
 
 
-def _mla_prefilled(q_latent: Tensor, q_rotary: Tensor, cache: Tensor, batch: VarlenBatch, scale: float) -> Tensor:
-    q, k, v = _as_one_head(q_latent, q_rotary, cache)
+def _mla_prefilled(
+    q_latent: Tensor, q_rotary: Tensor, cache: Tensor, batch: VarlenBatch, scale: float, cache_scale: Tensor | None
+) -> Tensor:
+    q, k, v = _as_one_head(q_latent, q_rotary, cache, cache_scale)
     return _each(q, k, v, batch.block_tables, batch.host_context_lens, batch.host_q_lens, AttentionRule(scale))
 
 
@@ -279,6 +320,132 @@ def _mla_cost(arguments: Arguments) -> Cost:
         q_lens = (1,) * len(lens)
     flops = 2 * (cache.shape[2] + q.shape[2]) * q.shape[1] * _pairs(q_lens, lens, None)
     return Cost(2 * size(q) + size(arguments["q_rotary"]) + sum(lens) * cache.shape[2] * cache.element_size(), flops)
+
+
+def _mla_selected(
+    heads: int,
+    latent: int,
+    rotary: int,
+    lens: Lens,
+    top_k: int,
+    block_size: int,
+    *,
+    queries: int | None = None,
+    target: Target | None = None,
+    fp8: bool = False,
+) -> Case:
+    """Make a case. `queries`: the last tokens of one context; None for the last token of each."""
+
+    def make(dtype: torch.dtype) -> Arguments:
+        cache = paged(lens, Heads(heads, 1, latent + rotary, block_size), FP8 if fp8 else dtype, 1 if target else 2)
+        visible = cache.context_lens if queries is None else torch.arange(lens[0] - queries + 1, lens[0] + 1)
+        positions = torch.zeros(len(visible), top_k, dtype=torch.int64)
+        for row, seen in zip(positions, visible.tolist(), strict=True):
+            chosen = torch.randperm(seen)[:top_k].sort().values
+            row[: len(chosen)] = chosen
+        return _latent_queries(heads, latent, rotary, len(visible), dtype) | {
+            "cache": cache.k_cache.squeeze(2), "block_tables": cache.block_tables, "positions": positions,
+            "num_read": visible.clamp(max=top_k), "scale": (latent + rotary) ** -0.5, **_scale(fp8),
+        }  # fmt: skip
+
+    asked = "" if queries is None else f", queries {queries}"
+    name = f"{heads} heads of {latent} + {rotary}, {top_k} of contexts {_short(lens)}{asked}, blocks of {block_size}{', fp8' * fp8}"
+    return Case(name, make, target)
+
+
+def _mla_selected_formula(
+    q_latent: Tensor, q_rotary: Tensor, cache: Tensor, block_tables: Tensor, positions: Tensor, num_read: Tensor, scale: float,
+    cache_scale: Tensor | None,
+) -> Tensor:  # fmt: skip
+    q, k, v = _as_one_head(q_latent, q_rotary, cache, cache_scale)
+    outs = []
+    for row, (query, own, read) in enumerate(zip(q, positions, num_read.tolist(), strict=True)):
+        table, kept = block_tables[min(row, len(block_tables) - 1)], own[:read]
+        places = table[kept // cache.shape[1]], kept % cache.shape[1]
+        outs.append(_attended(query[None], k[places], v[places], AttentionRule(scale)))
+    return torch.cat(outs)
+
+
+def _mla_selected_cost(arguments: Arguments) -> Cost:
+    q, cache, read = arguments["q_latent"], arguments["cache"], int(arguments["num_read"].sum())
+    flops = 2 * (cache.shape[2] + q.shape[2]) * q.shape[1] * read
+    return Cost(2 * size(q) + size(arguments["q_rotary"]) + read * cache.shape[2] * cache.element_size(), flops)
+
+
+def _index_write(tokens: int, dim: int, block_size: int, fp8: bool = False, target: Target | None = None) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        num_blocks = -(-tokens // block_size) + 3
+        arena = empty_arena(num_blocks, 2, Heads(1, 1, dim, block_size), FP8 if fp8 else dtype).zero_()
+        return {
+            "keys": torch.randn(tokens, dim + 2).to(dtype)[:, :dim], "cache": arena[:, 1, 0].squeeze(2),
+            "scales": torch.zeros(num_blocks, 2, block_size)[:, 1] if fp8 else None,
+            "slot_mapping": torch.randperm(num_blocks * block_size)[:tokens],
+        }  # fmt: skip
+
+    return Case(f"{tokens} tokens of {dim}, blocks of {block_size}{', fp8' * fp8}", make, target)
+
+
+def _index_written(keys: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping: Tensor) -> None:
+    for slot, key in zip(slot_mapping.tolist(), keys, strict=True):
+        place = slot // cache.shape[1], slot % cache.shape[1]
+        scale = 1.0
+        if scales is not None:
+            scale = scales[place] = key.abs().max() / 448
+        cache[place] = key / scale
+
+
+def _index_scores(
+    heads: int,
+    dim: int,
+    lens: Lens,
+    block_size: int,
+    *,
+    queries: int | None = None,
+    target: Target | None = None,
+    fp8: bool = False,
+    spare: int = 0,
+) -> Case:
+    """Make a case.
+
+    `queries`: number of last tokens of one context; None for the last token of each. `spare`: by how much `longest` is too large.
+    """
+
+    def make(dtype: torch.dtype) -> Arguments:
+        cache = paged(lens, Heads(heads, 1, dim, block_size), FP8 if fp8 else dtype, 1 if target else 2)
+        tokens = len(lens) if queries is None else queries
+        visible = cache.context_lens if queries is None else torch.arange(lens[0] - queries + 1, lens[0] + 1)
+        return {
+            "q": torch.randn(tokens, heads, dim).to(dtype), "weights": torch.randn(tokens, heads), "cache": cache.k_cache.squeeze(2),
+            "scales": torch.rand(cache.k_cache.shape[:2]) + 0.5 if fp8 else None, "block_tables": cache.block_tables, "visible": visible,
+            "longest": max(lens, default=0) + spare,
+        }  # fmt: skip
+
+    asked = "" if queries is None else f", queries {queries}"
+    return Case(
+        f"{heads} heads of {dim}, contexts {_short(lens)}{asked}, blocks of {block_size}{', fp8' * fp8}", make, target
+    )
+
+
+def _index_scored(
+    q: Tensor, weights: Tensor, cache: Tensor, scales: Tensor | None, block_tables: Tensor, visible: Tensor, longest: int
+) -> Tensor:  # fmt: skip
+    out = q.new_zeros(len(q), longest)
+    for row, (queries, shares, seen) in enumerate(zip(q, weights, visible.tolist(), strict=True)):
+        table = block_tables[min(row, len(block_tables) - 1)]
+        keys = gathered(cache, table, seen)
+        if scales is not None:
+            keys = keys * gathered(scales.unsqueeze(2), table, seen)
+        out[row, :seen] = shares @ (queries @ keys.T).clamp(min=0)
+    return out
+
+
+def _index_cost(arguments: Arguments) -> Cost:
+    q, cache, seen = arguments["q"], arguments["cache"], arguments["visible"]
+    keys = int(seen.max() if len(arguments["block_tables"]) == 1 else seen.sum())
+    read = keys * (cache.shape[2] * cache.element_size() + (0 if arguments["scales"] is None else 4))
+    return Cost(
+        size(q, arguments["weights"]) + read + 4 * int(seen.sum()), 2 * int(seen.sum()) * q.shape[1] * (q.shape[2] + 1)
+    )
 
 
 _LLAMA_8B, _GPT_OSS, _GEMMA_2 = Heads(32, 8, 128, 16), Heads(64, 8, 64, 16), Heads(16, 8, 256, 16)
@@ -401,6 +568,7 @@ MLA_WRITE = Operation(
         _mla_write(19, 32, 16, 16),
         _mla_write(7, 500, 10, 3),
         _mla_write(3, 512, 64, 16),
+        _mla_write(19, 24, 6, 5, fp8=True),
     ),
     bench=(_mla_write(64, 512, 64, 16, _COPY), _mla_write(4096, 512, 64, 16, _COPY)),
     cost=_mla_write_cost,
@@ -420,11 +588,14 @@ MLA_DECODE = Operation(
         _mla_decode(70, 16, 8, (33, 7), 3),  # two tiles of heads, the second nearly empty
         _mla_decode(16, 64, 64, (300, 16, 90), 16),  # widths and a block size that the Hopper form supports
         _mla_decode(100, 128, 64, (1, 700), 32),
+        _mla_decode(5, 24, 6, (40, 301), 5, fp8=True),
+        _mla_decode(16, 64, 64, (300, 16), 16, fp8=True),
     ),
     bench=(
         # 242 operations per byte: close to the limits of both memory and compute
         _mla_decode(128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")),
         _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ),
+        _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ, fp8=True),
     ),
     cost=_mla_cost,
 )
@@ -440,8 +611,80 @@ MLA_PREFILL = Operation(
         _mla_prefill(5, 24, 6, (40, 9), (90, 9), 5),
         _mla_prefill(70, 16, 8, (3,), (50,), 3),
         _mla_prefill(5, 64, 64, (30, 1, 80), (300, 17, 80), 16),
+        _mla_prefill(4, 24, 6, (3, 20), (70, 33), 5, fp8=True),
     ),
     bench=(_mla_prefill(16, 512, 64, (4096,), (4096,), 16, Target(0.4, "matmul")),),
     cost=_mla_cost,
 )
-OPERATIONS = (DECODE_ATTENTION, VERIFY_ATTENTION, PREFILL_ATTENTION, MLA_WRITE, MLA_DECODE, MLA_PREFILL)
+MLA_SELECTED = Operation(
+    name="mla_selected",
+    function=mla.mla_selected,
+    reference=_mla_selected_formula,
+    roundings=_ROUNDINGS + 1,  # a copy of an FP8 vector is rounded after its scale is applied
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _mla_selected(4, 32, 16, (1,), 16, 16),
+        _mla_selected(5, 24, 6, (40, 301, 3), 13, 5),
+        _mla_selected(16, 64, 64, (300, 16), 64, 16),
+        _mla_selected(6, 32, 16, (90,), 32, 16, queries=40),
+        _mla_selected(5, 24, 6, (40, 301), 13, 5, fp8=True),
+    ),
+    bench=(
+        _mla_selected(128, 512, 64, (32_768,) * 64, 2048, 16, target=Target(0.4, "matmul")),
+        _mla_selected(128, 512, 64, (32_768,), 2048, 16, queries=56, target=Target(0.4, "matmul")),
+    ),
+    cost=_mla_selected_cost,
+)
+INDEX_WRITE = Operation(
+    name="index_write",
+    function=key_index.index_write,
+    reference=_index_written,
+    roundings=0,
+    arithmetic=4,
+    cases=(_index_write(0, 16, 16), _index_write(1, 14, 5), _index_write(19, 128, 16)),
+    bench=(_index_write(64, 128, 16, target=_COPY), _index_write(4096, 128, 16, target=_COPY)),
+    cost=lambda arguments: Cost(2 * size(arguments["keys"]) + size(arguments["slot_mapping"])),
+    changes=("cache",),
+)
+INDEX_WRITE_FP8 = replace(
+    INDEX_WRITE,
+    name="index_write_fp8",
+    cases=(_index_write(0, 16, 16, fp8=True), _index_write(7, 14, 5, fp8=True), _index_write(19, 128, 16, fp8=True)),
+    bench=(_index_write(64, 128, 16, fp8=True, target=_COPY), _index_write(4096, 128, 16, fp8=True, target=_COPY)),
+    changes=("cache", "scales"),
+)
+# Keys and queries are multiplied as they are stored, and everything else is computed in fp32.
+INDEX_SCORES = Operation(
+    name="index_scores",
+    function=key_index.index_scores,
+    reference=_index_scored,
+    roundings=0,
+    arithmetic=_ARITHMETIC,
+    cases=(
+        _index_scores(4, 16, (1,), 16),
+        _index_scores(9, 14, (40, 301), 5),
+        _index_scores(4, 16, (300, 16, 90), 16, spare=4),
+        _index_scores(12, 32, (700,), 16, queries=20),
+        _index_scores(64, 128, (33, 70), 16),
+        _index_scores(9, 14, (40, 301), 5, fp8=True),
+        _index_scores(4, 32, (90,), 16, queries=33, fp8=True),
+    ),
+    bench=(
+        _index_scores(64, 128, (32_768,) * 16, 16, target=_READ),
+        _index_scores(64, 128, (32_768,) * 16, 16, target=_READ, fp8=True),
+        _index_scores(64, 128, (32_768,), 16, queries=2048, target=Target(0.4, "matmul")),
+    ),
+    cost=_index_cost,
+)
+OPERATIONS = (
+    DECODE_ATTENTION,
+    VERIFY_ATTENTION,
+    PREFILL_ATTENTION,
+    MLA_WRITE,
+    MLA_DECODE,
+    MLA_PREFILL,
+    MLA_SELECTED,
+    INDEX_WRITE,
+    INDEX_WRITE_FP8,
+    INDEX_SCORES,
+)

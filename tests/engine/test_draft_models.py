@@ -27,6 +27,7 @@ MINI, EAGLE3 = HERE / "mini", HERE / "eagle3"
 MTP_FAMILIES = (
     "deepseek-v3, three experts in two of four groups, yarn",
     "glm-4.5, half of each head turns, normed and biased",
+    "glm-5, 17 keys, layer 1 shares",
 )
 LAYERS = 3
 

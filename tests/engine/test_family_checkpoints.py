@@ -17,8 +17,9 @@ from pilotlight.engine.weights.config import read_config
 from tests.checkpoints import change_config, write_checkpoint
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
-from tests.engine.families import MODELS, PACKED, config, write_family
+from tests.engine.families import FURTHER, MODELS, PACKED, config, write_family
 
+INDEXED = "glm-5, 17 keys, layer 1 shares"
 DEEPSEEK, SCOUT = "deepseek-v3, three experts in two of four groups, yarn", "scout, chunks of 16, one of five experts"
 
 
@@ -182,6 +183,11 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (DEEPSEEK, {"attention_bias": True}, "attention_bias = True"),
         (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
         (DEEPSEEK, {"qk_rope_head_dim": 7}, "head_dim 7.*head_dim even"),
+        (INDEXED, {"q_lora_rank": None}, "q_lora_rank = None, index_head_dim = 11 and qk_rope_head_dim = 6: an index of keys needs reduced"),
+        (INDEXED, {"index_head_dim": 4}, "index_head_dim = 4 and qk_rope_head_dim = 6: an index of keys needs reduced queries, and heads"),
+        (INDEXED, {"indexer_types": ["shared", "full", "full"]}, "indexer_types = .*of which the first is full"),
+        (INDEXED, {"indexer_types": ["full"]}, "indexer_types = .*they must be 3"),
+        (INDEXED, {"index_topk": 0}, "index_topk = 0; it must be a positive whole number"),
         (DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank = None; it must be a positive whole number"),
         (GLM, {"partial_rotary_factor": 0.3, "rope_parameters": None}, "partial_rotary_factor = 0.3, by which 3 numbers"),
         (GLM, {"rope_parameters": 3}, "rotary parameters 3; they must be an object"),
@@ -202,7 +208,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
 def test_a_configuration_beyond_the_family_is_refused(
     tmp_path: Path, name: str, changes: dict[str, Any], words: str
 ) -> None:
-    written = MODELS[name].to_dict()
+    written = (MODELS | FURTHER)[name].to_dict()
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[written["model_type"]]
     (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": [architecture]}))
     raw = read_config(tmp_path)

@@ -176,7 +176,39 @@ def test_what_is_no_scale_is_refused_where_it_is_needed(tmp_path: Path, scale: t
     load_engine(directory).close()
 
 
-def test_a_model_that_keeps_latent_vectors_refuses_it_by_name(tmp_path: Path) -> None:
-    write_family(tmp_path, "deepseek-v3, three experts in two of four groups, yarn")
-    with pytest.raises(CheckpointError, match="layer 0 caches latent, which FP8 does not support"):
-        load_engine(tmp_path, kv_dtype="fp8")
+LATENT = (
+    "deepseek-v3, three experts in two of four groups, yarn",
+    "deepseek-v3.2, 13 keys, three of eight experts in one of two groups, yarn",
+    "glm-5, 17 keys, layer 1 shares",
+)
+
+
+# Where an index selects a fifth of the keys, some of them are others with keys in FP8.
+@pytest.mark.parametrize(("family", "most"), [*zip(LATENT, (0.1, 0.3, 0.3), strict=True)])
+def test_latent_vectors_and_keys_of_an_index_are_close_to_those_of_a_plain_cache(
+    tmp_path: Path, family: str, most: float
+) -> None:
+    write_family(tmp_path, family)
+    engines = [load_engine(tmp_path, kv_dtype=kv_dtype) for kv_dtype in ("auto", "fp8")]
+    ask = submit("a", PROMPT, max_tokens=1, prompt_logprobs=True)
+    plain, narrow = (
+        torch.tensor([reported.logprob for reported in one(engine, ask).prompt_logprobs or ()]) for engine in engines
+    )
+    assert 0 < float((plain - narrow).abs().mean()) < most
+    sizes = [engine.runner.layout.block_bytes for engine in engines]  # type: ignore[attr-defined]
+    assert 3 * sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("family", LATENT)
+@pytest.mark.parametrize(
+    "how",
+    [{"max_num_batched_tokens": 13}, {"kv_tokens": 160, "max_num_batched_tokens": 50}, {"depth": 2, "block_size": 5}],
+    ids=["small chunks", "preempted", "overlapped"],
+)
+def test_tokens_of_narrow_latent_vectors_depend_on_no_path(tmp_path: Path, family: str, how: dict[str, Any]) -> None:
+    write_family(tmp_path, family)
+    expected = alone(tmp_path, requests())
+    engine = load_engine(tmp_path, kv_dtype="fp8", **how)
+    answer = drain_preempting if "kv_tokens" in how else drain
+    assert told(answer(engine, requests())) == expected
+    assert told(drain(engine, requests())) == expected

@@ -10,11 +10,12 @@ from pilotlight.engine.description.shapes import LatentShape
 from pilotlight.engine.execution.batch import build_batch
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
-from pilotlight.engine.layers.expanded_attention import attend, is_cheaper
-from pilotlight.engine.layers.latent_attention import LatentAttention, LatentQueries
 from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mla.expanded_attention import attend, is_cheaper
+from pilotlight.engine.layers.mla.latent_attention import LatentAttention, LatentQueries
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
+from pilotlight.kernels.attention.mla import mla_prefill
 from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
 
@@ -85,9 +86,7 @@ def test_a_prompt_in_chunks_and_a_decode_are_the_formula_at_full_size(heads: int
         batch = build_batch(scratch_step([9] * end, begin, 16)[0], CPU)
         group = batch.groups[0]
         assert (group.decode is not None) == (end - begin == 1)
-        ways.append(
-            group.prefill is not None and is_cheaper(group.prefill, caches[0].segments[0].squeeze(2), layer.shape)
-        )
+        ways.append(group.prefill is not None and is_cheaper(group.prefill, 16, 4, layer.shape))
         got.append(layer(x[begin:end], Context(batch, caches, (table.at(batch.positions),))))
         begin = end
     assert ways == [True, False, False, False]
@@ -100,7 +99,7 @@ def test_prompts_behind_prefixes_are_the_same_in_either_form() -> None:
     cache, _, tables, _ = paged(lens, Heads(heads, 1, LATENT + ROTARY, 16), torch.float32)
     q_key, q_rotary = torch.randn(sum(q_lens), heads, KEY), torch.randn(sum(q_lens), heads, ROTARY)
     batch = varlen(tables, q_lens, lens)
-    absorbed = layer._absorbed(q_key, q_rotary, cache.squeeze(2), batch)
+    absorbed = layer.expanded(mla_prefill(layer.absorbed(q_key), q_rotary, cache.squeeze(2), batch, layer.shape.scale))
     assert_close("values", absorbed, attend(q_key, q_rotary, layer.up_proj, cache.squeeze(2), batch, layer.shape), 3e-6)
 
 
@@ -121,5 +120,4 @@ def test_the_form_that_takes_fewer_products_is_chosen(
 ) -> None:
     shape = LatentShape(16, 1536, LATENT, ROTARY, KEY, VALUE, 0.1, 0)
     batch = varlen(torch.empty(len(lens), max(lens) // 16, dtype=torch.int64), q_lens, lens)
-    cache = torch.empty(1, 16, LATENT + ROTARY, dtype=torch.bfloat16, device="meta")
-    assert is_cheaper(batch, cache, shape) == is_expanded
+    assert is_cheaper(batch, 16, 2, shape) == is_expanded

@@ -29,8 +29,8 @@ from transformers import (
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.kv.pool.layout import CacheLayout
-from pilotlight.engine.layers.latent_attention import LatentAttention
 from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mla.latent_attention import LatentAttention
 from pilotlight.engine.layers.recurrent import JoinedMixers
 from pilotlight.engine.loading.dry_run import DryRun, lay_out
 from pilotlight.engine.loading.kv_memory import make_kv_memory

@@ -14,8 +14,8 @@ from pilotlight.engine.description.shapes import AttentionShape, ExpertsShape
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.embedding import TokenEmbedding
-from pilotlight.engine.layers.latent_attention import LatentAttention
 from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.mla.latent_attention import LatentAttention
 from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.moe import Experts
 from pilotlight.engine.models.model_registry import find_family

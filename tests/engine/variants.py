@@ -58,6 +58,13 @@ DEEPSEEK = LLAMA | {
     "intermediate_size": 18432, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+DEEPSEEK_V32 = DEEPSEEK | {
+    "architectures": ["DeepseekV32ForCausalLM"], "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+}  # fmt: skip
+GLM_5 = DEEPSEEK_V32 | {
+    "architectures": ["GlmMoeDsaForCausalLM"], "hidden_size": 6144, "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32, "index_topk_pattern": "FS", "vocab_size": 154880, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 KIMI = DEEPSEEK | {
     "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840, "n_routed_experts": 384, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
@@ -133,11 +140,13 @@ PLAIN: dict[str, dict[str, Any]] = {
     "gpt-oss": LLAMA | {"architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64,
                         "num_attention_heads": 64, "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
     "deepseek-v3": DEEPSEEK,
+    "deepseek-v3.2": DEEPSEEK_V32,
+    "glm-5": GLM_5,
     "llama4": SCOUT,
     "glm-4.5": GLM,
 }  # fmt: skip
 FP8_CACHE = ", FP8 cache"
-PLAIN |= {name + FP8_CACHE: PLAIN[name] for name in ("llama", "gpt-oss", "llama4", "glm-4.5")}
+PLAIN |= {name + FP8_CACHE: PLAIN[name] for name in ("llama", "gpt-oss", "llama4", "glm-4.5", "deepseek-v3.2")}
 
 
 class Noted(NamedTuple):

@@ -24,7 +24,7 @@ CALLS = [
 ]
 # A type has the same effect in each call, so on a CPU only every second call is also interpreted in fp16.
 HALVES = {(operation.name, case.name) for operation in OPERATIONS for case in operation.cases[::2]}
-OF_A_TYPE_OF_THEIR_OWN = {"quantise_fp8", "pool_pieces"}
+OF_A_TYPE_OF_THEIR_OWN = {"quantise_fp8", "pool_pieces", "index_scores"}
 INTERPRETED = [
     call
     for call, (operation, case, dtype) in ((call, call.values) for call in CALLS)

@@ -34,9 +34,11 @@ class BertConfig:
     def num_kv_heads(self) -> int:
         return 0
 
-    @property
-    def attended_numbers(self) -> int:
-        return 2 * self.hidden_size
+    def attention_products(self, context: int) -> int:
+        return 2 * self.hidden_size * context
+
+    def read_share(self, context: int) -> float:
+        return 0.0
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         return 0

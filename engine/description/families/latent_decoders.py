@@ -20,7 +20,7 @@ from pilotlight.engine.description.rotary_scaling import (
     rotary_parameters,
     sharpening,
 )
-from pilotlight.engine.description.shapes import NO_IMAGES, ExpertNames, ImageBytes, LatentShape, Routing
+from pilotlight.engine.description.shapes import NO_IMAGES, ExpertNames, ImageBytes, IndexShape, LatentShape, Routing
 from pilotlight.engine.description.sparse_config import SparseConfig, read_experts_in_groups, read_grouped_experts
 from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision, PixtralVision
@@ -28,7 +28,7 @@ from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, refuse_unless, whole_number
 from pilotlight.engine.weights.fused import FusedRows
 
-# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py). In bf16 they suffice for 10,900
+# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/mla/expanded_attention.py). In bf16 they suffice for 10,900
 # tokens in 16 of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
 EXPANDED_BYTES = 128 << 20
 
@@ -45,22 +45,51 @@ class LatentConfig(SparseConfig):
     nope_dim: int
     value_dim: int
     vision: PatchedVision | None
+    index: IndexShape | None = None  # None if a token reads all keys
+    shared_indices: frozenset[int] = frozenset()  # layers that read what an earlier layer's index has selected
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        latent = CachedLayer((CacheSegment("latent", 1, self.kv_rank + self.head_dim),))
         mixers = [self.mixer(i) for i in range(self.num_layers)]
-        return tuple([latent if mixer is None else CachedLayer.of_state(*mixer.segments) for mixer in mixers])
+        return tuple(
+            [
+                self._attended_layer(i) if mixer is None else CachedLayer.of_state(*mixer.segments)
+                for i, mixer in enumerate(mixers)
+            ]
+        )
 
     @property
-    def attended_numbers(self) -> int:
-        return self.num_heads * (2 * self.kv_rank + self.head_dim)
+    def mtp_cached_layer(self) -> CachedLayer:
+        return self._attended_layer(self.num_layers)
+
+    def _attended_layer(self, layer: int) -> CachedLayer:
+        latent = CacheSegment("latent", 1, self.kv_rank + self.head_dim)
+        if self.index is None or layer in self.shared_indices:
+            return CachedLayer((latent,))
+        return CachedLayer((latent, CacheSegment("index", 1, self.index.head_dim)))
+
+    def attention_products(self, context: int) -> int:
+        return self.num_heads * (2 * self.kv_rank + self.head_dim) * self._num_read(context) + (
+            0 if self.index is None else self.index.num_heads * self.index.head_dim * context
+        )
+
+    def read_share(self, context: int) -> float:
+        latent, index = self.kv_rank + self.head_dim, 0 if self.index is None else self.index.head_dim
+        return (latent * self._num_read(context) + index * context) / ((latent + index) * context)
+
+    def _num_read(self, context: int) -> int:
+        """Return how many latent vectors of a context a token reads."""
+        return context if self.index is None else min(context, self.index.top_k)
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return the bytes of absorbed queries and results, or of expanded keys and values if larger."""
         absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
         width = max(self.nope_dim + self.head_dim, self.value_dim)
-        return max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
+        found = max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
+        if self.index is not None:  # its queries, their weights, and the positions of selected keys
+            heads, dim, top_k = self.index[:3]
+            found += tokens * (heads * (dim * item_bytes + 4) + 8 * top_k)
+        return found
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
         return ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
@@ -80,12 +109,15 @@ class LatentConfig(SparseConfig):
             self.attention_scale,
             layer,
             turns=bool(self.rotary),
+            key_index=self.index and self.index._replace(is_shared=layer in self.shared_indices),
         )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         norms = [norm(f"{name}.norm_{i}", self.hidden_size) for i in range(2)]
         mixer = self.mixer(layer) if layer < self.num_layers else None
         mixing = self._attention(f"{name}.self_attn") if mixer is None else mixer.weights(name, self.hidden_size)
+        if self.index is not None and layer not in self.shared_indices:
+            mixing += self._indexer(self.index, f"{name}.self_attn.indexer")
         return [*mixing, *norms, *self.feed_forward_weights(layer, name)]
 
     def _attention(self, name: str) -> list[WeightShape]:
@@ -108,11 +140,71 @@ class LatentConfig(SparseConfig):
             *summed("attention", f"{name}.o_proj", hidden, heads * self.value_dim, unit=self.value_dim),
         ]
 
+    def _indexer(self, index: IndexShape, name: str) -> list[WeightShape]:
+        assert self.q_rank is not None, "config.json was refused"
+        return [
+            WeightShape("attention", f"{name}.wq_b", index.num_heads * index.head_dim, self.q_rank),
+            WeightShape("attention", f"{name}.wk", index.head_dim, self.hidden_size),
+            norm(f"{name}.k_norm", index.head_dim),
+            WeightShape("norms", f"{name}.k_norm.bias", index.head_dim),
+            WeightShape("attention", f"{name}.weights_proj", index.num_heads, self.hidden_size, is_wide=True),
+        ]
+
 
 def deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
     """DeepSeek-V3 and R1, Kimi K2 and K2.5: sigmoids with a balancing bias choose experts in groups."""
     text = text_keys(config)
     return _latent(config, text, read_grouped_experts(text, groups=8, top_groups=4, scale=2.5))
+
+
+def deepseek_v32(config: Mapping[str, Any]) -> LatentConfig:
+    """DeepSeek-V3.2: DeepSeek-V3 with an index in each layer, which selects the keys that a token reads."""
+    text = {**_DEEPSEEK_V32, **config}
+    return _indexed(text, read_grouped_experts(text, groups=8, top_groups=4, scale=2.5))
+
+
+def glm_moe_dsa(config: Mapping[str, Any]) -> LatentConfig:
+    """GLM-5: DeepSeek-V3.2 with one group of experts.
+
+    Some layers have no index and read the keys that an earlier layer's index has selected.
+    """
+    text = {**_DEEPSEEK_V32, **_GLM_5, **config}
+    kinds, num_layers = config.get("indexer_types"), positive_int(text, "num_hidden_layers")
+    pattern, every = config.get("index_topk_pattern"), positive_int(config, "index_topk_freq", 1)
+    if kinds is None and pattern is not None:
+        kinds = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+    if kinds is None:
+        offset = whole_number({"index_skip_topk_offset": 2, **config}, "index_skip_topk_offset", num_layers)
+        kinds = ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(num_layers)]
+    if len(kinds) != num_layers or set(kinds) - {"full", "shared"} or kinds[0] != "full":
+        raise CheckpointError(
+            f"config.json has indexer_types = {kinds!r}; they must be {num_layers}, full or shared, of which the first is full"
+        )
+    shared = frozenset(i for i, kind in enumerate(kinds) if kind == "shared")
+    read = _indexed(text, read_grouped_experts(text, scale=2.5), is_interleaved=True)
+    return replace(read, shared_indices=shared)
+
+
+# Defaults of transformers' configuration classes.
+_DEEPSEEK_V32 = {"first_k_dense_replace": 3, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+_GLM_5 = {"index_n_heads": 32, "rms_norm_eps": 1e-5}
+
+
+def _indexed(config: Mapping[str, Any], fields: Mapping[str, Any], *, is_interleaved: bool = False) -> LatentConfig:
+    """Parse a config.json of layers that have an index of keys."""
+    index = IndexShape(
+        positive_int(config, "index_n_heads"),
+        positive_int(config, "index_head_dim"),
+        positive_int(config, "index_topk"),
+        is_interleaved,
+    )
+    read = _latent(config, config, {**fields, "index": index})
+    if read.q_rank is None or index.head_dim < read.head_dim:
+        raise CheckpointError(
+            f"config.json has q_lora_rank = {read.q_rank}, index_head_dim = {index.head_dim} and qk_rope_head_dim = {read.head_dim}: an index of "
+            "keys needs reduced queries, and heads that are at least as large as their rotated part"
+        )
+    return read
 
 
 def kimi_linear(config: Mapping[str, Any]) -> LatentConfig:

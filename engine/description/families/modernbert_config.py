@@ -45,9 +45,11 @@ class ModernBertConfig:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
-    @property
-    def attended_numbers(self) -> int:
-        return 2 * self.hidden_size
+    def attention_products(self, context: int) -> int:
+        return 2 * self.hidden_size * context
+
+    def read_share(self, context: int) -> float:
+        return 0.0
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         return 0

@@ -74,9 +74,10 @@ def in_fp8(
     dtype: "torch.dtype",
     scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
 ) -> tuple[CachedLayer, ...]:
-    """Return the layers with keys and values in FP8, of type `dtype`; states stay unchanged.
+    """Return the layers with keys and values, or latent vectors, in FP8; states stay unchanged.
 
-    `scales`: (of keys, of values) by layer, 1 by default. Raises CheckpointError for layers that cache other segments.
+    `dtype`: FP8. Keys of an index get a scale each, in a further segment. `scales`: (of keys, of values) by layer, 1 by default; latent vectors have
+    that of keys. Raises CheckpointError for layers that cache other segments.
     """
     found = []
     for i, layer in enumerate(layers):
@@ -84,14 +85,18 @@ def in_fp8(
             found.append(layer)
             continue
         names = tuple(segment.name for segment in layer.segments)
-        if names != ("k", "v"):
+        if names not in (("k", "v"), ("latent",), ("latent", "index")):
             raise CheckpointError(
                 f"layer {i} caches {', '.join(names)}, which FP8 does not support: leave kv_dtype at auto"
             )
-        of_both = zip(layer.segments, scales.get(i, (1.0, 1.0)), strict=True)
-        found.append(
-            layer._replace(segments=tuple(segment._replace(dtype=dtype, scale=scale) for segment, scale in of_both))
-        )
+        scale, second = scales.get(i, (1.0, 1.0))
+        narrow = [
+            segment._replace(dtype=dtype, scale=factor)
+            for segment, factor in zip(layer.segments, (scale, second if names == ("k", "v") else 1.0), strict=False)
+        ]
+        if "index" in names:
+            narrow.append(CacheSegment("index scale", 1, 1, is_wide=True))
+        found.append(layer._replace(segments=tuple(narrow)))
     return tuple(found)
 
 
@@ -105,7 +110,7 @@ class LayerCache(NamedTuple):
 
     segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head; a state: [num_blocks, 1, ...]
     group: int  # number of the group whose block table locates the layer's blocks
-    scales: "torch.Tensor | None" = None  # [len(segments)] fp32 if the segments are in FP8
+    scales: "torch.Tensor | None" = None  # fp32, one for each segment in FP8
     block_size: int = 0  # tokens
     is_state: bool = False
 
@@ -246,9 +251,8 @@ def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
 def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | None":
     import torch
 
-    if any(segment.dtype is not torch.float8_e4m3fn for segment in layer.segments):
-        return None
-    return blocks.new_tensor([segment.scale for segment in layer.segments], dtype=torch.float32)
+    scales = [segment.scale for segment in layer.segments if segment.dtype is torch.float8_e4m3fn]
+    return blocks.new_tensor(scales, dtype=torch.float32) if scales else None
 
 
 def _groups(

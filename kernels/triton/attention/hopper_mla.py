@@ -139,10 +139,10 @@ def _copy(buffer, cache, block, cache_block, inside):
     async_copy.async_copy_global_to_shared(buffer, cache + ((block.to(tl.int64) * cache_block)[:, None] + inside))
 
 
-def takes(q_latent: torch.Tensor, q_rotary: torch.Tensor, block_size: int) -> bool:
+def takes(q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> bool:
     """True if this form takes the call: 16-bit values of some sizes, and whole blocks in a tile."""
     has_form = q_latent.shape[2] in _LATENT and q_rotary.shape[2] in _ROTARY and q_latent.element_size() == 2
-    return has_form and _TILE % block_size == 0 and is_hopper(q_latent.device)
+    return has_form and cache.dtype == q_latent.dtype and _TILE % cache.shape[1] == 0 and is_hopper(q_latent.device)
 
 
 def attend(

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -23,6 +24,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -108,6 +110,9 @@ MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+_INDEX: dict[str, Any] = {
+    "index_topk": 11, "index_n_heads": 9, "index_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 28,
+}  # fmt: skip
 # Further families, each with a part that MODELS lack. Only the last one is in the quick tests.
 FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"hidden_size": 48, "head_dim": None, "sliding_window": None}),
@@ -156,6 +161,14 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "glm-4.7-flash": (
         Glm4MoeLiteConfig,
         LATENT | {"num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28},
+    ),
+    "deepseek-v3.2": (
+        DeepseekV32Config,
+        LATENT | _INDEX | {"num_key_value_heads": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
+    "glm-5": (
+        GlmMoeDsaConfig,
+        LATENT | _INDEX | {"num_key_value_heads": 8, "indexer_types": ["full", "shared"] * 2, "first_k_dense_replace": 2},
     ),
     "mimo-v2": (
         MiMoV2FlashConfig,
@@ -229,7 +242,7 @@ STATES = (
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
           "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "mistral4", "lfm2-moe", "qwen3-next", "qwen3.5-moe",
-          "nemotron-h", "kimi-linear")  # fmt: skip
+          "nemotron-h", "kimi-linear", "deepseek-v3.2", "glm-5")  # fmt: skip
 
 
 Run = Callable[[Engine, list[Submit]], dict[str, Heard]]
@@ -306,6 +319,8 @@ def write_without_ties(
 
 def refused_with(family: str, host: HostConfig) -> str | None:
     """Return the expected error for a family that `host` cannot divide; None if it can."""
+    if family == "glm-5" and host.stages > 2:
+        return "the first of a pipeline stage, reads the keys that the index of an earlier layer selects"
     if not host.expert_parallel:
         return None
     if family in STATES and family in SPARSE and host.data_parallel > 1:
@@ -370,6 +385,8 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
             sizes[key] = [*types, "full_attention"]
     if family == "nemotron-h":
         del sizes["num_hidden_layers"]  # the list of types is as long
+    if family == "glm-5":
+        sizes["num_hidden_layers"] = 4  # as many as its list of indices
     if family == "mimo-v2":  # layers with a window have twice as many
         sizes["num_key_value_heads"] = rng.choice([1, 2])
     if family.startswith("llama 4"):

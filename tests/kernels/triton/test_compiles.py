@@ -18,12 +18,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from pilotlight.kernels.triton.elementwise import activation, kv_write, norm, qkv, rotary
 from pilotlight.kernels.triton.launch import warps_for
 from pilotlight.kernels.triton.state import chunks, delta_rule, gated_norm, short_conv, ssd
-from pilotlight.kernels.triton.attention import decode_attention, hopper_mla, hopper_prefill, mla, prefill_attention, split_kv
+from pilotlight.kernels.triton.attention import decode_attention, hopper_mla, hopper_prefill, key_index, mla, prefill_attention, split_kv
 
 TENSORS = {
     "q", "k", "v", "x", "out", "weight", "residual", "new_residual", "qkv", "norm", "k_cache", "v_cache", "q_out", "q_latent", "q_rotary", "cache",
+    "keys",
 }
-TYPES = {"lens": "*i64", "tables": "*i64", "slots": "*i64", "starts": "*i32"}
+TYPES = {"lens": "*i64", "visible": "*i64", "tables": "*i64", "slots": "*i64", "starts": "*i32"}
 TYPES |= dict.fromkeys(("eps", "scale", "cap", "alpha", "limit"), "fp32")
 FP32 = {"cos", "sin", "tops", "sums", "parts", "sinks", "kv_scales"}
 
@@ -87,9 +88,15 @@ for prefill, types in ((False, {"out": "*fp32", "starts": "*i64"}), (True, {"len
     sizes = dict(LATENT=512, ROTARY=64, BLOCK_SIZE=16, ROWS=hopper_mla.ROWS, TILE=hopper_mla._TILE)
     compile(hopper_mla._attend, types, hopper_mla._WARPS, IS_PREFILL=prefill, DIRECT=prefill, **sizes)
 LATENT = dict(LATENT=512, LATENT_DIM=512, ROTARY=64, ROTARY_DIM=64, BLOCK_SIZE=16, TILE=32)
-compile(mla._write, warps=2, LATENT=512, LATENT_DIM=512, HALF=32, PAIRS=32, BLOCK_SIZE=16)
-compile(mla._attend, {"out": "*fp32"}, 8, 5, ROWS=16, IS_PREFILL=False, DIRECT=False, **LATENT)
-compile(mla._attend, {"lens": "*i32"}, 8, 3, ROWS=64, IS_PREFILL=True, DIRECT=True, **LATENT)
+NARROW = {"cache": "*u8", "cache_scale": "*fp32"}
+for fp8, types in ((NO_FP8, {}), (FP8, NARROW), (FP8_BY_BITS, NARROW)):
+    compile(mla._write, types, warps=2, LATENT=512, LATENT_DIM=512, HALF=32, PAIRS=32, BLOCK_SIZE=16, FP8=fp8)
+    compile(mla._attend, {"out": "*fp32"} | types, 8, 5, ROWS=16, IS_PREFILL=False, DIRECT=False, FP8=fp8, **LATENT)
+    compile(mla._attend, {"lens": "*i32"} | types, 8, 3, ROWS=64, IS_PREFILL=True, DIRECT=True, FP8=fp8, **LATENT)
+    types = {"cache": "*u8"} if types else {}
+    compile(key_index._write, types | {"scales": "*fp32"}, 1, HEAD_DIM=128, DIM=128, BLOCK_SIZE=16, FP8=fp8)
+    INDEX = dict(HEADS=64, HEADS_DIM=64, HEAD_DIM=128, DIM=128, BLOCK_SIZE=16, KEYS=key_index._KEYS, TILE=64, FP8=fp8)
+    compile(key_index._score, types | {"scales": "*fp32", "weights": "*fp32", "out": "*fp32"}, 4, **INDEX)
 compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)
 PLACES = dict.fromkeys(("before", "first_runs", "ends", "after"), "*i64")
 STORED = dict.fromkeys(("x", "weight", "bias", "states", "y", "gate", "steps", "decays", "xbc"), "*bf16")

@@ -11,18 +11,21 @@ from pilotlight.engine.description.families.latent_decoders import EXPANDED_BYTE
 from pilotlight.engine.description.shapes import LatentShape
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
+from pilotlight.kernels.attention.selected_rows import rows_of
 from pilotlight.kernels.attention.varlen import VarlenBatch
 
 
-def is_cheaper(batch: VarlenBatch, cache: torch.Tensor, shape: LatentShape) -> bool:
+def is_cheaper(batch: VarlenBatch, block_size: int, item_bytes: int, shape: LatentShape) -> bool:
     """True if the expanded form takes fewer products than the absorbed form, and not too much memory.
+
+    `block_size`: tokens of a block; `item_bytes`: bytes of a number of queries, keys and values.
 
     That is so for a prompt's first chunk, and after a prefix for chunks of some 200 tokens or more at DeepSeek-V3's sizes.
     """
     projected, width = (shape.key + shape.value) * shape.latent, _width(shape)
     pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(batch.host_q_lens, batch.host_context_lens, strict=True))
-    num_made = batch.block_tables.numel() * cache.shape[1]
-    if num_made * shape.num_heads * 2 * width * cache.element_size() > EXPANDED_BYTES:
+    num_made = batch.block_tables.numel() * block_size
+    if num_made * shape.num_heads * 2 * width * item_bytes > EXPANDED_BYTES:
         return False
     absorbed = sum(batch.host_q_lens) * projected + pairs * (2 * shape.latent + shape.rotary)
     return num_made * projected + pairs * 2 * width < absorbed
@@ -35,14 +38,16 @@ def attend(
     cache: torch.Tensor,
     batch: VarlenBatch,
     shape: LatentShape,
+    cache_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from prompt chunks; return [tokens, heads, value].
 
     q_key [tokens, heads, key], q_rotary [tokens, heads, rotary]; up_proj [heads, key + value, latent]; cache [num_blocks, block_size, latent +
-    rotary].
+    rotary]; cache_scale [1]: the scale of a cache in FP8.
     """
     tables = batch.block_tables
-    keys, values = _keys_and_values(cache.index_select(0, tables.flatten()), up_proj, shape)
+    vectors = rows_of(cache, (tables.flatten(),), cache_scale, q_key.dtype)
+    keys, values = _keys_and_values(vectors, up_proj, shape)
     in_order = batch._replace(block_tables=torch.arange(tables.numel(), device=tables.device).view_as(tables))
     q = F.pad(torch.cat((q_key, q_rotary), dim=2), (0, _width(shape) - shape.query))
     return prefill_attention(q, keys, values, in_order, AttentionRule(shape.scale))[..., : shape.value]
