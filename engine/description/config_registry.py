@@ -149,6 +149,12 @@ def _reader(place: str) -> Parse:
 PARSERS = {name: _reader(place) for name, place in READERS.items()}
 
 
+# Reasons why published architectures are not supported.
+_LACKING = {
+    "DeepseekV4ForCausalLM": "its layers cache keys compressed from several tokens, and mix several streams of hidden states"
+}
+
+
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:
     """Return the architecture of `known` that a config.json names. Raises CheckpointError."""
     names = config.get("architectures") or []
@@ -162,7 +168,7 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
                 return one
     raise CheckpointError(
         f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not supported here"
-        f"{_nearest(map(str, names), known)}; {PAGE} lists those that are"
+        f"{''.join(f': {_LACKING[name]}' for name in map(str, names) if name in _LACKING)}{_nearest(map(str, names), known)}; {PAGE} lists those that are"
     )
 
 
