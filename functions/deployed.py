@@ -17,7 +17,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.site_functions import SiteFunctions
 from pilotlight.functions.manifest import Manifest, ManifestError, MisfitError, load_manifest

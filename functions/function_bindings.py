@@ -18,7 +18,7 @@ from pilotlight.functions.bindings.registry import Bindings
 from pilotlight.functions.bindings.storage.d1 import D1Database
 from pilotlight.functions.bindings.storage.d1_migrations import MigrationFiles
 from pilotlight.functions.bindings.storage.response_cache import CACHE, ResponseCache
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, FunctionEvent, QueueEvent, ScheduledEvent
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.manifest_tables import ConsumerDeclaration

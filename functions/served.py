@@ -23,7 +23,7 @@ from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.deployed import DeployedFunctions
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget

@@ -20,7 +20,7 @@ from pilotlight.functions.bindings.binding import Binding, BindingError, Declara
 from pilotlight.functions.bindings.place import name_of
 from pilotlight.functions.bindings.storage.response_cache import ResponseMemory
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.functions.inference import EventStream, InferenceResponse
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import ACCOUNT, forwardable

@@ -16,7 +16,8 @@ import msgspec
 
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.inference import Inference
 from pilotlight.functions.manifest import Manifest
 from pilotlight.support.database import Database, Databases, create

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.cron import Schedule
 from pilotlight.support.database import Connection, Database
 

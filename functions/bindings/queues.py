@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.support.database import Connection, Database, create, storage_word, transaction
 
 log = logging.getLogger("pilotlight.bindings")

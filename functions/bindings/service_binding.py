@@ -15,7 +15,7 @@ from pilotlight.functions.bindings.binding import (
     Services,
     method,
 )
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent, RpcEvent
 
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, ScheduledEvent
 from pilotlight.functions.cli.d1_commands import migration_notes
 from pilotlight.functions.manifest import Manifest, ManifestError, load_manifest

@@ -14,7 +14,10 @@ from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import ExchangeResult, StreamingReply
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.answer_headers import checked_headers
 from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.invocations.invocation_log import InvocationLog

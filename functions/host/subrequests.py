@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NamedTuple
 
-from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # id for work outside of requests

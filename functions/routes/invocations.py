@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.answer_headers import confined_headers
 from pilotlight.functions.host.faults import Fault

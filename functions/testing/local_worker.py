@@ -24,8 +24,10 @@ import aiohttp
 import msgspec
 
 from pilotlight.functions.bindings.binding import BindingError, Clock
-from pilotlight.functions.channel import Channel, Failure, Inbound
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent, TailEvent
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.dependencies.layers import requirements_of
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, load_manifest

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.functions import deployed
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import FetchEvent
 from pilotlight.functions.deployed import (
     ASK_AGAIN_S,

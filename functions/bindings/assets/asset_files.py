@@ -19,7 +19,7 @@ import msgspec
 from pilotlight.functions.bindings.assets.asset_rules import HEADERS, REDIRECTS, AssetRules, Rewrite, encoded
 from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services, method
 from pilotlight.functions.bindings.storage.r2_files import FileContent
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 
 MAX_ASSET_BYTES = 25 << 20
 TYPES = {  # types that Python knows only by files of the machine

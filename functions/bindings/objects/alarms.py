@@ -16,7 +16,7 @@ from typing import Any
 
 from pilotlight.functions.bindings.objects.object_file import Alarm, ObjectFile
 from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectStore
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.support.database import Connection, Database, create
 
 log = logging.getLogger("pilotlight.function")

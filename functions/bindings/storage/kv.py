@@ -26,7 +26,7 @@ from pilotlight.functions.bindings.binding import (
     method,
 )
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.support.database import Connection, Database, prefix_end, storage_word, transaction
 
 MAX_KEY_BYTES = 512

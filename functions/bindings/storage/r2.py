@@ -34,7 +34,7 @@ from pilotlight.functions.bindings.storage.r2_objects import (
     Range,
     UploadedPart,
 )
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.support.database import storage_word
 
 MAX_KEYS = 1000  # per list or delete

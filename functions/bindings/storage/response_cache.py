@@ -18,7 +18,7 @@ from msgspec import Meta
 from pilotlight.functions.bindings.assets.asset_files import span_of
 from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Services, gathered, in_pieces, method
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 
 CACHE = "@cache"  # reserved: no binding of a manifest can have this name
 MAX_BYTES = 128 << 20  # for all functions of the site together

@@ -10,7 +10,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from pilotlight.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_process import EXIT_REPORT_S, IsolateProcess

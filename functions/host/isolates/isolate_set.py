@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Coroutine
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory

@@ -6,7 +6,7 @@ cooperation of the function, because code in an endless loop would give none.
 
 import asyncio
 
-from pilotlight.functions.channel import Channel
+from pilotlight.functions.channel.connection import Channel
 from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from pilotlight.functions.channel import Channel, ChannelClosed
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import ChannelClosed
 
 
 class LoopProbe:

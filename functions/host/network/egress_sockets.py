@@ -11,7 +11,8 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType
 
-from pilotlight.functions.channel import Failure, StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import (
     ABNORMAL,
     NO_STATUS,

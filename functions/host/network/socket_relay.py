@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import (
     ABNORMAL,
     NO_STATUS,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from pilotlight.functions.channel import Channel
+from pilotlight.functions.channel.connection import Channel
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from pilotlight.functions.bindings import ai as ai_module
 from pilotlight.functions.bindings.ai import AI as RuntimeAI
 from pilotlight.functions.bindings.ai_batches import Batches
 from pilotlight.functions.bindings.binding import BindingError, Services
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.inference import InferenceResponse
 from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.runtime.generation.inference import SiteInference

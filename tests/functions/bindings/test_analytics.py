@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.functions.bindings import analytics
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire
 

@@ -9,7 +9,7 @@ import pytest
 
 from pilotlight.functions.bindings.assets.asset_rules import _compiled, _match
 from pilotlight.functions.bindings.binding import BindingError, Services
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import FetchEvent, RpcEvent
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, ManifestAssets

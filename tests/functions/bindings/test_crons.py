@@ -13,7 +13,7 @@ from pilotlight.functions import cron
 from pilotlight.functions.bindings import crons
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.crons import Crons
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import ScheduledEvent
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.manifest import ManifestError, load_manifest

@@ -18,7 +18,8 @@ import pytest
 from pilotlight.functions.bindings import queues
 from pilotlight.functions.bindings.binding import BindingError, Services
 from pilotlight.functions.bindings.queues import Queue, QueueConsumer, Settings
-from pilotlight.functions.channel import ExchangeResult, Failure
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import QueueEvent
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.manifest import BindingDeclaration, Manifest

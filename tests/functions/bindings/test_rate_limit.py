@@ -7,7 +7,7 @@ import pytest
 from pilotlight.functions.bindings import rate_limit
 from pilotlight.functions.bindings.binding import BindingError, Services
 from pilotlight.functions.bindings.rate_limit import RateLimit, Window
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.manifest import BindingDeclaration
 from tests.clock import Clock
 from tests.functions.bindings.conftest import Wire

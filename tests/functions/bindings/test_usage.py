@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.functions.bindings.usage import BATCH, CPU_RECORD_S, GONE_S, FunctionUsage
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.runtime.generation.inference import SiteInference
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError

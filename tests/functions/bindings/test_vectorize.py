@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pilotlight.functions.bindings import vectorize
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.functions.bindings.conftest import Wire
 
 INDEX = ("vectorize", "V", {"index_name": "docs"})

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.functions.channel import (
-    WINDOW_BYTES,
-    Channel,
-    ChannelClosed,
-    Failure,
-    Inbound,
-    StreamingReply,
-    frames,
-)
-from pilotlight.functions.channel.connection import FRAMES_AT_ONCE
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import FRAMES_AT_ONCE, Channel
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.channel.frames import (
     BindingCall,
     Fail,
@@ -32,6 +26,7 @@ from pilotlight.functions.channel.frames import (
     StreamChunk,
     plain,
 )
+from pilotlight.functions.channel.streams import WINDOW_BYTES, Inbound
 from tests.asgi import eventually
 
 

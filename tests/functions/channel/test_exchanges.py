@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, as_failure, frames
-from pilotlight.functions.channel.failure import fail_frame
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure, fail_frame
 from pilotlight.functions.channel.frames import (
     AnyFrame,
     BindingCall,
@@ -24,6 +25,7 @@ from pilotlight.functions.channel.frames import (
     StreamChunk,
     StreamEnd,
 )
+from pilotlight.functions.channel.streams import WINDOW_BYTES, Inbound
 from tests.asgi import eventually
 
 MOST = 1 << 22

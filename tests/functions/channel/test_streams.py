@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, as_failure
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure
 from pilotlight.functions.channel.frames import AnyFrame, Fail, FrameError, More, StreamChunk, StreamEnd
-from pilotlight.functions.channel.streams import CHUNK_BYTES, Credit, feed
+from pilotlight.functions.channel.streams import CHUNK_BYTES, WINDOW_BYTES, Credit, Inbound, feed
 
 
 class Written:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.invocations.invocation_log import InvocationLog
 from pilotlight.functions.host.pool import FunctionPool, _is_started

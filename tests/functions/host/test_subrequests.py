@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import Failure, StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host import subrequests as subrequests_module
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.subrequests import OUTSIDE, OUTSIDE_S, Dial, Subrequests

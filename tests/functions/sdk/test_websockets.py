@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import SocketClose
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates import isolate_work

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers import host
 from workers.bindings.durable_objects import DurableObjectId
 from workers.durable.storage import Asker, Storage

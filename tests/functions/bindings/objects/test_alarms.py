@@ -10,7 +10,7 @@ import pytest
 from pilotlight.functions.bindings.objects.alarms import AGAIN_MS, FIRST_PAUSE_MS, MAX_RETRIES, Alarms
 from pilotlight.functions.bindings.objects.object_file import Alarm, ObjectFile
 from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectStore
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.asgi import eventually
 
 KEY, OTHER = ObjectKey("Counter", "0" * 64), ObjectKey("Counter", "1" * 64)

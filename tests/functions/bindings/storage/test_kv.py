@@ -14,7 +14,7 @@ import pytest
 
 from pilotlight.functions.bindings.binding import BindingError, MemoryBudget
 from pilotlight.functions.bindings.storage.kv import MAX_VALUE_BYTES, SCHEMA, SWEPT_AT_ONCE, KVNamespace
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.support.database import Connection, Database, create, transaction
 from tests.asgi import eventually
 from tests.clock import Clock

@@ -16,7 +16,7 @@ from aiohttp import web
 from pilotlight.functions.bindings.storage import r2_s3, s3
 from pilotlight.functions.bindings.storage.r2_objects import Conditions, Details, R2Error
 from pilotlight.functions.bindings.storage.s3 import Credentials, S3Place, canonical_query, sign
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.site import FunctionsConfig
 from tests.functions.bindings.conftest import Wire

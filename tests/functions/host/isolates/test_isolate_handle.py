@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import Channel, Inbound, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet

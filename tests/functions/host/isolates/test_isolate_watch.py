@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import ChannelClosed
+from pilotlight.functions.channel.failure import ChannelClosed
 from pilotlight.functions.host.isolates import isolate_watch, isolate_work, loop_probe
 from pilotlight.functions.host.isolates.isolate_watch import IDLE_LOOK_S, IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork

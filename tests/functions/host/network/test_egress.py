@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from multidict import CIMultiDict
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import FetchEvent
 from pilotlight.functions.host.network import egress as egress_module
 from pilotlight.functions.host.network.egress import Egress

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import WSMessage, WSMsgType, web
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import Message, MessageDecoder, SocketClose, encode
 from pilotlight.functions.host.network import egress_sockets
 from pilotlight.functions.host.network.egress_sockets import opened

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import MessageDecoder, SocketClose, encode
 from pilotlight.functions.host.network import socket_relay
 from pilotlight.functions.host.network.socket_relay import SocketRelay
