@@ -15,7 +15,13 @@ from msgspec.structs import replace
 
 from pilotlight.functions.channel import frames
 from pilotlight.functions.channel.blocking import BlockingExchange
-from pilotlight.functions.channel.exchanges import ExchangeResult, Handler, IncomingExchange, OutgoingExchange
+from pilotlight.functions.channel.exchanges import (
+    ExchangeResult,
+    Handler,
+    IncomingExchange,
+    OpenExchanges,
+    OutgoingExchange,
+)
 from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure, fail_frame
 from pilotlight.functions.channel.frames import (
     AnyFrame,
@@ -29,7 +35,6 @@ from pilotlight.functions.channel.frames import (
     StreamChunk,
     StreamEnd,
 )
-from pilotlight.functions.channel.open_exchanges import OpenExchanges
 from pilotlight.functions.channel.streams import WINDOW_BYTES
 
 MAX_FRAME_BYTES = 32 << 20  # fits a KV value of 25 MiB with its envelope

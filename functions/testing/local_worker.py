@@ -261,7 +261,7 @@ class LocalWorker:
             await self._functions.pools[each.name].prepare()  # installing packages may take minutes
         self.env = SimpleNamespace(**await self._faces())
         route = FunctionRoute(
-            self._served, _Open(), request_mib=config.request_mib, show_errors=True, name=self._manifest.name
+            self._functions, self._served.version_of, _Open(), show_errors=True, name=self._manifest.name
         )
         server, listener = Server(_Refusing(route)), bind("127.0.0.1", 0)
         self.url = url_of(listener)

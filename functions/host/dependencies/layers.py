@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from pilotlight.functions.host.dependencies.interpreters import OWN, Interpreter
+from pilotlight.functions.host.dependencies.python_versions import OWN, Interpreter
 from pilotlight.functions.manifest import ManifestError, read_toml
 from pilotlight.support import atomic_files
 

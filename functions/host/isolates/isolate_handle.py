@@ -182,9 +182,9 @@ class IsolateHandle:
     def watch(self) -> None:
         """Check the isolate's usage, and end it above a limit.
         Called every few hundredths of a second while there is work."""
-        if self._ending is not None or not self.process.is_running:
+        if self._ending is not None or not self.process.is_running or self._channel is None:
             return
-        exceeded = self.watcher.look(self._channel) if self.is_ready else self.watcher.look_at_start()
+        exceeded = self.watcher.look(self._channel.ping) if self.is_ready else self.watcher.look_at_start()
         if exceeded is not None:
             self.end(*exceeded)
         elif self.watcher.is_spent:

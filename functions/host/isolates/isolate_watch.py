@@ -6,10 +6,9 @@ cooperation of the function, because code in an endless loop would give none.
 
 import asyncio
 
-from pilotlight.functions.channel.connection import Channel
 from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
-from pilotlight.functions.host.isolates.loop_probe import LoopProbe
+from pilotlight.functions.host.isolates.loop_probe import LoopProbe, Ping
 from pilotlight.functions.sandbox.limits import FunctionLimits, IsolateUsage, first_exceeded
 
 IDLE_LOOK_S = 0.2  # pause between two measurements of an idle isolate; there may be thousands of isolates
@@ -65,13 +64,13 @@ class IsolateWatch:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
         return None
 
-    def look(self, channel: Channel | None) -> Exceeded | None:
+    def look(self, ping: Ping) -> Exceeded | None:
         """Check an isolate with open work. Return the exceeded limit, or None."""
         self.charge()
         self._process.update_priority()
         exceeded = first_exceeded(self._usage(), self._limits)
-        if exceeded is None and channel is not None and not self.is_spent:
-            self.probe.begin(channel)
+        if exceeded is None and not self.is_spent:
+            self.probe.begin(ping)
         return exceeded
 
     def look_idle(self) -> Exceeded | None:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from pilotlight.functions.sandbox.confinement import tiers
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.zygotes.control_messages import CreateZygote
 from pilotlight.functions.sandbox.zygotes.site_zygote import ROOT
 from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, FunctionZygote, ZygoteError

@@ -292,7 +292,7 @@ async def test_an_environment_without_credentials_is_named(wire: Wire, monkeypat
 
 
 def test_the_site_file_names_stores() -> None:
-    from pilotlight.functions.served import r2_stores
+    from pilotlight.functions.site_file import r2_stores
 
     table: Any = {"r2": {"photos": {"endpoint": "https://s3.example.com", "region": "eu", "bucket": "b-1"}}}
     stores = r2_stores(parse(FunctionsConfig, table, "ams1.toml"))

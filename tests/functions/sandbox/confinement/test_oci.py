@@ -11,7 +11,7 @@ import pytest
 
 from pilotlight.functions.sandbox.confinement import tiers
 from pilotlight.functions.sandbox.confinement.oci import _config, _exit_of, _write_bundle
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 
 LIMITS = Confinement(3, "/function", ["/layer"], "/scratch", 1234, 64, 16, 99, 7, 3)
 
