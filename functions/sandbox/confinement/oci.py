@@ -322,7 +322,7 @@ def _ours() -> Iterable[tuple[str, str]]:
     yield os.path.dirname(spec.origin), f"{INSIDE}/msgspec"
     for name in (
         "__init__.py",
-        *(f"functions/{name}" for name in ("__init__.py", "channel", "host", "sdk")),
+        *(f"functions/{name}" for name in ("__init__.py", "channel", "sandbox", "sdk")),
     ):
         yield str(ROOT / "pilotlight" / name), f"{INSIDE}/pilotlight/{name}"
 
