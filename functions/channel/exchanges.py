@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from pilotlight.functions.channel import frames
-from pilotlight.functions.channel.failure import ChannelClosed, Failure, fail_frame
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, fail_frame, failure_in
 from pilotlight.functions.channel.frames import AnyFrame, Fail, FrameError, More, Reply, StreamChunk, StreamEnd
 from pilotlight.functions.channel.streams import Credit, Inbound, StreamChannel, close, feed
 
@@ -84,15 +84,7 @@ class OutgoingExchange:
         elif isinstance(frame, More):
             self._credit.give(frame.bytes)
         elif isinstance(frame, Fail):
-            failure = Failure(
-                frame.message,
-                code=frame.code,
-                status=frame.status,
-                name=frame.name,
-                detail=frame.detail,
-                value=frame.value,
-            )
-            self.fail(failure)
+            self.fail(failure_in(frame))
             self._channel.forget(self.id)
         elif isinstance(frame, StreamEnd):
             if self._body is None:
@@ -154,7 +146,7 @@ class IncomingExchange:
         elif isinstance(frame, StreamEnd):
             self._body.end()
         elif isinstance(frame, Fail):
-            self._body.end(Failure(frame.message, code=frame.code, status=frame.status, name=frame.name))
+            self._body.end(failure_in(frame))
 
     def cancel(self, why: Failure) -> None:
         if self._body is not None:

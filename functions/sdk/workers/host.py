@@ -133,6 +133,3 @@ class LateChannel:
 
     async def begin(self, *args: Any, **kwargs: Any) -> Any:
         return await channel().begin(*args, **kwargs)
-
-    def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        return channel().stream(binding, method, *args, **kwargs)
