@@ -60,6 +60,7 @@ class ServedFunctions:
         trace: Trace | None = None,
         authority: str | None = None,
         clock: Clock = CLOCK,
+        secrets_s: float = SECRETS_S,
     ) -> None:
         """Load the manifests; nothing is served before `__aenter__`.
 
@@ -68,6 +69,7 @@ class ServedFunctions:
         """
         self._authority = authority
         self._clock = clock
+        self._secrets_s = secrets_s
         self.config = config
         self.manifests = manifests_of(config)
         self.deployed: DeployedFunctions | None = None
@@ -175,7 +177,7 @@ class ServedFunctions:
     async def _follow_secrets(self, revision: int) -> None:
         """Restart functions whose secrets have changed since `revision`. Runs until cancelled."""
         while True:
-            await asyncio.sleep(SECRETS_S)
+            await asyncio.sleep(self._secrets_s)
             if (now := self._secrets.revision()) != revision:
                 await self._renew_secrets()
                 revision = now
