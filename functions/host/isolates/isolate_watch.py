@@ -11,8 +11,6 @@ from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWor
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe, Ping
 from pilotlight.functions.sandbox.limits import FunctionLimits, IsolateUsage, first_exceeded
 
-IDLE_LOOK_S = 0.2  # pause between two measurements of an idle isolate; there may be thousands of isolates
-
 Exceeded = tuple[str, str]
 """The sentence for the author, and the error code."""
 
@@ -24,7 +22,7 @@ class IsolateWatch:
         self._process = process
         self._work = work
         self._importing_since = asyncio.get_running_loop().time()
-        self._meter = CpuMeter(work, self._importing_since)
+        self._meter = CpuMeter(work, limits.sockets_share, self._importing_since)
         self._looked_at = 0.0
 
     @property
@@ -76,7 +74,7 @@ class IsolateWatch:
     def look_idle(self) -> Exceeded | None:
         """Check an idle isolate without waking it: the author may have left threads or tasks running."""
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at < IDLE_LOOK_S:
+        if now - self._looked_at < self._limits.idle_look_s:
             return None
         self._looked_at = now
         spent_s = self._spent()

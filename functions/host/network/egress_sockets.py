@@ -31,7 +31,11 @@ HANDSHAKES = frozenset(
 
 
 async def opened(
-    session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: list[tuple[str, str]],
+    messages: AsyncIterator[bytes],
+    close_s: float = CLOSE_S,
 ) -> StreamingReply:
     """Open a WebSocket for a function.
     Raises the session's errors, and WSServerHandshakeError if the server refuses the handshake."""
@@ -46,11 +50,13 @@ async def opened(
     )
     chosen = [("sec-websocket-protocol", socket.protocol)] if socket.protocol else []
     return StreamingReply(
-        {"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages)
+        {"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages, close_s)
     )
 
 
-async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _relayed(
+    socket: ClientWebSocketResponse, messages: AsyncIterator[bytes], close_s: float
+) -> AsyncIterator[bytes]:
     sending = asyncio.ensure_future(_sent(socket, messages))
     try:
         while True:
@@ -59,14 +65,14 @@ async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[byte
             if isinstance(message, SocketClose):
                 break
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(close_s):
                 await asyncio.shield(sending)
     finally:
         sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await sending
         with suppress(Exception):  # the reader has left, so the error does not matter
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(close_s):
                 await socket.close(code=1001)
 
 

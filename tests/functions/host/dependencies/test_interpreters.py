@@ -71,7 +71,7 @@ def test_a_python_that_is_nowhere_is_named_and_the_sites_own_runs(
 ) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"')
     with caplog.at_level(logging.WARNING, "pilotlight.function"):
-        assert Interpreters(SiteZygote(), NoPackages()).wanted_by("f", tmp_path) is None
+        assert Interpreters(SiteZygote(), NoPackages(Path())).wanted_by("f", tmp_path) is None
     assert "f requires Python >=3.99, which is not installed here" in caplog.text
     assert f"the site's own {OWN.version}" in caplog.text
 

@@ -8,7 +8,7 @@ import pytest
 
 from pilotlight.functions.channel.failure import ChannelClosed
 from pilotlight.functions.host.isolates import isolate_watch, isolate_work, loop_probe
-from pilotlight.functions.host.isolates.isolate_watch import IDLE_LOOK_S, IsolateWatch
+from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
 from pilotlight.functions.sandbox.limits import FunctionLimits
@@ -110,7 +110,7 @@ async def test_a_request_is_charged_the_spending_between_two_looks(now: list[flo
 async def test_one_without_work_is_looked_at_now_and_then_and_what_it_does_adds_up(now: list[float]) -> None:
     watch, process, _ = watched()
     told = []
-    for at, cpu in ((0.0, 0.1), (0.1, 5.0), (IDLE_LOOK_S, 0.2), (2 * IDLE_LOOK_S + 0.01, 0.21)):
+    for at, cpu in ((0.0, 0.1), (0.1, 5.0), (LIMITS.idle_look_s, 0.2), (2 * LIMITS.idle_look_s + 0.01, 0.21)):
         now[0], process.cpu = 100.0 + at, cpu
         exceeded = watch.look_idle()
         told.append(None if exceeded is None else exceeded[1])
