@@ -271,8 +271,9 @@ class LocalWorker:
 
     async def _faces(self) -> dict[str, Any]:
         """Return the bindings with the methods that functions call, over a separate channel."""
-        with sdk_on_path():
-            from workers.bindings import open_face
+        put_sdk_on_path()
+        from workers.bindings import open_face
+
         ours, theirs = socket.socketpair()
         self._stack.callback((await Channel.open(ours, self._answer, is_runtime=True)).close)
         channel = await Channel.open(theirs, _refuse, is_runtime=False)
@@ -344,12 +345,10 @@ def _at_once(consumer: Any) -> Any:
     return msgspec.structs.replace(consumer, max_batch_timeout=0)
 
 
-@contextmanager
-def sdk_on_path() -> Iterator[None]:
+def put_sdk_on_path() -> None:
     """Put the SDK at the end of the import path: the project may have its own package `workers`."""
     if str(SDK) not in sys.path:
         sys.path.append(str(SDK))
-    yield
 
 
 class _Open:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.bindings import ai_batches
 from pilotlight.functions.bindings.ai_batches import AT_ONCE, KEPT_S, MAX_REQUESTS, SCHEMA, Batches
 from pilotlight.functions.bindings.binding import BindingError
 from pilotlight.support.database import Database, DatabaseError, create
@@ -21,7 +20,7 @@ class Made:
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
         self.database = Database(folder / "batches.sqlite", lambda connection: create(connection, SCHEMA))
-        self.batches = Batches(self.database, lambda: self.now_s)
+        self.batches = Batches(self.database, lambda: self.now_s, max_bytes=1000, max_waiting=3)
         self.asked: list[int] = []
         self.num_at_once = self.most_at_once = 0
         self.may_answer = asyncio.Event()
@@ -96,18 +95,14 @@ async def test_an_answered_batch_is_kept_for_a_day_and_one_that_waits_until_it_i
         ([{"prompt": "x" * 600}, {"prompt": "x" * 600}], "at most 1000 bytes"),
     ],
 )
-async def test_a_batch_that_cannot_be_taken_is_refused_whole(
-    made: Made, monkeypatch: pytest.MonkeyPatch, requests: Any, sentence: str
-) -> None:
-    monkeypatch.setattr(ai_batches, "MAX_BYTES", 1000)
+async def test_a_batch_that_cannot_be_taken_is_refused_whole(made: Made, requests: Any, sentence: str) -> None:
     with pytest.raises(BindingError, match=sentence):
         await made.batches.put("m", {"requests": requests})
     count = await made.database.run(lambda c: c.execute("SELECT count(*) FROM requests").fetchone()[0])
     assert count == 0
 
 
-async def test_so_many_requests_wait_and_no_more(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ai_batches, "MAX_WAITING", 3)
+async def test_so_many_requests_wait_and_no_more(made: Made) -> None:
     made.may_answer.clear()
     made.batches.serve(made.serve)
     batch = await made.put(0, 2)
