@@ -247,7 +247,8 @@ async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], Bindin
 
 
 class Pieces:
-    """A value as a stream of pieces; its bytes count against a budget, if there is one, until the stream is closed."""
+    """A value as a stream of pieces.
+    Its bytes count against a budget, if it has one, until the stream is closed."""
 
     def __init__(self, value: bytes, held: "HeldBytes | None" = None) -> None:
         """Reserve memory for the value. Raises BindingError if the budget is exhausted."""

@@ -1,4 +1,4 @@
-"""What a process of a function is confined to; tiers.py and oci.py apply it."""
+"""The confinement of a function's processes, which tiers.py and oci.py apply."""
 
 import msgspec
 
