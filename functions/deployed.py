@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.site_functions import SiteFunctions
 from pilotlight.functions.manifest import Manifest, ManifestError, MisfitError, load_manifest
@@ -76,6 +76,9 @@ class DeployedFunctions:
         serving: FunctionRegistry,
         site: str,
         taken: frozenset[str],
+        *,
+        poll_s: float = POLL_S,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`site` is this site's name; `taken` are the functions of the site file."""
         self._router = router
@@ -83,11 +86,14 @@ class DeployedFunctions:
         self._serving = serving
         self._site = site
         self._taken = taken
+        self._poll_s = poll_s
+        self._now_s = now_s
         self._known: dict[str, Deployment] = {}
         # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools that own their resources
+        self._without_secrets: set[str] = set()  # functions whose secrets could not be fetched or stored
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
@@ -100,7 +106,7 @@ class DeployedFunctions:
     async def __aenter__(self) -> "DeployedFunctions":
         with suppress(FileNotFoundError, msgspec.DecodeError):
             self._known = decode_deployments((self._directory / "deployments.json").read_bytes())
-        self._apply_all()
+        self._apply_all(self._known)
         self._task = background.start(self._follow, "following deployments")
         return self
 
@@ -114,7 +120,7 @@ class DeployedFunctions:
         Raises Failure if the version cannot be fetched."""
         if name in self._taken:
             return None
-        if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
+        if name not in self._known and self._now_s() - self._asked_at > ASK_AGAIN_S:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
                 await self._ask()
                 await self._apply(name)
@@ -197,14 +203,14 @@ class DeployedFunctions:
         async with self._locks.setdefault(pool, asyncio.Lock()):
             if pool not in self._serving.functions.pools:
                 failure, until = self._failed.get(pool, (None, 0.0))
-                if failure is not None and time.monotonic() < until:
+                if failure is not None and self._now_s() < until:
                     raise failure
                 try:
                     folder = await self._fetched(name, version)
                     self._add(name, pool, folder, version)
                     await self._checked(pool, folder, version)
                 except Failure as error:
-                    self._failed[pool] = error, time.monotonic() + PAUSE_AFTER_FAILURE_S
+                    self._failed[pool] = error, self._now_s() + PAUSE_AFTER_FAILURE_S
                     raise
         return pool
 
@@ -268,13 +274,13 @@ class DeployedFunctions:
 
     async def _fetch_secrets(self, name: str, word: str | None = None) -> None:
         """Fetch a function's secrets from the router, unless the site has this revision (`word`) of them.
-        A failure is logged; the next change triggers another attempt."""
+        A failure is logged once; each poll triggers another attempt."""
         file = self._directory / f"{name}.secrets"
         kept = KeptSecrets()
         with suppress(FileNotFoundError, msgspec.DecodeError):
             kept = msgspec.json.decode(file.read_bytes(), type=KeptSecrets)
         if word == kept.word:
-            return
+            return self._without_secrets.discard(name)
         try:
             data = await self._router.get(f"{PATH}/{name}/secrets")
             sealed = msgspec.json.decode(data, type=dict[str, bytes])
@@ -284,7 +290,11 @@ class DeployedFunctions:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 atomic_files.write(file, encode(KeptSecrets(kept.word if word is None else word, sorted(values))))
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, Failure) as error:
-            log.error("%s: its secrets cannot be fetched or stored: %s", name, error)
+            if name not in self._without_secrets:
+                log.error("%s: its secrets cannot be fetched or stored: %s", name, error)
+            self._without_secrets.add(name)
+        else:
+            self._without_secrets.discard(name)
 
     # -- information from the router ------------------------------------------------------------------------------------------------
 
@@ -295,30 +305,31 @@ class DeployedFunctions:
         while True:
             try:
                 await self._ask()
+                self._apply_all(self._without_secrets)
                 said = ""
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
                 if str(error) != said:
                     said = str(error)
                     log.warning("deployments cannot be fetched from %s: %s", self._router.url, error)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
 
     async def _ask(self) -> None:
         async with self._asking:
-            self._asked_at = time.monotonic()
+            self._asked_at = self._now_s()
             known = decode_deployments(await self._router.get(PATH))
             if known != self._known:
                 self._known = known
                 await asyncio.to_thread(self._keep, known)
-                self._apply_all()
+                self._apply_all(self._known)
 
     def _keep(self, known: Mapping[str, Deployment]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)  # readable for the users that functions run as
         atomic_files.write(self._directory / "deployments.json", encode(list(known.values())))
 
-    def _apply_all(self) -> None:
+    def _apply_all(self, names: Iterable[str]) -> None:
         """Apply the deployment of each function in a separate task.
         A function with slow packages or a slow health call must not delay others."""
-        self._changed.update(self._known)
+        self._changed.update(names)
         for name in self._changed - set(self._appliers):
             self._appliers[name] = asyncio.create_task(self._apply_changes(name), name=f"deployment of {name}")
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from pilotlight.functions import cron
 from pilotlight.functions.bindings.assets.asset_files import Assets, FetchCall
-from pilotlight.functions.bindings.binding import Body, Called, Functions, MemoryBudget, Services
+from pilotlight.functions.bindings.binding import Body, Functions, MemoryBudget, Services
 from pilotlight.functions.bindings.crons import Crons
 from pilotlight.functions.bindings.objects.durable_objects import STORAGE, ObjectStorage
 from pilotlight.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Queue, QueueConsumer, Settings
@@ -18,7 +18,8 @@ from pilotlight.functions.bindings.registry import Bindings
 from pilotlight.functions.bindings.storage.d1 import D1Database
 from pilotlight.functions.bindings.storage.d1_migrations import MigrationFiles
 from pilotlight.functions.bindings.storage.response_cache import CACHE, ResponseCache
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, FunctionEvent, QueueEvent, ScheduledEvent
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.manifest_tables import ConsumerDeclaration
@@ -53,7 +54,7 @@ class FunctionBindings:
             manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
         )
 
-    def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
+    def start(self, ask: Callable[[FunctionEvent], Awaitable[ExchangeResult]]) -> None:
         """Start this version's queue consumers and cron triggers, and apply its migrations of Durable Objects.
 
         Consumers of an earlier version stop. `ask` sends an event to this version. Raises BindingError, with nothing changed, if another function

@@ -19,17 +19,12 @@ CONNECT_S = 5.0
 
 class RouterClient:
     def __init__(self, url: str, key: str, authority: str | None = None) -> None:
-        """`key` signs requests; empty for no signature.
+        """`key`, the secret that this site shares with its routers, signs requests; empty for no signature.
         `authority` is the file with the network's own CA certificate, if it has one."""
         self._authority = authority
         self.url = url
-        self._key = key
+        self.key = key
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def key(self) -> str:
-        """The secret that this site shares with its routers; empty if there is none."""
-        return self._key
 
     async def get(self, path: str) -> bytes:
         """Return the body of a GET.
@@ -55,8 +50,8 @@ class RouterClient:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client_context(self._authority)))
         hop = Hop(method, path, uuid.uuid4().hex, FOR_ROUTERS)
         named = {**(headers or {}), REQUEST_ID: hop.request_id}
-        if self._key:
-            named[HOP] = sign_hop(self._key, time.time(), hop, body)
+        if self.key:
+            named[HOP] = sign_hop(self.key, time.time(), hop, body)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         url = URL(self.url + quote(path), encoded=True)
         async with self._session.request(method, url, data=body or None, headers=named, timeout=timeout) as answer:

@@ -13,7 +13,6 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from msgspec.structs import asdict
 from starlette.types import Scope
 
 from pilotlight.functions.bindings.binding import CLOCK, BindingError, Clock, Services
@@ -21,9 +20,8 @@ from pilotlight.functions.bindings.objects.object_migrations import MigrationErr
 from pilotlight.functions.bindings.owners import Owners, with_own_stores
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
-from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.deployed import DeployedFunctions
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.dependencies.layers import LayerBudget
@@ -32,17 +30,11 @@ from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.site_functions import SiteFunctions, Trace
 from pilotlight.functions.inference import Inference
-from pilotlight.functions.manifest import (
-    FILES,
-    BindingDeclaration,
-    Manifest,
-    ManifestError,
-    MisfitError,
-    load_manifest,
-)
+from pilotlight.functions.manifest import BindingDeclaration, Manifest, ManifestError, MisfitError
 from pilotlight.functions.network_inference import NetworkInference
 from pilotlight.functions.router_client import RouterClient
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.site_file import manifests_of, r2_stores
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.sites.site import FunctionsConfig
 from pilotlight.support import background
@@ -68,6 +60,7 @@ class ServedFunctions:
         trace: Trace | None = None,
         authority: str | None = None,
         clock: Clock = CLOCK,
+        secrets_s: float = SECRETS_S,
     ) -> None:
         """Load the manifests; nothing is served before `__aenter__`.
 
@@ -76,6 +69,7 @@ class ServedFunctions:
         """
         self._authority = authority
         self._clock = clock
+        self._secrets_s = secrets_s
         self.config = config
         self.manifests = manifests_of(config)
         self.deployed: DeployedFunctions | None = None
@@ -183,7 +177,7 @@ class ServedFunctions:
     async def _follow_secrets(self, revision: int) -> None:
         """Restart functions whose secrets have changed since `revision`. Runs until cancelled."""
         while True:
-            await asyncio.sleep(SECRETS_S)
+            await asyncio.sleep(self._secrets_s)
             if (now := self._secrets.revision()) != revision:
                 await self._renew_secrets()
                 revision = now
@@ -263,28 +257,6 @@ def client_key(scope: Scope) -> str:
     return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
 
 
-def manifests_of(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path, ...]]]:
-    """Return the functions of the site file by name, each with its layers. Raises ManifestError."""
-    found: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
-    for function in config.serve:
-        layers = (Path(function.layer).expanduser(),) if function.layer is not None else ()
-        for layer in layers:
-            if not layer.is_dir():
-                raise ManifestError(
-                    f"functions.serve: the layer {function.layer!r} of {function.name!r} is no directory"
-                )
-        found[function.name] = load_manifest(Path(function.path).expanduser(), function.environment), layers
-    if config.directory is not None:
-        folder = Path(config.directory).expanduser()
-        for child in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if any((child / name).is_file() for name in FILES):
-                manifest = load_manifest(child)
-                if manifest.name in found:
-                    raise ManifestError(f"{child}: a function named {manifest.name!r} is served already")
-                found[manifest.name] = manifest, ()
-    return found
-
-
 def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
     """Set the version metadata; `id` is the same for the same deployed bytes."""
     since = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -308,7 +280,3 @@ def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
     declared = tuple(binding for binding in manifest.bindings if binding.name not in kept)
     put = tuple(BindingDeclaration("secret", name, {"value": value}) for name, value in kept.items())
     return replace(manifest, bindings=declared + put)
-
-
-def r2_stores(config: FunctionsConfig) -> dict[str, S3Place]:
-    return {name: S3Place(**{**asdict(store), "bucket": store.bucket or name}) for name, store in config.r2.items()}

@@ -19,8 +19,8 @@ from starlette.routing import BaseRoute, Route
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.site_functions import Trace
 from pilotlight.functions.inference import Inference
-from pilotlight.functions.routes.deployments import deployment_routes, events_of, kept_invocations
-from pilotlight.functions.routes.invocations import AdmissionGate, function_routes
+from pilotlight.functions.routes.deployments import FunctionDeploymentRoutes, events_of, kept_invocations
+from pilotlight.functions.routes.invocations import AdmissionGate, FunctionRoute, at_path
 from pilotlight.functions.routes.stores import StoreRoutes
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.functions.state_dir import state_dir_of
@@ -80,9 +80,11 @@ class FunctionsService:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of the clients' requests, of deployments, of stores and of usage."""
+        served, show_errors = self.served, self.served.config.show_errors
+        route = FunctionRoute(served.functions, served.version_of, self._admission, show_errors=show_errors)
         return [
-            *function_routes(self.served, self._admission),
-            *deployment_routes(self.served, self._hop_secret, self._site),
+            *at_path(route, "/fn/{name:function}{path:rest}"),
+            *FunctionDeploymentRoutes(served, self._hop_secret, self._site).routes(),
             *self.stores.routes(),
             Route(USAGE_PATH, self.usage, methods=["POST"]),
         ]

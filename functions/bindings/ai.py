@@ -16,12 +16,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from pilotlight.functions.bindings.ai_batches import Batches
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Services, method
 from pilotlight.functions.bindings.place import name_of
 from pilotlight.functions.bindings.storage.response_cache import ResponseMemory
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.functions.inference import EventStream, InferenceResponse
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import ACCOUNT, forwardable
 from pilotlight.wire.hop.meters import MeterSlot
@@ -35,7 +36,6 @@ BUSY_STATUS = 429
 AWAY_STATUS = 503  # no site with the model is up
 TIMED_OUT, TIMEOUT_STATUS = 3007, 408  # Workers AI's error code and status: the model took too long
 CACHE_STATUS = "cf-aig-cache-status"  # response header of AI Gateway: HIT or MISS
-QUEUE_FOR_S = 60.0  # how long a call waits for capacity before it is refused
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_INPUT_BYTES = 8 << 20
 
@@ -109,6 +109,7 @@ class AI(Binding):
         self._account = f"function-{name_of(services.function)}"
         self._function, self._usage = services.function, services.usage
         self._sleep = sleep
+        self._wait_s = services.limits.ai_wait_s
         self._batches = batches
         self._memory = memory or ResponseMemory()
         self._aliases = aliases or {}
@@ -116,7 +117,7 @@ class AI(Binding):
             batches.serve(self._result_of)
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "AI":
         if services.inference is None:
             raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
         batches, memory = Batches.open(state_dir, services), ResponseMemory.of(state_dir, services)
@@ -227,11 +228,11 @@ class AI(Binding):
                 self._usage.end(meter, outcome)
 
     async def _admitted(self, model: str, body: bytes, headers: dict[str, str], waits: bool) -> InferenceResponse:
-        """Run a model. If `waits`, retry for up to 60 s while the model is busy, as the platform does."""
+        """Run a model. If `waits`, retry for `ai_wait_s` while the model is busy, as the platform does."""
         waited_s, pause_s = 0.0, FIRST_PAUSE_S
         while True:
             response = await self._inference.run(self._account, model, body, headers)
-            if not _is_busy(response) or not waits or waited_s >= QUEUE_FOR_S:
+            if not _is_busy(response) or not waits or waited_s >= self._wait_s:
                 return response
             await self._sleep(pause_s)
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)

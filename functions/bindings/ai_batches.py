@@ -37,7 +37,16 @@ Serve = Callable[[str, dict[str, Any]], Awaitable[tuple[bool, bytes]]]
 
 
 class Batches:
-    def __init__(self, database: Database, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        database: Database,
+        now_s: Callable[[], float] = time.time,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_waiting = max_waiting
         self._database = database
         self._now_s = now_s
         self._serve: Serve | None = None
@@ -55,7 +64,7 @@ class Batches:
 
     async def put(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """Store a batch to be answered later; return {status, request_id, model}. Raises BindingError."""
-        requests = _valid_requests(inputs)
+        requests = _valid_requests(inputs, self._max_bytes)
         batch, now_s = uuid.uuid4().hex, self._now_s()
         rows = [(batch, position, model, now_s, *request) for position, request in enumerate(requests)]
 
@@ -63,7 +72,7 @@ class Batches:
             with transaction(connection):
                 connection.execute("DELETE FROM requests WHERE created_s < ? AND result IS NOT NULL", (now_s - KEPT_S,))
                 waiting = connection.execute("SELECT count(*) FROM requests WHERE result IS NULL").fetchone()[0]
-                if waiting + len(rows) > MAX_WAITING:
+                if waiting + len(rows) > self._max_waiting:
                     raise BindingError(
                         f"3040: {waiting} requests wait already", code=3040, status=429, name="InferenceUpstreamError"
                     )
@@ -130,7 +139,7 @@ class _QueuedRequest(NamedTuple):
     inputs: str  # JSON
 
 
-def _valid_requests(inputs: dict[str, Any]) -> list[_QueuedRequest]:
+def _valid_requests(inputs: dict[str, Any], max_bytes: int) -> list[_QueuedRequest]:
     """Return the requests of a batch as JSON. Raises BindingError.
     `inputs` without `requests` is one request."""
     requests = inputs.get("requests", [inputs])
@@ -139,8 +148,8 @@ def _valid_requests(inputs: dict[str, Any]) -> list[_QueuedRequest]:
     if not all(isinstance(request, dict) for request in requests):
         raise _refusal("every request of a batch is an object")
     valid = [_valid_request(position, request) for position, request in enumerate(requests)]
-    if sum(len(request.inputs) for request in valid) > MAX_BYTES:
-        raise _refusal(f"a batch has at most {MAX_BYTES} bytes")
+    if sum(len(request.inputs) for request in valid) > max_bytes:
+        raise _refusal(f"a batch has at most {max_bytes} bytes")
     return valid
 
 

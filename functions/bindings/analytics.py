@@ -13,14 +13,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Services, method
 from pilotlight.functions.bindings.place import directory_of
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.support.database import Connection, Database
 
 COLUMNS = 20
 MAX_BLOB_BYTES = 16 << 10  # limit for all blobs of one point
 MAX_INDEX_BYTES = 96
-MAX_POINTS = 5_000_000
 NAMES = (*(f"blob{n}" for n in range(1, COLUMNS + 1)), *(f"double{n}" for n in range(1, COLUMNS + 1)))
 SCHEMA = f"CREATE TABLE IF NOT EXISTS points (timestamp TEXT NOT NULL, index1 TEXT, {', '.join(NAMES)})"
 
@@ -34,13 +34,14 @@ class DataPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AnalyticsEngine(Binding):
     kind = "analytics_engine"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_points: int) -> None:
         self._database = database
+        self._max_points = max_points
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AnalyticsEngine":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "AnalyticsEngine":
         dataset = declaration.options.get("dataset") or declaration.name
-        return cls(services.database(dataset_file(state_dir, dataset), SCHEMA))
+        return cls(services.database(dataset_file(state_dir, dataset), SCHEMA), services.limits.dataset_points)
 
     @method
     async def write(self, request: DataPoint) -> None:
@@ -59,8 +60,8 @@ class AnalyticsEngine(Binding):
             last = connection.execute(
                 f"INSERT INTO points VALUES ({places})", (stamp, index, *blobs, *doubles)
             ).lastrowid
-            if last is not None and last > MAX_POINTS and last % 1000 == 0:  # drop the oldest points
-                connection.execute("DELETE FROM points WHERE rowid <= ?", (last - MAX_POINTS,))
+            if last is not None and last > self._max_points and last % 1000 == 0:  # drop the oldest points
+                connection.execute("DELETE FROM points WHERE rowid <= ?", (last - self._max_points,))
 
         await self._database.run(work)
 

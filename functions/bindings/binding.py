@@ -16,12 +16,16 @@ import msgspec
 
 from pilotlight.functions.bindings.storage.s3 import S3Place
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.inference import Inference
 from pilotlight.functions.manifest import Manifest
 from pilotlight.support.database import Database, Databases, create
 
 Body = AsyncIterator[bytes]
+PIECE_BYTES = 64 << 10
+NOT_DELIVERED = ("overloaded", "closing", "not_found")  # error codes of a function that has not seen its event
 
 
 class BindingError(Failure):
@@ -31,17 +35,6 @@ class BindingError(Failure):
         self, message: str, *, code: str | int = "invalid_argument", status: int = 400, name: str = "Error"
     ) -> None:
         super().__init__(message, code=code, status=status, name=name)
-
-
-class Declaration(Protocol):
-    """One binding of a manifest: its kind, name and options."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> Mapping[str, Any]: ...
 
 
 class FunctionResponse(Protocol):
@@ -55,18 +48,11 @@ class FunctionResponse(Protocol):
     def stream(self) -> Body | None: ...
 
 
-class Called(Protocol):
-    @property
-    def value(self) -> Any: ...
-    @property
-    def body(self) -> Body | None: ...
-
-
 class Functions(Protocol):
     """The site's functions, as bindings call them.
     `options` of an event may name a Durable Object by the keys `object` (its class), `id` and `name`."""
 
-    async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
+    async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> ExchangeResult:
         """Send an event to a function; return its result."""
 
     async def fetch(
@@ -136,6 +122,22 @@ class Clock:
 
 
 CLOCK = Clock()
+
+
+@dataclass(frozen=True)
+class BindingLimits:
+    """Limits of bindings that no file sets."""
+
+    kv_value_bytes: int = 25 << 20
+    dataset_points: int = 5_000_000  # of Analytics Engine
+    index_vectors: int = 100_000  # of Vectorize
+    index_block_bytes: int = 4 << 20  # vectors that one query holds in memory at once
+    dynamic_workers: int = (
+        8  # loaded ones per loading function; the least recently used one is unloaded to load another
+    )
+    ai_wait_s: float = 60.0  # how long a call of a model waits for capacity before it is refused
+
+
 HISTORY_S = 7 * 24 * 3600.0
 
 
@@ -152,6 +154,7 @@ class Services:
     max_bytes: int = 10 << 30  # limit per database or bucket
     history_s: float = HISTORY_S  # how far back D1 databases and objects can be restored; 0 disables their history
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # shared by all bindings of the function
+    limits: BindingLimits = BindingLimits()
     clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at S3 endpoints, by R2 bucket name
 
@@ -243,28 +246,23 @@ async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], Bindin
     return b"".join(parts)
 
 
-async def in_pieces(value: bytes, piece_bytes: int = 64 << 10) -> Body:
-    for start in range(0, len(value), piece_bytes):
-        yield value[start : start + piece_bytes]
-        await asyncio.sleep(0)
-
-
 class Pieces:
-    """A value as a stream of pieces; its bytes count against the budget until the stream is closed."""
+    """A value as a stream of pieces.
+    Its bytes count against a budget, if it has one, until the stream is closed."""
 
-    def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
+    def __init__(self, value: bytes, held: "HeldBytes | None" = None) -> None:
         """Reserve memory for the value. Raises BindingError if the budget is exhausted."""
-        held.add(len(value))
+        if held is not None:
+            held.add(len(value))
         self._value = value
         self._held = held
-        self._piece_bytes = piece_bytes
         self._start = 0
 
     def __aiter__(self) -> "Pieces":
         return self
 
     async def __anext__(self) -> bytes:
-        piece = self._value[self._start : self._start + self._piece_bytes]
+        piece = self._value[self._start : self._start + PIECE_BYTES]
         self._start += len(piece)
         if not piece:
             await self.aclose()
@@ -274,4 +272,5 @@ class Pieces:
 
     async def aclose(self) -> None:
         self._value = b""
-        self._held.release()
+        if self._held is not None:
+            self._held.release()

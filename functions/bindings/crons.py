@@ -6,16 +6,14 @@ down only the latest is run; a handler that a crash interrupted is not run again
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
 
-from pilotlight.functions.bindings.binding import Services
+from pilotlight.functions.bindings.binding import CLOCK, Clock, Services
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.cron import Schedule
 from pilotlight.support.database import Connection, Database
 
@@ -27,13 +25,6 @@ Run = Callable[[str, int], Awaitable[None]]
 """Arguments: the cron expression, and the minute as Unix time in ms."""
 
 
-class Timings(NamedTuple):
-    """Delays of cron triggers, in seconds."""
-
-    look_s: float = 30.0  # longest wait before the clock is read again, in case the clock was changed
-    pause_after_error_s: float = 5.0
-
-
 class Crons:
     """The cron triggers of one function; they run until closed."""
 
@@ -42,21 +33,21 @@ class Crons:
         schedules: Iterable[Schedule],
         run: Run,
         database: Database,
-        now_s: Callable[[], float] = time.time,
-        timings: Timings | None = None,
+        clock: Clock = CLOCK,
+        pause_after_error_s: float = 5.0,
     ) -> None:
-        self._timings = timings or Timings()
+        self._look_s = clock.look_s
+        self._pause_after_error_s = pause_after_error_s
         self._run = run
         self._database = database
-        self._now_s = now_s
+        self._now_s = clock.schedule_s
         self._runs: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._follow(schedule)) for schedule in schedules]
 
     @classmethod
     def open(cls, schedules: Iterable[Schedule], run: Run, state_dir: Path, services: Services) -> "Crons":
         path = directory_of(state_dir, "cron", services.function) / "fired.sqlite"
-        clock = services.clock
-        return cls(schedules, run, services.database(path, SCHEMA), clock.schedule_s, Timings(look_s=clock.look_s))
+        return cls(schedules, run, services.database(path, SCHEMA), services.clock)
 
     def stop(self) -> None:
         """Start no new handlers. Running handlers continue, and firings already claimed still run."""
@@ -78,13 +69,13 @@ class Crons:
                 if due is None:
                     following = schedule.next_after(now)
                     wait_s = inf if following is None else (following - now).total_seconds()
-                    await asyncio.sleep(min(self._timings.look_s, wait_s))
+                    await asyncio.sleep(min(self._look_s, wait_s))
                     continue
                 after = due
                 await asyncio.shield(self._begin(schedule, due))
             except Exception:
                 log.exception("the cron trigger %s continues after an error", schedule.text)
-                await asyncio.sleep(self._timings.pause_after_error_s)
+                await asyncio.sleep(self._pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
         """Return the time after which firings are due: the last one, at most a day ago; now if there is none."""

@@ -11,7 +11,7 @@ from pilotlight.functions.bindings.ai import AI, MAX_INPUT_BYTES, Run
 from pilotlight.functions.bindings.assets.asset_files import FetchCall
 from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Services, gathered, method
 from pilotlight.functions.bindings.service_binding import RpcCall
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.functions.channel.frames import RESPONSE
 
 

@@ -7,7 +7,6 @@ The consumer is an async function passed in.
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,14 +16,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
+from pilotlight.functions.bindings.binding import CLOCK, NOT_DELIVERED, Binding, BindingError, Clock, Services, method
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.support.database import Connection, Database, create, storage_word, transaction
 
 log = logging.getLogger("pilotlight.bindings")
 
-LOOK_S = 30.0
 MAX_MESSAGE_BYTES = 128_000
 MAX_BATCH_BYTES = 256_000
 MAX_BATCH = 100
@@ -32,10 +31,8 @@ MAX_DELAY_S = 43_200
 KEPT_S = 4 * 24 * 3600.0
 LEASE_S = 900.0  # how long a message is leased: longer than any handler may run; a new consumer's process ends all earlier leases
 FORGET_EVERY_S = 60.0  # pause between deletions of expired messages, because each scans the whole table
-PAUSE_AFTER_ERROR_S = 1.0
 MAX_PAUSE_S = 30.0
 DEFAULT_CONCURRENCY = 4
-NOT_DELIVERED = ("overloaded", "closing", "not_found")  # error codes of a function that has not seen the messages
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, sent_s REAL NOT NULL,
@@ -74,6 +71,7 @@ class Settings(NamedTuple):
     max_retries: int = 3
     retry_delay_s: float = 0.0
     max_concurrency: int = DEFAULT_CONCURRENCY
+    pause_after_error_s: float = 1.0
 
 
 DEFAULT_SETTINGS = Settings()
@@ -83,28 +81,20 @@ class Queue:
     """One queue, in one SQLite file.
     Leased messages stay in the table but are not visible until the lease ends."""
 
-    def __init__(
-        self,
-        name: str,
-        path: Path,
-        max_bytes: int,
-        now_s: Callable[[], float] = time.time,
-        look_s: float = LOOK_S,
-    ) -> None:
-        """`look_s` is the longest wait before the clock is read again, in case the clock was changed."""
+    def __init__(self, name: str, path: Path, max_bytes: int, clock: Clock = CLOCK) -> None:
         self.name = name
-        self.look_s = look_s
+        self.look_s = clock.look_s
         self.consumer: QueueConsumer | None = None  # at most one per queue
         self.news = asyncio.Event()
         self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=max_bytes)
-        self._now_s = now_s
+        self._now_s = clock.now_s
         self._forgotten_s = 0.0
         self._has_recovered = False  # whether the leases of a previous process have ended
 
     @classmethod
     def of(cls, name: str, state_dir: Path, services: Services) -> "Queue":
-        path, clock = directory_of(state_dir, "queue", name) / "messages.sqlite", services.clock
-        return services.databases.get(path, lambda path: cls(name, path, services.max_bytes, clock.now_s, clock.look_s))
+        path = directory_of(state_dir, "queue", name) / "messages.sqlite"
+        return services.databases.get(path, lambda path: cls(name, path, services.max_bytes, services.clock))
 
     async def put(self, bodies: list[tuple[bytes, float]]) -> None:
         """Store messages; each is (body, delay in seconds)."""
@@ -233,7 +223,7 @@ class QueueProducer(Binding):
         self._delay_s = delay_s
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "QueueProducer":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "QueueProducer":
         options = declaration.options
         return cls(Queue.of(options["queue"], state_dir, services), options.get("delivery_delay") or 0)
 
@@ -309,7 +299,7 @@ class QueueConsumer:
             except Exception:
                 self._room.release()
                 log.exception("the consumer of the queue %s continues after an error", self._queue.name)
-                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+                await asyncio.sleep(self._settings.pause_after_error_s)
 
     async def _due(self) -> list[StoredMessage]:
         """Wait until a batch is ready and lease it; return an empty list if another consumer has taken over."""
@@ -347,13 +337,13 @@ class QueueConsumer:
             log.warning("a batch of %d messages of %s failed: %s", len(messages), self._queue.name, error)
             retried = _retried_by_failed(getattr(error, "value", None), messages)
             is_seen = not (isinstance(error, Failure) and error.code in NOT_DELIVERED)
-        pause_s = PAUSE_AFTER_ERROR_S
+        pause_s = self._settings.pause_after_error_s
         while True:
             try:
                 if is_seen:
                     await self._settle(messages, retried)
                 else:  # the function was not reached: it is overloaded, closing, or gone
-                    await self._queue.give_back(messages, PAUSE_AFTER_ERROR_S)
+                    await self._queue.give_back(messages, self._settings.pause_after_error_s)
                 for message in messages:
                     del self._under_way[message.id]
                 return

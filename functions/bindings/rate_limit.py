@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Services, method
 from pilotlight.functions.bindings.place import directory_of
+from pilotlight.functions.manifest import BindingDeclaration
 
 MAX_KEYS = 100_000  # further keys replace the least recently used
 MAX_KEY_BYTES = 2048
@@ -27,7 +28,8 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Window:
     """Counters of one namespace, shared by all functions that bind it."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
         self._now_s = now_s
         self._counts: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
 
@@ -40,7 +42,7 @@ class Window:
         share = 1 - (now_s / period_s - current)
         allowed = before * share + count + 1 <= limit
         self._counts[(key, period_s)] = (current, before, count + allowed)
-        if len(self._counts) > MAX_KEYS:
+        if len(self._counts) > self._max_keys:
             self._counts.popitem(last=False)
         return allowed
 
@@ -57,7 +59,7 @@ class RateLimit(Binding):
         self._period_s = period_s
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "RateLimit":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "RateLimit":
         options = declaration.options
         if options["period"] not in (10, 60):
             raise BindingError(

@@ -7,7 +7,7 @@ from typing import Any
 from pilotlight.functions.bindings.ai import AI
 from pilotlight.functions.bindings.analytics import AnalyticsEngine
 from pilotlight.functions.bindings.assets.asset_files import Assets
-from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Services
 from pilotlight.functions.bindings.model_service import ModelService
 from pilotlight.functions.bindings.objects.durable_objects import DurableObjects
 from pilotlight.functions.bindings.queues import QueueProducer
@@ -20,8 +20,9 @@ from pilotlight.functions.bindings.storage.r2 import R2Bucket
 from pilotlight.functions.bindings.vectorize import Vectorize
 from pilotlight.functions.bindings.worker_loader import WorkerLoader
 from pilotlight.functions.channel.frames import BindingCall
+from pilotlight.functions.manifest import BindingDeclaration
 
-Opener = Callable[[Declaration, Path, Services], Binding]
+Opener = Callable[[BindingDeclaration, Path, Services], Binding]
 OPENERS: dict[str, Opener] = {
     "ai": AI.open,
     "kv": KVNamespace.open,
@@ -41,7 +42,7 @@ OPENERS: dict[str, Opener] = {
 VALUES = ("var", "secret", "hyperdrive", "not_offered")  # kinds that the function gets as plain values
 
 
-def open_binding(declaration: Declaration, state_dir: Path, services: Services) -> Binding:
+def open_binding(declaration: BindingDeclaration, state_dir: Path, services: Services) -> Binding:
     opener = OPENERS.get(declaration.kind)
     if opener is None:
         raise BindingError(
@@ -50,7 +51,7 @@ def open_binding(declaration: Declaration, state_dir: Path, services: Services) 
     return opener(declaration, state_dir, services)
 
 
-def _service(declaration: Declaration, state_dir: Path, services: Services) -> Binding:
+def _service(declaration: BindingDeclaration, state_dir: Path, services: Services) -> Binding:
     """Open a service binding to a function of this site or, if its name begins with "@", to a model."""
     service = declaration.options["service"]
     if not service.startswith("@"):
@@ -63,7 +64,7 @@ def _service(declaration: Declaration, state_dir: Path, services: Services) -> B
 class Bindings:
     """All open bindings of one function."""
 
-    def __init__(self, declarations: Iterable[Declaration], state_dir: Path, services: Services) -> None:
+    def __init__(self, declarations: Iterable[BindingDeclaration], state_dir: Path, services: Services) -> None:
         self._bindings = {
             declaration.name: open_binding(declaration, state_dir, services)
             for declaration in declarations

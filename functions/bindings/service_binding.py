@@ -6,17 +6,10 @@ from typing import Any
 import msgspec
 
 from pilotlight.functions.bindings.assets.asset_files import FetchCall
-from pilotlight.functions.bindings.binding import (
-    Binding,
-    BindingError,
-    Body,
-    Declaration,
-    Functions,
-    Services,
-    method,
-)
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Functions, Services, method
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent, RpcEvent
+from pilotlight.functions.manifest import BindingDeclaration
 
 
 class RpcCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +28,7 @@ class Service(Binding):
         self._options = options
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Service":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "Service":
         if services.functions is None:
             raise BindingError(f"{declaration.name}: the site has no other functions to bind")
         options = declaration.options

@@ -31,7 +31,12 @@ NOTHING = ResourceUse()
 
 class FunctionUsage:
     def __init__(
-        self, directory: Path, site: str, account_of: Callable[[str], str], clock: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        site: str,
+        account_of: Callable[[str], str],
+        clock: Callable[[], float] = time.time,
+        max_unwritten: int = MAX_UNWRITTEN,
     ) -> None:
         """`account_of` maps a function to its account; `clock` returns the Unix time in seconds.
         Raises ConfigError if the file cannot be used."""
@@ -39,6 +44,7 @@ class FunctionUsage:
         self._site = site
         self.account_of = account_of
         self._clock = clock
+        self._max_unwritten = max_unwritten
         # a record's id consists of a random name for this start of the site, and a number
         self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._meters: MeterFile | None = None
@@ -128,7 +134,7 @@ class FunctionUsage:
         """Open the file and load the records that an earlier process left. Raises ConfigError."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._meters = MeterFile(self._path, MAX_UNWRITTEN)
+            self._meters = MeterFile(self._path, self._max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"usage of functions cannot be counted in {self._path}: {error}") from None
         for number, record in self._meters.left_behind():

@@ -14,16 +14,15 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, BindingLimits, Nothing, Services, method
 from pilotlight.functions.bindings.place import directory_of
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.support.database import Connection, Database, transaction
 
 MAX_DIMENSIONS = 1536
-MAX_VECTORS = 100_000  # per index
 MAX_AT_ONCE = 1000
 MAX_TOP_K = 100
 MAX_METADATA_BYTES = 10 << 10
-BLOCK_BYTES = 4 << 20  # bytes of vectors that one query holds in memory at once
 SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (id TEXT PRIMARY KEY, namespace TEXT NOT NULL, metadata TEXT, data BLOB NOT NULL)"
 Floats = NDArray[np.float32]
 
@@ -59,22 +58,23 @@ class VectorIds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Vectorize(Binding):
     kind = "vectorize"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, limits: BindingLimits) -> None:
         self._database = database
+        self._limits = limits
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Vectorize":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "Vectorize":
         path = directory_of(state_dir, "vectorize", declaration.options["index_name"]) / "vectors.sqlite"
-        return cls(services.database(path, SCHEMA))
+        return cls(services.database(path, SCHEMA), services.limits)
 
     @method
     async def write(self, request: WriteVectors) -> Any:
-        ids = await self._database.run(lambda connection: _write_all(connection, request))
+        ids = await self._database.run(lambda connection: _write_all(connection, request, self._limits.index_vectors))
         return {"ids": ids, "count": len(request.vectors)}
 
     @method
     async def query(self, request: QueryVectors) -> Any:
-        return await self._database.run(lambda connection: _query(connection, request))
+        return await self._database.run(lambda connection: _query(connection, request, self._limits.index_block_bytes))
 
     @method
     async def get(self, request: VectorIds) -> Any:
@@ -113,14 +113,14 @@ class _StoredVector(NamedTuple):
 _Scored = tuple[float, _StoredVector]
 
 
-def _write_all(connection: Connection, request: WriteVectors) -> list[str]:
+def _write_all(connection: Connection, request: WriteVectors, most: int) -> list[str]:
     with transaction(connection):
         dimensions = _dimensions(connection) or (len(request.vectors[0].values) if request.vectors else 0)
         written = []
         for vector in request.vectors:
             written += _write(connection, vector, dimensions, request.replaces)
-        if _count(connection) > MAX_VECTORS:
-            raise BindingError(f"an index has at most {MAX_VECTORS} vectors here", status=413)
+        if _count(connection) > most:
+            raise BindingError(f"an index has at most {most} vectors here", status=413)
     return written
 
 
@@ -157,7 +157,7 @@ def _row(connection: Connection, id: str) -> _StoredVector | None:
     return None if found is None else _StoredVector(*found)
 
 
-def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]]:
+def _query(connection: Connection, request: QueryVectors, block_bytes: int) -> list[dict[str, Any]]:
     wanted = np.array(request.vector or [], np.float32)
     if request.id is not None:
         if (row := _row(connection, request.id)) is None:
@@ -168,16 +168,16 @@ def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]
     if len(wanted) != dimensions:
         raise BindingError(f"the vector has {len(wanted)} numbers, but the index has vectors of {dimensions}")
     best: list[_Scored] = []
-    for rows in _blocks(connection, request.namespace, dimensions):
+    for rows in _blocks(connection, request.namespace, max(1, block_bytes // (4 * dimensions))):
         best = _best(best, rows, _scores(rows, wanted), request)
     return [{**_entry(row, request.return_values, request.return_metadata), "score": score} for score, row in best]
 
 
-def _blocks(connection: Connection, namespace: str | None, dimensions: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the vectors of a namespace, or of all, in blocks of a few MiB."""
+def _blocks(connection: Connection, namespace: str | None, num_rows: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the vectors of a namespace, or of all, in blocks."""
     condition, values = ("", ()) if namespace is None else (" WHERE namespace = ?", (namespace,))
     cursor = connection.execute(f"SELECT id, namespace, metadata, data FROM vectors{condition}", values)
-    while rows := cursor.fetchmany(max(1, BLOCK_BYTES // (4 * dimensions))):
+    while rows := cursor.fetchmany(num_rows):
         yield rows
 
 

@@ -1,6 +1,6 @@
 """Dynamic workers: a function provides code, which is served as another function.
 
-It is confined like any other function. It is served until its loader ends or has MAX_LOADED workers that were used later. Its bindings are
+It is confined like any other function. It is served until its loader ends or loads too many others (`BindingLimits`). Its bindings are
 plain values. It has network access unless the loader denies it.
 """
 
@@ -15,21 +15,12 @@ from typing import Any
 import msgspec
 
 from pilotlight.functions.bindings.assets.asset_files import FetchCall
-from pilotlight.functions.bindings.binding import (
-    Binding,
-    BindingError,
-    Body,
-    Declaration,
-    Functions,
-    Services,
-    method,
-)
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Functions, Services, method
 from pilotlight.functions.bindings.place import directory_of, name_of
 from pilotlight.functions.bindings.service_binding import RpcCall, called, fetched
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, ManifestError
 from pilotlight.support import atomic_files
 
-MAX_LOADED = 8  # loaded workers per loading function; the least recently used one is unloaded to load another
 MAX_MODULES = 200
 MAX_CODE_BYTES = 4 << 20
 _numbers = itertools.count(1)  # make the names of folders and pools unique
@@ -62,7 +53,8 @@ class RpcWorker(RpcCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class WorkerLoader(Binding):
     kind = "worker_loader"
 
-    def __init__(self, functions: Functions, function: str, directory: Path) -> None:
+    def __init__(self, functions: Functions, function: str, directory: Path, max_loaded: int) -> None:
+        self._max_loaded = max_loaded
         self._functions = functions
         self._function = function
         self._directory = directory
@@ -74,11 +66,16 @@ class WorkerLoader(Binding):
         self._is_clean = False
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "WorkerLoader":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "WorkerLoader":
         if services.functions is None:
             raise BindingError(f"{declaration.name}: this site cannot run dynamic workers")
         directory = directory_of(state_dir, "worker_loader", f"{services.function}/{declaration.name}")
-        return cls(services.functions, services.function, directory / f"{os.getpid()}.{next(_numbers)}")
+        return cls(
+            services.functions,
+            services.function,
+            directory / f"{os.getpid()}.{next(_numbers)}",
+            services.limits.dynamic_workers,
+        )
 
     @method
     async def has(self, request: HasWorker) -> bool:
@@ -91,7 +88,7 @@ class WorkerLoader(Binding):
                 await self._load(request)
 
     async def _load(self, request: LoadWorker) -> None:
-        while len(self._loaded) >= MAX_LOADED:
+        while len(self._loaded) >= self._max_loaded:
             self._remove(next(iter(self._loaded)))
         await self._remove_folders()
         name, number = f"{self._function}+{name_of(request.id)}", next(_numbers)
@@ -163,7 +160,7 @@ class WorkerLoader(Binding):
         """Remove the oldest folders of removed workers.
         The newest are kept, because open requests may still import from them."""
         removed = [pool for pool in self._folders if pool not in self._loaded.values()]
-        for pool in removed[: max(0, len(removed) - MAX_LOADED)]:
+        for pool in removed[: max(0, len(removed) - self._max_loaded)]:
             await asyncio.to_thread(shutil.rmtree, self._folders.pop(pool), ignore_errors=True)
 
     def _remove(self, id: str) -> None:

@@ -2,23 +2,5 @@
 
 An exchange is a request, its reply, and a stream in each direction. Buffers are bounded: the reader of a stream grants credit as it reads, the sender
 waits for credit, and a sender that exceeds it is disconnected. If the initiator cancels an exchange, it is cancelled at the other end. Both processes
-import this package, so it imports only asyncio and frames.py.
+import this package, so it imports only asyncio and msgspec.
 """
-
-from pilotlight.functions.channel.connection import Channel, current_request
-from pilotlight.functions.channel.exchanges import ExchangeResult, Handler, StreamingReply
-from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure
-from pilotlight.functions.channel.streams import WINDOW_BYTES, Inbound
-
-__all__ = [
-    "WINDOW_BYTES",
-    "Channel",
-    "ChannelClosed",
-    "ExchangeResult",
-    "Failure",
-    "Handler",
-    "Inbound",
-    "StreamingReply",
-    "as_failure",
-    "current_request",
-]

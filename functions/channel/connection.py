@@ -6,6 +6,7 @@ with odd ones. The rules within an exchange are in exchanges.py.
 
 import asyncio
 import contextvars
+import select
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -14,8 +15,13 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from pilotlight.functions.channel import frames
-from pilotlight.functions.channel.blocking import BlockingExchange
-from pilotlight.functions.channel.exchanges import ExchangeResult, Handler, IncomingExchange, OutgoingExchange
+from pilotlight.functions.channel.exchanges import (
+    ExchangeResult,
+    Handler,
+    IncomingExchange,
+    OpenExchanges,
+    OutgoingExchange,
+)
 from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure, fail_frame
 from pilotlight.functions.channel.frames import (
     AnyFrame,
@@ -29,7 +35,6 @@ from pilotlight.functions.channel.frames import (
     StreamChunk,
     StreamEnd,
 )
-from pilotlight.functions.channel.open_exchanges import OpenExchanges
 from pilotlight.functions.channel.streams import WINDOW_BYTES
 
 MAX_FRAME_BYTES = 32 << 20  # fits a KV value of 25 MiB with its envelope
@@ -66,7 +71,7 @@ class Channel(asyncio.Protocol):
         self._open = OpenExchanges(0 if is_runtime else 1)
         self._decoder = FrameDecoder(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
-        self._blocking: BlockingExchange | None = None
+        self._socket: socket.socket | None = None
         self._pings: dict[int, asyncio.Future[None]] = {}
         self.room = asyncio.Event()
         self.room.set()
@@ -82,15 +87,14 @@ class Channel(asyncio.Protocol):
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
-        assert channel._transport is not None
-        channel._blocking = BlockingExchange(sock, channel._transport, channel)
+        channel._socket = sock
         return channel
 
     # -- beginning an exchange --------------------------------------------------------------------------------------------------
 
     async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a binding's method and return its value.
-        A stream in the reply is cancelled; use `stream` or `begin` to get it."""
+        A stream in the reply is cancelled; use `begin` to get it."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is not None:
             result.body.cancel()
@@ -115,8 +119,7 @@ class Channel(asyncio.Protocol):
         The call is not attributed to any request."""
         sent = self._outgoing_call(BindingCall(self.new_id(), binding, method, [], frames.plain(kwargs, method)))
         try:
-            assert self._blocking is not None
-            self._blocking.exchange_until(sent.result.done)
+            self._exchange_until(sent.result.done)
             result = sent.result.result()
         finally:
             self.forget(sent.id)
@@ -125,17 +128,35 @@ class Channel(asyncio.Protocol):
             result.body.cancel()
         return result.value
 
-    async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
-        """Call a binding's method and iterate over the stream that it returns.
-        Leaving the loop early cancels the stream (at once under `aclosing`)."""
-        result = await self.begin(binding, method, args, kwargs)
-        if result.body is None:
-            raise Failure(f"{binding}.{method} returned a value, not a stream", name="TypeError")
+    def _exchange_until(self, is_done: Callable[[], bool]) -> None:
+        """Send and receive until `is_done`; bytes that are still in asyncio's transport are sent first.
+
+        Frames that arrive meanwhile, including pings, are handled at once; callbacks that they schedule run later, in the loop. Raises ChannelClosed.
+        """
+        assert self._transport is not None
+        assert self._socket is not None
+        transport, poll = self._transport, select.poll()
+        while not is_done():
+            if transport.is_closing():
+                raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
+            is_waiting = transport.get_write_buffer_size() > 0
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if is_waiting else 0))
+            events = poll.poll()[0][1]
+            if events & select.POLLOUT and is_waiting:
+                transport._write_ready()  # type: ignore[attr-defined]  # selector transports have it in 3.11 to 3.14
+            if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                self._receive(self._socket)
+
+    def _receive(self, sock: socket.socket) -> None:
         try:
-            async for chunk in result.body:
-                yield chunk
-        finally:
-            result.body.cancel()
+            data = sock.recv(WINDOW_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelClosed(f"the connection to the other process broke: {error}") from None
+        if not data:
+            raise ChannelClosed("the other process closed the connection")
+        self.data_received(data)
 
     async def request(self, frame: frames.Request, body: AsyncIterator[bytes] | None = None) -> ExchangeResult:
         """Run an exchange that starts with `frame`, whose id is UNNUMBERED or new.

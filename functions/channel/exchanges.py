@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from pilotlight.functions.channel import frames
-from pilotlight.functions.channel.failure import ChannelClosed, Failure, fail_frame
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, fail_frame, failure_in
 from pilotlight.functions.channel.frames import AnyFrame, Fail, FrameError, More, Reply, StreamChunk, StreamEnd
 from pilotlight.functions.channel.streams import Credit, Inbound, StreamChannel, close, feed
 
@@ -84,15 +84,7 @@ class OutgoingExchange:
         elif isinstance(frame, More):
             self._credit.give(frame.bytes)
         elif isinstance(frame, Fail):
-            failure = Failure(
-                frame.message,
-                code=frame.code,
-                status=frame.status,
-                name=frame.name,
-                detail=frame.detail,
-                value=frame.value,
-            )
-            self.fail(failure)
+            self.fail(failure_in(frame))
             self._channel.forget(self.id)
         elif isinstance(frame, StreamEnd):
             if self._body is None:
@@ -154,7 +146,7 @@ class IncomingExchange:
         elif isinstance(frame, StreamEnd):
             self._body.end()
         elif isinstance(frame, Fail):
-            self._body.end(Failure(frame.message, code=frame.code, status=frame.status, name=frame.name))
+            self._body.end(failure_in(frame))
 
     def cancel(self, why: Failure) -> None:
         if self._body is not None:
@@ -197,6 +189,50 @@ class IncomingExchange:
         self._channel.release(self._size)
         if self._body is not None:
             self._body.end(Failure("the exchange is over", code="cancelled"))
+
+
+class OpenExchanges:
+    """The open exchanges of a channel: those started by this side and those started by the other.
+    One side uses even ids, the other odd ones."""
+
+    def __init__(self, parity: int) -> None:
+        """`parity` (0 or 1) is the parity of this side's ids."""
+        self.taken: dict[int, IncomingExchange] = {}
+        self._started: dict[int, OutgoingExchange] = {}
+        self._parity = parity
+        self._next_id = parity
+
+    def __len__(self) -> int:
+        return len(self._started) + len(self.taken)
+
+    def new_id(self) -> int:
+        self._next_id += 2
+        return self._next_id - 2
+
+    def is_ours(self, id: int) -> bool:
+        return id % 2 == self._parity
+
+    def begin(self, exchange: OutgoingExchange) -> None:
+        self._started[exchange.id] = exchange
+
+    def get(self, id: int) -> OutgoingExchange | IncomingExchange | None:
+        """Return an open exchange; None if it has ended."""
+        return self._started.get(id) if self.is_ours(id) else self.taken.get(id)
+
+    def forget(self, id: int) -> bool:
+        """Remove a finished exchange; return False if it was removed before."""
+        exchanges: dict[int, OutgoingExchange] | dict[int, IncomingExchange] = (
+            self._started if self.is_ours(id) else self.taken
+        )
+        return exchanges.pop(id, None) is not None
+
+    def fail(self, error: ChannelClosed) -> None:
+        """Fail all exchanges with an error."""
+        for started in list(self._started.values()):
+            started.fail(error)
+        self._started.clear()
+        for taken in list(self.taken.values()):
+            taken.cancel(error)
 
 
 def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:

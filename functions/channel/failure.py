@@ -60,5 +60,10 @@ def fail_frame(id: int, failure: Failure) -> Fail:
     return Fail(id, failure.code, failure.status, message, failure.name, detail, failure.value)
 
 
+def failure_in(frame: Fail) -> Failure:
+    status, name, detail = frame.status, frame.name, frame.detail
+    return Failure(frame.message, code=frame.code, status=status, name=name, detail=detail, value=frame.value)
+
+
 def _sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()

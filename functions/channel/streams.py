@@ -63,17 +63,6 @@ class Inbound:
             self._taken = 0
         return chunk
 
-    async def read(self, limit_bytes: int | None = None) -> bytes:
-        """Return the whole stream. Raises Failure if it is longer than the limit."""
-        parts, size = [], 0
-        async for chunk in self:
-            parts.append(chunk)
-            size += len(chunk)
-            if limit_bytes is not None and size > limit_bytes:
-                self.cancel()
-                raise Failure(f"more than {limit_bytes} bytes", code="body_too_large", status=413)
-        return b"".join(parts)
-
     def cancel(self) -> None:
         """Discard the rest and make the sender stop. No effect after the end."""
         if not self._is_ended:

@@ -28,7 +28,14 @@ PROGRESS_S = 10.0
 
 
 def deploy(
-    api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
+    api: Api,
+    directory: Path,
+    environment: str | None,
+    percent: float,
+    message: str,
+    health: str,
+    home: str | None,
+    progress_s: float = PROGRESS_S,
 ) -> None:
     """Deploy a folder as a new version.
 
@@ -71,7 +78,7 @@ def deploy(
         if packages
         else ""
     )
-    with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}"):
+    with _progress(f"{manifest.name}: its sites {installing}start it and call GET {health}", progress_s):
         after = api.send("POST", f"{PATH}/{manifest.name}", json.dumps(wanted).encode(), author_token(api))
     for line in _shares(after, before if manifest.keeps_data else None):
         print(line)
@@ -156,13 +163,13 @@ def _print_unconfirmed(after: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _progress(sentence: str) -> Iterator[None]:
-    """Print what the command waits for, again every ten seconds; a first installation may take minutes."""
+def _progress(sentence: str, every_s: float) -> Iterator[None]:
+    """Print what the command waits for, again every `every_s`; a first installation may take minutes."""
     done, started_at = threading.Event(), time.monotonic()
 
     def tell() -> None:
         print(sentence, flush=True)
-        while not done.wait(PROGRESS_S):
+        while not done.wait(every_s):
             print(f"{sentence}: {time.monotonic() - started_at:.0f} s so far", flush=True)
 
     telling = threading.Thread(target=tell, daemon=True)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, ScheduledEvent
 from pilotlight.functions.cli.d1_commands import migration_notes
 from pilotlight.functions.manifest import Manifest, ManifestError, load_manifest
@@ -146,13 +146,7 @@ def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> Sit
     """Return the site's application, in which the function answers all paths but the site's own."""
     app = build_app(site, url=url, functions_path="/")
     served = _served(app)
-    route = FunctionRoute(
-        served,
-        app.site.admission,
-        request_mib=site.functions.request_mib,
-        show_errors=True,
-        name=manifest.name,
-    )
+    route = FunctionRoute(served.functions, served.version_of, app.site.admission, show_errors=True, name=manifest.name)
     clock = _ScheduledTrigger(served, manifest.name)
     app.router.routes[0:0] = [
         app.routes_beside("/_pilotlight"),

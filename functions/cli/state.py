@@ -78,7 +78,7 @@ class State:
         if self._site is None or self._site.functions.deployments is None:
             return manifest
         from pilotlight.functions.bindings.owners import with_own_stores
-        from pilotlight.functions.served import manifests_of
+        from pilotlight.functions.site_file import manifests_of
 
         return manifest if manifest.name in manifests_of(self._site.functions) else with_own_stores(manifest)
 
@@ -180,7 +180,7 @@ class State:
         """Return the site's buckets at S3 endpoints, by R2 name."""
         if self._site is None or not self._site.functions.r2:
             return {}
-        from pilotlight.functions.served import r2_stores
+        from pilotlight.functions.site_file import r2_stores
 
         return dict(r2_stores(self._site.functions))
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.wire.hop.headers import HOP_BY_HOP, OURS
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")

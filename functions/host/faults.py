@@ -3,7 +3,7 @@
 import os
 import signal
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.sandbox.zygotes.control_messages import Died
 from pilotlight.support.logs import printable
 

@@ -13,7 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.invocations.invocation import Invocation

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.sandbox.limits import FunctionLimits
 

@@ -9,15 +9,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from pilotlight.functions.channel import ExchangeResult, Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import ExchangeResult, StreamingReply
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.answer_headers import checked_headers
 from pilotlight.functions.host.dependencies.layers import LayerBudget
-from pilotlight.functions.host.invocations.invocation_log import InvocationLog
+from pilotlight.functions.host.invocations.invocation_log import FunctionJournal, InvocationLog
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LogStore
 from pilotlight.functions.host.network.egress import Egress
@@ -43,10 +46,6 @@ TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # trigger names of OpenTele
 }  # fmt: skip
 
 
-class Opener(Protocol):
-    def __call__(self, manifest: Manifest, functions: "SiteFunctions") -> OpenBindings: ...
-
-
 class Response(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
@@ -54,6 +53,7 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
+Opener = Callable[[Manifest, "SiteFunctions"], OpenBindings]
 Trace = Callable[[str, str], AbstractContextManager[object]]  # opens a tracing span for a function's name and a trigger
 
 
@@ -135,7 +135,7 @@ class SiteFunctions:
             self._answer_subrequest,
             layers=layers,
             packages=provision.install,
-            journal=self.invocations.of(manifest, served.partition("@")[2]),
+            journal=FunctionJournal(self.invocations, manifest, served.partition("@")[2]),
             follow=partial(self.tails.publish, manifest.name),
             release=provision.release,
         )

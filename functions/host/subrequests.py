@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NamedTuple
 
-from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # id for work outside of requests
@@ -41,10 +43,7 @@ class Subrequests:
         within = getattr(frame, "within", OUTSIDE)
         self._count(within)
         CURRENT.set(self._parents.get(within, {}))  # each subrequest is answered in a separate task
-        answer = await self._handler(frame, body)
-        if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):
-            return answer
-        return StreamingReply(*answer)
+        return await self._handler(frame, body)
 
     async def dial(self, wanted: Dial) -> Any:
         """Connect, or resolve a name, for the function. Raises Failure and OSError."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.faults import Fault
 
 

@@ -102,10 +102,6 @@ async def kept_invocations(served: ServedFunctions, query: LogQuery, site: str) 
     return [replace(invocation, site=site) for invocation in found]
 
 
-def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str) -> list[Route]:
-    return FunctionDeploymentRoutes(served, hop_secret, site).routes()
-
-
 class _Tail(Response):
     """Streams a function's output until the client disconnects."""
 

@@ -7,7 +7,7 @@ x-pilotlight-prefix has the path below which it is served.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,14 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.answer_headers import confined_headers
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.network.socket_relay import SocketRelay
-from pilotlight.functions.host.site_functions import Response
+from pilotlight.functions.host.pool import FunctionPool
+from pilotlight.functions.host.site_functions import Response, SiteFunctions
 from pilotlight.functions.routes.error_page import send_error_page, wants_page
-from pilotlight.functions.served import ServedFunctions
 from pilotlight.runtime.api.connection import AnswerCut, answering
 from pilotlight.runtime.api.middleware import GENUINE_HOP, SITE_NAME
 from pilotlight.wire.errors import ApiError, Dialect
@@ -47,6 +47,9 @@ MAX_AHEAD_BYTES = 4 * MIB
 
 log = logging.getLogger("pilotlight.function")
 
+VersionOf = Callable[[str, Scope], Awaitable[FunctionPool]]
+"""Returns the version of a function that answers a request. Raises Failure."""
+
 
 class AdmissionGate(Protocol):
     """The part of the site's admission (runtime/generation/admission.py) that functions use."""
@@ -66,17 +69,17 @@ class FunctionRoute:
 
     def __init__(
         self,
-        served: ServedFunctions,
+        functions: SiteFunctions,
+        version_of: VersionOf,
         admission: AdmissionGate,
         *,
-        request_mib: float,
         show_errors: bool,
         name: str | None = None,
     ) -> None:
-        self._served = served
-        self._functions = served.functions
+        self._functions = functions
+        self._version_of = version_of
         self._admission = admission
-        self._limit = int(request_mib * MIB)
+        self._limit = int(functions.limits.request_mib * MIB)
         self._show_errors = show_errors
         self._name = name
 
@@ -102,7 +105,7 @@ class FunctionRoute:
         """Open the function's WebSocket and return its messages; None if the client got another response."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
-            version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
+            version, event = await self._version_of(name, scope), self._event(scope, name, "GET")
             event.headers.extend([("connection", "Upgrade"), ("upgrade", "websocket")])
             response = self._told(await self._functions.fetch(version, event, messages, is_socket=True), name, scope)
             if response.status != 101:
@@ -139,7 +142,7 @@ class FunctionRoute:
     async def _answer(self, name: str, scope: Scope, body: "bytes | UploadStream", send: Send) -> None:
         started = False
         try:
-            version = await self._served.version_of(name, scope)
+            version = await self._version_of(name, scope)
             whole, stream = (body, None) if isinstance(body, bytes) else (b"", aiter(body))
             event = self._event(scope, name, scope["method"], whole)
             with version.held():  # the version may be replaced while the file is opened
@@ -322,13 +325,6 @@ class _FunctionName(_Rest):
 
 register_url_convertor("rest", _Rest())
 register_url_convertor("function", _FunctionName())
-
-
-def function_routes(served: ServedFunctions, admission: AdmissionGate) -> list[BaseRoute]:
-    route = FunctionRoute(
-        served, admission, request_mib=served.config.request_mib, show_errors=served.config.show_errors
-    )
-    return at_path(route, "/fn/{name:function}{path:rest}")
 
 
 def at_path(route: FunctionRoute, path: str) -> list[BaseRoute]:

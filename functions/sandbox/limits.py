@@ -4,11 +4,8 @@ The check returns the exceeded limit with a sentence for the author. The site fi
 measures the usage; isolate_handle.py ends the isolate.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-SOCKETS_SHARE = 0.5  # share of a core that all open WebSockets of an isolate may use permanently
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,10 @@ class FunctionLimits:
     sockets: int = 512  # open WebSockets per isolate; for more, another isolate is started
     socket_idle_s: float = 3600.0  # a WebSocket without a message in either direction is closed after this
     socket_message_mib: float = 1.0  # per message, in either direction
+    socket_stall_s: float = 60.0  # time in which a client must take a message
+    socket_close_s: float = 5.0  # time for the other side to close, too, and for the function's close handlers
+    sockets_share: float = 0.5  # share of a core that all open WebSockets of an isolate may use permanently
+    idle_look_s: float = 0.2  # pause between two measurements of an idle isolate; there may be thousands of isolates
 
     @property
     def socket_message_bytes(self) -> int:
@@ -52,49 +53,19 @@ class IsolateUsage(NamedTuple):
     background_s: float = 0.0  # time of background work after responses, while no request is open
 
 
-class LimitRule(NamedTuple):
-    code: str
-    is_exceeded: Callable[[IsolateUsage, FunctionLimits], bool]
-    sentence: Callable[[IsolateUsage, FunctionLimits], str]
-
-
-LIMITS = (
-    LimitRule(
-        "cpu_time",
-        lambda usage, limits: usage.idle_cpu_s > limits.cpu_ms / 1e3,
-        lambda usage, limits: f"it used more than {limits.cpu_ms} ms of CPU time while it had no request",
-    ),
-    LimitRule(
-        "cpu_time",
-        lambda usage, limits: usage.request_cpu_s > limits.cpu_ms / 1e3,
-        lambda usage, limits: f"it used more than {limits.cpu_ms} ms of CPU time for one request",
-    ),
-    LimitRule(
-        "cpu_time",
-        lambda usage, limits: usage.sockets_cpu_s > limits.cpu_ms / 1e3,
-        lambda usage, limits: f"its WebSockets used {limits.cpu_ms} ms of CPU time beyond half of a core",
-    ),
-    LimitRule(
-        "memory",
-        lambda usage, limits: usage.memory_mib > limits.memory_mib,
-        lambda usage, limits: f"it used {usage.memory_mib} MiB of memory, of at most {limits.memory_mib}",
-    ),
-    LimitRule(
-        "blocked",
-        lambda usage, limits: usage.silent_s > limits.blocked_s,
-        lambda usage, limits: f"it blocked its event loop for more than {limits.blocked_s:g} s",
-    ),
-    LimitRule(
-        "wall_time",
-        lambda usage, limits: usage.background_s > limits.wall_s,
-        lambda usage, limits: f"its background work (waitUntil) has not ended within {limits.wall_s:g} s",
-    ),
-)
-
-
 def first_exceeded(usage: IsolateUsage, limits: FunctionLimits) -> tuple[str, str] | None:
     """Return why an isolate must be ended, and the error code; None if it is within its limits."""
-    for limit in LIMITS:
-        if limit.is_exceeded(usage, limits):
-            return limit.sentence(usage, limits), limit.code
+    cpu_s = limits.cpu_ms / 1e3
+    if usage.idle_cpu_s > cpu_s:
+        return f"it used more than {limits.cpu_ms} ms of CPU time while it had no request", "cpu_time"
+    if usage.request_cpu_s > cpu_s:
+        return f"it used more than {limits.cpu_ms} ms of CPU time for one request", "cpu_time"
+    if usage.sockets_cpu_s > cpu_s:
+        return f"its WebSockets used {limits.cpu_ms} ms of CPU time beyond half of a core", "cpu_time"
+    if usage.memory_mib > limits.memory_mib:
+        return f"it used {usage.memory_mib} MiB of memory, of at most {limits.memory_mib}", "memory"
+    if usage.silent_s > limits.blocked_s:
+        return f"it blocked its event loop for more than {limits.blocked_s:g} s", "blocked"
+    if usage.background_s > limits.wall_s:
+        return f"its background work (waitUntil) has not ended within {limits.wall_s:g} s", "wall_time"
     return None

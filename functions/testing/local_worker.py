@@ -24,8 +24,10 @@ import aiohttp
 import msgspec
 
 from pilotlight.functions.bindings.binding import BindingError, Clock
-from pilotlight.functions.channel import Channel, Failure, Inbound
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, QueueEvent, ScheduledEvent, TailEvent
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.dependencies.layers import requirements_of
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, load_manifest
@@ -259,7 +261,7 @@ class LocalWorker:
             await self._functions.pools[each.name].prepare()  # installing packages may take minutes
         self.env = SimpleNamespace(**await self._faces())
         route = FunctionRoute(
-            self._served, _Open(), request_mib=config.request_mib, show_errors=True, name=self._manifest.name
+            self._functions, self._served.version_of, _Open(), show_errors=True, name=self._manifest.name
         )
         server, listener = Server(_Refusing(route)), bind("127.0.0.1", 0)
         self.url = url_of(listener)
@@ -269,8 +271,9 @@ class LocalWorker:
 
     async def _faces(self) -> dict[str, Any]:
         """Return the bindings with the methods that functions call, over a separate channel."""
-        with sdk_on_path():
-            from workers.bindings import open_face
+        put_sdk_on_path()
+        from workers.bindings import open_face
+
         ours, theirs = socket.socketpair()
         self._stack.callback((await Channel.open(ours, self._answer, is_runtime=True)).close)
         channel = await Channel.open(theirs, _refuse, is_runtime=False)
@@ -342,12 +345,10 @@ def _at_once(consumer: Any) -> Any:
     return msgspec.structs.replace(consumer, max_batch_timeout=0)
 
 
-@contextmanager
-def sdk_on_path() -> Iterator[None]:
+def put_sdk_on_path() -> None:
     """Put the SDK at the end of the import path: the project may have its own package `workers`."""
     if str(SDK) not in sys.path:
         sys.path.append(str(SDK))
-    yield
 
 
 class _Open:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 if TYPE_CHECKING:
-    from pilotlight.functions.channel import StreamingReply
+    from pilotlight.functions.channel.exchanges import StreamingReply
     from pilotlight.functions.host.network.egress import Egress
 
 FETCH_S = 10.0  # time limit of all images of a request together
@@ -28,7 +28,8 @@ class ImageFetcher:
 
     async def fetch(self, url: str, most_bytes: int) -> bytes:
         """Return the file at a URL. Raises BadImageError. The caller limits the time."""
-        from pilotlight.functions.channel import Failure, frames
+        from pilotlight.functions.channel import frames
+        from pilotlight.functions.channel.failure import Failure
 
         self._check_host(url)
         try:

@@ -2,15 +2,14 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions import deployed
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import FetchEvent
 from pilotlight.functions.deployed import (
     ASK_AGAIN_S,
@@ -34,21 +33,30 @@ class Router:
         self.bundles: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.is_away = False
+        self.secrets_fail = False
 
     async def get(self, path: str) -> bytes:
         self.asked.append(path)
         if self.is_away:
             raise OSError("no server there")
         if path.endswith("/secrets"):
+            if self.secrets_fail:
+                raise OSError("no answer")
             return b"{}"
         return encode(self.deployments) if path == PATH else self.bundles[path.rpartition("/")[2]]
 
     def deploy(
-        self, name: str, *shares: tuple[Version, float], revision: int = 1, account: str = "", home: str = ""
+        self,
+        name: str,
+        *shares: tuple[Version, float],
+        revision: int = 1,
+        account: str = "",
+        home: str = "",
+        secrets: str = "",
     ) -> None:
         versions = tuple(version for version, _ in shares)
         parts = tuple(Share(v.number, percent) for v, percent in shares)
-        told = Deployment(name, revision, versions, parts, account, home)
+        told = Deployment(name, revision, versions, parts, account, home, secrets=secrets)
         self.deployments = [*(each for each in self.deployments if each.name != name), told]
 
 
@@ -102,18 +110,16 @@ class Functions:
 
 
 class Site:
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder / "state", 1000.0
         self.router, self.functions, self._made = Router(), Functions(), folder / "made"
-        monkeypatch.setattr(deployed, "POLL_S", 3600.0)
-        told = SimpleNamespace(monotonic=lambda: self.now, time=deployed.time.time)
-        monkeypatch.setattr(deployed, "time", told)
         self.deployed = self.new()
 
-    def new(self) -> DeployedFunctions:
+    def new(self, poll_s: float = 3600.0) -> DeployedFunctions:
         serving: Any = self.functions
         router: Any = self.router
-        return DeployedFunctions(router, self.folder, serving, "ams1", frozenset({"taken"}))
+        taken = frozenset({"taken"})
+        return DeployedFunctions(router, self.folder, serving, "ams1", taken, poll_s=poll_s, now_s=lambda: self.now)
 
     def version(self, number: int, name: str = "f", **more: Any) -> Version:
         folder = self._made / f"{name}{number}"
@@ -126,8 +132,8 @@ class Site:
 
 
 @pytest.fixture
-async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    made = Site(tmp_path, monkeypatch)
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    made = Site(tmp_path)
     async with made.deployed:
         await eventually(lambda: made.router.asked == [PATH])  # at once
         yield made
@@ -364,7 +370,7 @@ async def test_folders_of_versions_that_are_gone_are_deleted_after_an_hour(site:
     kept = site.folder / "someone's"
     kept.mkdir()
     for revision, age_s in ((2, 3500), (3, 3700)):
-        os.utime(folder, (deployed.time.time() - age_s,) * 2)
+        os.utime(folder, (time.time() - age_s,) * 2)
         site.router.deploy("f", (second, 100.0), revision=revision)
         assert (await site.deployed.served("f", revision)).healthy
         assert folder.exists() == folder.with_suffix(HEALTHY).exists() == (age_s < 3600)
@@ -379,3 +385,24 @@ def test_a_pool_is_named_by_its_version_and_environment() -> None:
     version = Version(1, "ab" * 32, 0.0)
     assert pool_name("f", version) == "f@abababababababab"
     assert pool_name("f", cast(Any, Version(1, "ab" * 32, 0.0, environment="staging"))) == "f@abababababababab.staging"
+
+
+async def test_secrets_that_could_not_be_fetched_are_fetched_at_a_later_poll(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.router.deploy("f", (site.version(1), 100.0), secrets="first")
+    site.router.secrets_fail = True
+    polling = site.new(poll_s=0.005)
+
+    def num_attempts() -> int:
+        return sum(path.endswith("/secrets") for path in site.router.asked)
+
+    async with polling:
+        await eventually(lambda: num_attempts() >= 3)
+        site.router.secrets_fail = False
+        failed = num_attempts()
+        await eventually(lambda: num_attempts() > failed)
+        succeeded, polls = num_attempts(), len(site.router.asked)
+        await eventually(lambda: len(site.router.asked) >= polls + 10)
+        assert num_attempts() <= succeeded + 1
+    assert caplog.text.count("its secrets cannot be fetched") == 1

@@ -67,8 +67,8 @@ class Network:
         (self.folder / "entry.py").write_text(source.replace("VERSION", version))
         (self.folder / "wrangler.toml").write_text(manifest)
 
-    async def deploy(self, percent: float = 100.0) -> None:
-        await asyncio.to_thread(deploy, self.api, self.folder, None, percent, "", "/", None)
+    async def deploy(self, percent: float = 100.0, **options: Any) -> None:
+        await asyncio.to_thread(deploy, self.api, self.folder, None, percent, "", "/", None, **options)
 
     async def ask(self, session: str = "", name: str = "greeter") -> Any:
         headers = {"x-session-affinity": session} if session else {}
@@ -135,9 +135,8 @@ async def test_a_version_is_deployed_replaced_and_rolled_back(
 async def test_a_deployment_says_what_it_waits_for_while_it_waits(
     network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pilotlight.functions.cli.deploy.PROGRESS_S", 0.01)
     network.write("one")
-    await network.deploy()
+    await network.deploy(progress_s=0.01)
     said = capsys.readouterr().out.splitlines()
     waiting = [line for line in said if line.startswith("greeter: its sites start it and call GET /")]
     assert (waiting[0], waiting[-1].endswith(" s so far")) == ("greeter: its sites start it and call GET /", True)

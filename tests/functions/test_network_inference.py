@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from pilotlight.functions.bindings.usage import FunctionUsage
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.network_inference import NetworkInference
 from pilotlight.functions.router_client import RouterClient
 from pilotlight.runtime.generation.inference import SiteInference

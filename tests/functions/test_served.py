@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions import served
 from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.served import ServedFunctions
@@ -30,15 +29,15 @@ class Default(WorkerEntrypoint):
 
 
 @pytest.fixture
-async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedFunctions]:
-    monkeypatch.setattr(served, "SECRETS_S", 0.05)
+async def site(tmp_path: Path) -> AsyncIterator[ServedFunctions]:
     folder = tmp_path / "f"
     folder.mkdir()
     (folder / "entry.py").write_text(ENTRY)
     (folder / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[vars]\nTOKEN = "declared"\n')
     config = FunctionsConfig(serve=(FunctionConfig(name="f", path=str(folder)),))
     inference = cast(Any, None)
-    async with ServedFunctions(config, tmp_path / "state", inference, lambda: [], "ams1") as functions:
+    state = tmp_path / "state"
+    async with ServedFunctions(config, state, inference, lambda: [], "ams1", secrets_s=0.05) as functions:
         yield functions
 
 

@@ -17,9 +17,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from pilotlight.functions.bindings.assets.asset_rules import HEADERS, REDIRECTS, AssetRules, Rewrite, encoded
-from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Declaration, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Services, method
 from pilotlight.functions.bindings.storage.r2_files import FileContent
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.manifest import BindingDeclaration
 
 MAX_ASSET_BYTES = 25 << 20
 TYPES = {  # types that Python knows only by files of the machine
@@ -56,7 +57,7 @@ class Assets(Binding):
         self._rules = AssetRules(self._folder)
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "Assets":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "Assets":
         options = declaration.options
         folder = Path(options["directory"])
         if not folder.is_dir():

@@ -59,7 +59,7 @@ class AssetRules:
             return None
         parts = urlsplit(url)
         for rule in self._redirects:
-            found = _match(rule.pattern, rule.has_host, parts.netloc, parts.path or "/")
+            found = match_pattern(rule.pattern, rule.has_host, parts.netloc, parts.path or "/")
             if found is None:
                 continue
             to = _filled(rule.to, found)
@@ -81,7 +81,7 @@ class AssetRules:
             return headers
         parts, said = urlsplit(url), set[str]()
         for rule in self._headers:
-            found = _match(rule.pattern, rule.has_host, parts.netloc, parts.path or "/")
+            found = match_pattern(rule.pattern, rule.has_host, parts.netloc, parts.path or "/")
             if found is None:
                 continue
             headers = [pair for pair in headers if pair[0] not in rule.removed]
@@ -102,7 +102,7 @@ def _redirects_of(lines: Lines, complain: Complain) -> Iterable[RedirectRule]:
             complain(number, "is not: SOURCE DESTINATION [CODE]")
             continue
         code = int(words[2]) if len(words) == 3 and words[2].isdigit() else 302 if len(words) == 2 else 0
-        compiled = _compiled(words[0])
+        compiled = compiled_pattern(words[0])
         if code not in CODES:
             complain(number, f"has the code {words[2]!r}; known are {', '.join(map(str, CODES))}")
         elif compiled is None or "://" in words[0]:
@@ -128,7 +128,7 @@ def _header_rules_of(lines: Lines, complain: Complain) -> Iterable[HeaderRule]:
     for number, line in lines:
         if not line[0].isspace():
             finish()
-            compiled, added, removed = _compiled(line.strip()), [], []
+            compiled, added, removed = compiled_pattern(line.strip()), [], []
             if compiled is None:
                 complain(number, "begins with no path and no URL")
             continue
@@ -159,7 +159,7 @@ def _read(path: Path, parse: Callable[[Lines, Complain], Iterable[Rule]]) -> lis
     return list(parse([(number, line) for number, line in said if len(line) <= MAX_LINE], complain))
 
 
-def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
+def compiled_pattern(source: str) -> tuple[re.Pattern[str], bool] | None:
     """Compile the pattern of a path, or of a host and a path; return None if it is invalid.
     Only one placeholder per path part and one splat in all are allowed, because other patterns could take unbounded time to match."""
     has_host = source.startswith("https://")
@@ -187,7 +187,7 @@ def encoded(address: str) -> str:
     return quote(address, safe="%/:?#[]@!$&'()*+,;=-._~")
 
 
-def _match(pattern: re.Pattern[str], has_host: bool, host: str, path: str) -> dict[str, str] | None:
+def match_pattern(pattern: re.Pattern[str], has_host: bool, host: str, path: str) -> dict[str, str] | None:
     found = pattern.fullmatch(host + path if has_host else path)
     return None if found is None else found.groupdict()
 

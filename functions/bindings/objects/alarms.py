@@ -8,24 +8,22 @@ object commits.
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pilotlight.functions.bindings.binding import CLOCK, NOT_DELIVERED, Clock
 from pilotlight.functions.bindings.objects.object_file import Alarm, ObjectFile
 from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectStore
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.support.database import Connection, Database, create
 
 log = logging.getLogger("pilotlight.function")
 
 MAX_RETRIES = 6
 FIRST_PAUSE_MS = 2000  # doubled for each retry, as on the platform
-NOT_DELIVERED = ("overloaded", "closing", "not_found")
 AGAIN_MS = 1000  # pause if the object could not be reached
-LOOK_S = 30.0  # longest wait before the clock is read again, in case the clock was changed
 AT_ONCE = 32
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS alarms (class TEXT NOT NULL, id TEXT NOT NULL, at_ms INTEGER NOT NULL,
@@ -40,20 +38,11 @@ Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
 class Alarms:
     """The alarms of one function's objects; they run until closed."""
 
-    def __init__(
-        self,
-        path: Path,
-        store: ObjectStore,
-        ring: Ring,
-        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-        look_s: float = LOOK_S,
-    ) -> None:
-        """`look_s` is the longest wait before the clock is read again, in case the clock was changed."""
+    def __init__(self, path: Path, store: ObjectStore, ring: Ring, clock: Clock = CLOCK) -> None:
         self._database = Database(path, lambda connection: create(connection, SCHEMA))
         self._store = store
         self._ring = ring
-        self._now_ms = now_ms
-        self._look_s = look_s
+        self._clock = clock
         self._news = asyncio.Event()
         self._busy: dict[ObjectKey, int] = {}
         self._ringing: dict[ObjectKey, asyncio.Task[None]] = {}
@@ -98,7 +87,7 @@ class Alarms:
         while True:
             self._news.clear()
             try:
-                wait_s = await self._ring_due() if self._has_file else self._look_s
+                wait_s = await self._ring_due() if self._has_file else self._clock.look_s
             except Exception:
                 log.exception("the alarms continue after an error")
                 wait_s = 1.0
@@ -121,12 +110,12 @@ class Alarms:
             if key in self._ringing:
                 continue
             if at_ms > now_ms:
-                return min(self._look_s, (at_ms - now_ms) / 1000)
+                return min(self._clock.look_s, (at_ms - now_ms) / 1000)
             if len(self._ringing) >= AT_ONCE:
-                return self._look_s  # the end of a running alarm triggers the next check
+                return self._clock.look_s  # the end of a running alarm triggers the next check
             task = self._ringing[key] = asyncio.create_task(self._handle(key), name=f"alarm of {class_name}")
             task.add_done_callback(lambda task, key=key: self._over(task, key))  # type: ignore[misc]
-        return self._look_s
+        return self._clock.look_s
 
     async def _handle(self, key: ObjectKey) -> None:
         alarm = await self._store.run(key, self._started)
@@ -196,6 +185,9 @@ class Alarms:
                 connection.execute("DELETE FROM alarms WHERE class = ? AND id = ? AND changes = ?", (*key, changes))
 
         await self._database.run(write)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now_s() * 1000)
 
     def _over(self, task: "asyncio.Task[None]", key: ObjectKey) -> None:
         self._ringing.pop(key, None)

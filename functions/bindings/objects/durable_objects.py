@@ -13,15 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from pilotlight.functions.bindings.assets.asset_files import FetchCall
-from pilotlight.functions.bindings.binding import (
-    Binding,
-    BindingError,
-    Body,
-    Declaration,
-    Functions,
-    Services,
-    method,
-)
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Functions, Services, method
 from pilotlight.functions.bindings.objects.alarms import Alarms
 from pilotlight.functions.bindings.objects.object_file import ObjectFile, StorageListing
 from pilotlight.functions.bindings.objects.object_migrations import ObjectMigrations, move_alarms
@@ -31,7 +23,7 @@ from pilotlight.functions.bindings.service_binding import RpcCall, called, fetch
 from pilotlight.functions.bindings.storage.sql import SqlError
 from pilotlight.functions.bindings.storage.wal_archive import HistoryError
 from pilotlight.functions.channel.frames import UNNUMBERED, RpcEvent
-from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.manifest import BindingDeclaration, Manifest
 from pilotlight.support.database import storage_word
 
 STORAGE = "@objects"  # reserved: no binding of a manifest can have this name
@@ -67,7 +59,7 @@ class DurableObjects(Binding):
         self._class_name = class_name
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "DurableObjects":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "DurableObjects":
         if services.functions is None:
             raise BindingError(f"{declaration.name}: the site has no functions whose objects could be bound")
         options = declaration.options
@@ -169,10 +161,7 @@ class ObjectStorage(Binding):
             await functions.ask(function, RpcEvent(UNNUMBERED, key.class_name, called, args, options=options))
 
         path = directory / "alarms.sqlite"
-        clock = services.clock
-        alarms = services.databases.get(
-            path, lambda path: Alarms(path, store, ring, lambda: int(clock.now_s() * 1000), clock.look_s)
-        )
+        alarms = services.databases.get(path, lambda path: Alarms(path, store, ring, services.clock))
         return cls(store, alarms, migrations)
 
     @property

@@ -46,9 +46,15 @@ class StorageListing(NamedTuple):
 
 class ObjectFile:
     def __init__(
-        self, path: Path, max_bytes: int, history_s: float = 0.0, now_s: Callable[[], float] = time.time
+        self,
+        path: Path,
+        max_bytes: int,
+        history_s: float = 0.0,
+        now_s: Callable[[], float] = time.time,
+        time_limit_s: float = TIME_LIMIT_S,
     ) -> None:
-        """`history_s` is how long its history is kept; 0 keeps none."""
+        """`history_s` is how long its history is kept; 0 keeps none. `time_limit_s` is for each call of `sql`."""
+        self._time_limit_s = time_limit_s
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._depth = 0
         self._history = ObjectHistory(path, history_s, now_s) if history_s else None
@@ -153,7 +159,7 @@ class ObjectFile:
             raise DatabaseError(f"exec takes 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "bad_sql")
         if len(statements) > 1 or not _only_reads(statements[0]):
             self._write()
-        self._deadline_s = time.monotonic() + TIME_LIMIT_S
+        self._deadline_s = time.monotonic() + self._time_limit_s
         try:
             for statement in statements[:-1]:
                 execute(self._connection, self._guard, statement)

@@ -9,19 +9,29 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pilotlight.functions.bindings.objects.object_file import ObjectFile
+from pilotlight.functions.bindings.objects.object_file import TIME_LIMIT_S, ObjectFile
 from pilotlight.functions.bindings.place import name_of
 from pilotlight.functions.manifest import WORKFLOW_PREFIX
 from pilotlight.support.database import MAX_WAITING, DatabaseError
 
 log = logging.getLogger("pilotlight.bindings")
 T = TypeVar("T")
-MAX_OPEN = 128  # maximum number of open files; the least recently used one is closed to open another
 THREADS = 2
-MAX_INSTANCES = 100_000  # instances whose numbers are kept in memory
+
+
+@dataclass(frozen=True)
+class ObjectLimits:
+    """The most that the objects of one function may use."""
+
+    open_files: int = 128  # the least recently used one is closed to open another
+    instances: int = 100_000  # whose numbers are kept in memory
+    waiting: int = MAX_WAITING  # requests for one object's storage
+    sql_s: float = TIME_LIMIT_S
 
 
 class ObjectKey(NamedTuple):
@@ -38,8 +48,15 @@ class ClassGone(Exception):
 
 
 class ObjectStore:
-    def __init__(self, directory: Path, max_bytes: int, history_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        history_s: float = 0.0,
+        limits: ObjectLimits = ObjectLimits(),
+    ) -> None:
         """`history_s` is how long histories of objects are kept; 0 keeps none."""
+        self._limits = limits
         self._directory = directory
         self._history_s = history_s
         self._max_bytes = max_bytes
@@ -59,7 +76,7 @@ class ObjectStore:
         self._last_instance += 1
         number = self._instances[key] = self._last_instance
         self._instances.move_to_end(key)
-        while len(self._instances) > MAX_INSTANCES:
+        while len(self._instances) > self._limits.instances:
             self._instances.popitem(last=False)  # the evicted instance is now stale; its next request restarts it
         if await self.run(key, lambda file: file.start()):
             alarm = await self.run(key, lambda file: file.alarm())
@@ -82,8 +99,8 @@ class ObjectStore:
         With `instance` None the work is the runtime's own. Raises Stale if the instance was replaced, ClassGone, DatabaseError, and the exceptions of
         `work`.
         """
-        if self._users.get(key, 0) >= MAX_WAITING:
-            raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
+        if self._users.get(key, 0) >= (most := self._limits.waiting):
+            raise DatabaseError(f"{most} requests wait for this object's storage already", "overloaded")
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
@@ -151,7 +168,9 @@ class ObjectStore:
         loop, file = asyncio.get_running_loop(), self._files.get(key)
         if file is None:
             history_s = 0.0 if key.class_name.startswith(WORKFLOW_PREFIX) else self._history_s
-            file = await loop.run_in_executor(self._executor, ObjectFile, self.path_of(key), self._max_bytes, history_s)
+            given = self.path_of(key), self._max_bytes, history_s
+            opened = partial(ObjectFile, *given, time_limit_s=self._limits.sql_s)
+            file = await loop.run_in_executor(self._executor, opened)
             self._files[key] = file
         self._files.move_to_end(key)
         was_dirty = file.is_dirty
@@ -166,7 +185,7 @@ class ObjectStore:
 
     async def _close_unused(self) -> None:
         unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
-        while len(self._files) > MAX_OPEN and (key := next(unused, None)) is not None:
+        while len(self._files) > self._limits.open_files and (key := next(unused, None)) is not None:
             await self._close(key)
             unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
 

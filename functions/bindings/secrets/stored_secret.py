@@ -6,8 +6,9 @@ A secret is decrypted each time a function asks for it, so changes take effect a
 import asyncio
 from pathlib import Path
 
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Nothing, Services, method
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
+from pilotlight.functions.manifest import BindingDeclaration
 
 OWNER = "store:"  # prefix of a store's id where SecretStore expects a function's name
 
@@ -21,7 +22,7 @@ class StoredSecret(Binding):
         self._name = name
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "StoredSecret":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "StoredSecret":
         options = declaration.options
         return cls(SecretStore(state_dir), options["store_id"], options["secret_name"])
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Services, method
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.bindings.storage.sql import (
     Outcome,
@@ -26,6 +26,7 @@ from pilotlight.functions.bindings.storage.sql import (
     statements_of,
 )
 from pilotlight.functions.bindings.storage.wal_archive import Bookmark, WalArchive, WalHistory
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.support.database import Connection, Database, DatabaseError, storage_word
 
 TIME_LIMIT_S = 30.0
@@ -61,7 +62,7 @@ class D1Database(Binding):
         self._time_limit_s = time_limit_s
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "D1Database":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "D1Database":
         options = declaration.options
         id = options.get("database_id") or options.get("database_name") or declaration.name
         path = directory_of(state_dir, "d1", id) / "database.sqlite"

@@ -17,8 +17,8 @@ from msgspec import Meta
 from pilotlight.functions.bindings.binding import (
     Binding,
     BindingError,
+    BindingLimits,
     Body,
-    Declaration,
     MemoryBudget,
     Pieces,
     Services,
@@ -26,11 +26,11 @@ from pilotlight.functions.bindings.binding import (
     method,
 )
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.support.database import Connection, Database, prefix_end, storage_word, transaction
 
 MAX_KEY_BYTES = 512
-MAX_VALUE_BYTES = 25 << 20
 MAX_METADATA_BYTES = 1024
 MAX_LISTED = 1000
 MAX_BULK_KEYS = 100
@@ -82,17 +82,25 @@ class KVNamespace(Binding):
     kind = "kv"
 
     def __init__(
-        self, database: Database, now_s: Callable[[], float] = time.time, memory: MemoryBudget | None = None
+        self,
+        database: Database,
+        now_s: Callable[[], float] = time.time,
+        memory: MemoryBudget | None = None,
+        max_bytes: int = BindingLimits.kv_value_bytes,
     ) -> None:
+        """`max_bytes` is the largest size of a value."""
         self._database = database
         self._memory = memory or MemoryBudget()
         self._now_s = now_s
         self._swept_at_s = 0.0
+        self._max_bytes = max_bytes
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "KVNamespace":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "KVNamespace":
         path = directory_of(state_dir, "kv", declaration.options.get("id") or declaration.name) / "entries.sqlite"
-        return cls(services.database(path, SCHEMA), services.clock.now_s, services.memory)
+        return cls(
+            services.database(path, SCHEMA), services.clock.now_s, services.memory, services.limits.kv_value_bytes
+        )
 
     @method
     async def get(self, request: KVGet) -> Any:
@@ -122,9 +130,9 @@ class KVNamespace(Binding):
                 row = self._row(connection, key)
                 rows.append(None if row is None else [row[1], row[0]])
                 size += 0 if row is None else len(row[1])
-                if size > MAX_VALUE_BYTES:
+                if size > self._max_bytes:
                     sentence = (
-                        f"Total size of request exceeds the limit of {MAX_VALUE_BYTES} bytes; ask for fewer keys."
+                        f"Total size of request exceeds the limit of {self._max_bytes} bytes; ask for fewer keys."
                     )
                     raise _refusal("GET", 413, sentence)
             return rows
@@ -142,9 +150,9 @@ class KVNamespace(Binding):
             value = request.value
             if value is None:
                 assert body is not None
-                value = await gathered(body, MAX_VALUE_BYTES, _too_long, held)
-            if len(value) > MAX_VALUE_BYTES:
-                raise _too_long(len(value))
+                value = await gathered(body, self._max_bytes, self._too_long, held)
+            if len(value) > self._max_bytes:
+                raise self._too_long(len(value))
             await self._write((key, expires_s, request.metadata, value))
 
     @method
@@ -221,6 +229,9 @@ class KVNamespace(Binding):
                 raise _refusal("PUT", 400, sentence)
         return request.expiration
 
+    def _too_long(self, size: int) -> BindingError:
+        return _refusal("PUT", 413, f"Value length of {size} exceeds limit of {self._max_bytes}.")
+
     def _sweep(self, connection: Connection) -> None:
         now_s = self._now_s()
         if now_s - self._swept_at_s >= SWEEP_EVERY_S:
@@ -271,10 +282,6 @@ def _decoded_cursor(cursor: str) -> bytes:
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raise _refusal("GET", 400, "Invalid cursor; use the one from the previous list.") from None
-
-
-def _too_long(size: int) -> BindingError:
-    return _refusal("PUT", 413, f"Value length of {size} exceeds limit of {MAX_VALUE_BYTES}.")
 
 
 def _refusal(verb: str, status: int, sentence: str) -> BindingError:

@@ -1,24 +1,16 @@
 """R2: buckets of objects for functions.
 
-This module checks requests; a Store keeps the objects (r2_files.py, r2_s3.py). Conditions are those of HTTP (RFC 9110 section 13): an ETag takes
-precedence over a time. Errors have the platform's codes.
+This module checks requests; a store keeps the objects, in files (r2_files.py) or at an S3 endpoint (r2_s3.py). Conditions are those of HTTP (RFC 9110
+section 13): an ETag takes precedence over a time. Errors have the platform's codes.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from pilotlight.functions.bindings.binding import (
-    Binding,
-    BindingError,
-    Body,
-    Declaration,
-    Services,
-    in_pieces,
-    method,
-)
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Pieces, Services, method
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.bindings.storage.r2_files import FileStore
 from pilotlight.functions.bindings.storage.r2_objects import (
@@ -28,47 +20,18 @@ from pilotlight.functions.bindings.storage.r2_objects import (
     ByteRange,
     Conditions,
     Details,
-    ObjectHead,
     R2Error,
-    R2Listing,
     Range,
     UploadedPart,
 )
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.bindings.storage.r2_s3 import S3Store
+from pilotlight.functions.bindings.storage.s3 import S3Client
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.support.database import storage_word
 
 MAX_KEYS = 1000  # per list or delete
 T = TypeVar("T")
-
-
-class Store(Protocol):
-    """Stores the objects of a bucket: as files, or at an S3 endpoint."""
-
-    async def head(self, key: str) -> ObjectHead | None: ...
-
-    async def open(
-        self, key: str, only_if: Conditions | None, range: Range | None
-    ) -> tuple[ObjectHead, ByteRange, Body | None] | None: ...
-
-    async def put(
-        self, key: str, content: Body, details: Details, only_if: Conditions | None, checksum: tuple[str, bytes] | None
-    ) -> ObjectHead | None: ...
-
-    async def delete(self, keys: list[str]) -> None: ...
-
-    async def listing(
-        self, prefix: str, limit: int, cursor: str | None, delimiter: str, start_after: str, *, with_metadata: bool
-    ) -> R2Listing: ...
-
-    async def create_upload(self, key: str, details: Details) -> str: ...
-
-    async def put_part(self, key: str, upload_id: str, number: int, content: Body) -> str: ...
-
-    async def abort_upload(self, key: str, upload_id: str) -> None: ...
-
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[UploadedPart]) -> ObjectHead: ...
-
-    async def close(self) -> None: ...
 
 
 class R2Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,17 +91,15 @@ class R2CompleteUpload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class R2Bucket(Binding):
     kind = "r2"
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FileStore | S3Store) -> None:
         self._store = store
 
     @classmethod
-    def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "R2Bucket":
+    def open(cls, declaration: BindingDeclaration, state_dir: Path, services: Services) -> "R2Bucket":
         name = declaration.options.get("bucket_name") or declaration.name
         directory = directory_of(state_dir, "r2", name)
         if name in services.r2:
-            from pilotlight.functions.bindings.storage.r2_s3 import S3Store
-
-            return cls(services.databases.get(directory, lambda path: S3Store(services.r2[name])))
+            return cls(services.databases.get(directory, lambda path: S3Store(S3Client(services.r2[name]))))
         return cls(services.databases.get(directory, lambda path: FileStore(path, services.max_bytes)))
 
     @method
@@ -256,7 +217,7 @@ class _Told:
 
 def _content(verb: str, value: bytes | None, body: Body | None) -> Body:
     if value is not None:
-        return in_pieces(value)
+        return Pieces(value)
     if body is None:
         raise BindingError(f"{verb}: there is neither a value nor a stream", name="TypeError")
     return body

@@ -35,7 +35,6 @@ from pilotlight.functions.bindings.storage.s3 import (
     S3Client,
     S3CredentialsError,
     S3Error,
-    S3Place,
     S3Unreachable,
     Spooled,
     local,
@@ -50,8 +49,8 @@ MAX_RACES = 8
 
 
 class S3Store:
-    def __init__(self, place: S3Place) -> None:
-        self._client = S3Client(place)
+    def __init__(self, client: S3Client) -> None:
+        self._client = client
 
     async def head(self, key: str) -> ObjectHead | None:
         _check_key(key)

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from pilotlight.functions.bindings.assets.asset_files import span_of
-from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Services, gathered, in_pieces, method
+from pilotlight.functions.bindings.binding import Binding, BindingError, Body, Pieces, Services, gathered, method
 from pilotlight.functions.bindings.place import directory_of
-from pilotlight.functions.channel import StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
 
 CACHE = "@cache"  # reserved: no binding of a manifest can have this name
 MAX_BYTES = 128 << 20  # for all functions of the site together
@@ -146,7 +146,7 @@ class ResponseCache(Binding):
         value = {"found": True, "status": status, "headers": headers}
         if len(content) <= IN_ONE:
             return {**value, "body": content}
-        return StreamingReply(value, in_pieces(content))
+        return StreamingReply(value, Pieces(content))
 
     @method
     async def put(self, request: Put, body: Body | None) -> None:

@@ -24,7 +24,6 @@ import aiohttp
 from yarl import URL
 
 TRIES = 4
-FIRST_PAUSE_S = 0.1  # doubled for each retry; the actual pause is random, at least half of this
 CONNECT_S = 5.0
 SILENCE_S = 30.0  # longest pause within a response
 MAX_ERROR_BYTES = 64 << 10
@@ -79,6 +78,8 @@ class S3Place:
     session_token_env: str = "AWS_SESSION_TOKEN"
     credentials_file: str | None = None
     profile: str = "default"
+    # before the first retry; doubled for each further one, and the actual pause is random, at least half of this
+    first_pause_s: float = 0.1
 
     def credentials(self) -> Credentials:
         """Load the credentials; called per request, so that rotated files need no restart.
@@ -120,7 +121,7 @@ class S3Client:
     ) -> "S3Answer":
         """Send a request; retry while the store is busy or unreachable.
         The caller reads or closes the response. Raises S3Error, S3Unreachable, S3CredentialsError."""
-        pause_s, tries = FIRST_PAUSE_S, TRIES
+        pause_s, tries = self.place.first_pause_s, TRIES
         while True:
             tries -= 1
             try:

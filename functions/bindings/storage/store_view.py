@@ -40,24 +40,24 @@ def list_stores(state_dir: Path) -> tuple[FunctionStore, ...]:
     return tuple(found)
 
 
-def read_page(state_dir: Path, query: StoreQuery) -> StorePage:
+def read_page(state_dir: Path, query: StoreQuery, time_limit_s: float = TIME_LIMIT_S) -> StorePage:
     """Return one page of a store. Blocks, so call it in a thread. Raises StoreReadError."""
     path = state_dir / "bindings" / query.kind / query.name / FILES[query.kind]
     if query.name in (".", "..") or "/" in query.name or "\0" in query.name or not path.is_file():
         raise NoStoreError(f"this site has no {query.kind} store named {query.name!r}")
     try:
-        with _opened(path) as connection:
+        with _opened(path, time_limit_s) as connection:
             return _keys(connection, query) if query.kind == "kv" else _table(connection, query)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-            raise StoreReadError(f"the page was not read within {TIME_LIMIT_S:g} s") from None
+            raise StoreReadError(f"the page was not read within {time_limit_s:g} s") from None
         raise StoreReadError(f"{query.name} cannot be read: {error}") from None
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=TIME_LIMIT_S, uri=True)) as connection:
-        deadline_s = time.monotonic() + TIME_LIMIT_S
+def _opened(path: Path, time_limit_s: float) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=time_limit_s, uri=True)) as connection:
+        deadline_s = time.monotonic() + time_limit_s
         connection.set_progress_handler(lambda: time.monotonic() > deadline_s, STEPS_BETWEEN_CHECKS)
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.text_factory = lambda data: data.decode(errors="replace")

@@ -4,6 +4,7 @@ import ast
 import os
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from pilotlight.functions.manifest import Manifest
@@ -12,12 +13,12 @@ MAX_SOURCES = 500  # files that are parsed at most
 _parsing = threading.Lock()  # Python 3.11 adds up the tree depths of all threads that parse, and raises SystemError
 
 
-def imports_of(manifest: Manifest) -> list[str]:
+def imports_of(manifest: Manifest, max_sources: int = MAX_SOURCES) -> list[str]:
     """Return the packages that a function imports; its zygote imports them once for all isolates."""
     folder, own_root = manifest.directory, manifest.main.parent
     local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
     names: dict[str, None] = {}
-    for path in _sources(folder):
+    for path in islice(_sources(folder), max_sources):
         try:
             with _parsing:
                 tree = ast.parse(path.read_bytes())
@@ -31,13 +32,12 @@ def imports_of(manifest: Manifest) -> list[str]:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    count = 0
     for parent, folders, files in os.walk(folder):
         folders[:] = [
             name for name in folders if name not in ("python_modules", "node_modules", "__pycache__") and name[0] != "."
         ]
         for name in files:
-            if name.endswith(".py") and (count := count + 1) <= MAX_SOURCES:
+            if name.endswith(".py"):
                 yield Path(parent) / name
 
 

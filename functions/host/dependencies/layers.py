@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from pilotlight.functions.host.dependencies.interpreters import OWN, Interpreter
+from pilotlight.functions.host.dependencies.python_versions import OWN, Interpreter
 from pilotlight.functions.manifest import ManifestError, read_toml
 from pilotlight.support import atomic_files
 
@@ -36,8 +36,6 @@ PROVIDED = frozenset(
     | {"ssl", "sqlite3", "lzma", "hashlib", "distutils", "pydecimal", "pydoc-data"}
 )
 INSTALL_S = 300.0
-PRUNE_S = 600.0
-YOUNG_S = 3600.0  # unused layers are kept this long: open requests to a replaced version may still import from them
 DAY_S = 86_400.0
 LAST_LINES = 12
 MAX_REQUIREMENTS = 200
@@ -71,6 +69,8 @@ class LayerBudget(NamedTuple):
 
     mib: int = 4096
     days: float = 30.0
+    young_s: float = 3600.0  # all are kept this long: open requests to a replaced version may still import from them
+    prune_every_s: float = 600.0
 
 
 class Layers:
@@ -101,7 +101,7 @@ class Layers:
     async def keep_pruned(self) -> None:
         """Prune regularly, until cancelled."""
         while True:
-            await asyncio.sleep(PRUNE_S)
+            await asyncio.sleep(self._budget.prune_every_s)
             await self.prune()
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
@@ -131,7 +131,7 @@ class Layers:
                 os.utime(layer.path)
         for layer in sorted(spare, key=lambda layer: layer.used_at):
             age_s = time.time() - layer.path.stat().st_mtime  # `get` or `release` may have touched it meanwhile
-            if age_s > YOUNG_S and (age_s > budget.days * DAY_S or size > budget.mib << 20):
+            if age_s > budget.young_s and (age_s > budget.days * DAY_S or size > budget.mib << 20):
                 size -= layer.size
                 doomed.append(layer.path.rename(self.directory / f".gone-{layer.path.name}"))
         for path in doomed:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from pilotlight.functions.channel import Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.support.logs import printable
 
 # Cloudflare's outcomes, by a fault's code.

@@ -45,10 +45,6 @@ class InvocationLog:
         self._ended: list[Callable[[], None]] = []  # deliveries to tail consumers
         self._num_dropped = 0
 
-    def of(self, manifest: Manifest, version: str) -> "FunctionJournal":
-        """Return the journal of one version of a function."""
-        return FunctionJournal(self, manifest, version)
-
     def new_id(self) -> int:
         """Return an id that is unique at this site, even across restarts."""
         self._last_id = max(self._last_id + 1, time.time_ns())

@@ -4,13 +4,11 @@ Each invocation and each line of output is a record, with attributes by OpenTele
 that do not fit into its queue are lost. Independent of the log's storage (log_store.py).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pilotlight.functions.host.invocations.log_store import InvocationRow
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.tracing import SEND_TIMEOUT_S, otlp_url, shut_down
-
-if TYPE_CHECKING:
-    from pilotlight.functions.host.invocations.log_store import InvocationRow
 
 MAX_QUEUED = 50_000
 
@@ -43,7 +41,7 @@ class LogExport:
         """Queue a line of output."""
         self._emit(at_s, level, text, _names(function, version, invocation))
 
-    def invocation(self, row: "InvocationRow") -> None:
+    def invocation(self, row: InvocationRow) -> None:
         """Queue the record of an ended invocation."""
         attributes = {
             "faas.trigger": row.trigger, "pilotlight.outcome": row.outcome, "pilotlight.wall_ms": row.wall_ms,

@@ -84,6 +84,8 @@ class LogStore:
         )
         while await self._database.run(lambda connection: _delete(connection, oldest, before_s)):
             pass
+        while await self._database.run(lambda connection: _delete_lines(connection, before_s)):
+            pass
         while await self._database.run(self._is_too_large):
             largest = await self._database.run(_largest)
             if largest is None:
@@ -139,6 +141,14 @@ def _largest(connection: Connection) -> str | None:
     )
     row = connection.execute(sql).fetchone()
     return None if row is None else str(row[0])
+
+
+def _delete_lines(connection: Connection, before_s: float) -> int:
+    """Delete some of the oldest lines; return their number.
+    A process that is killed leaves lines of invocations that are never recorded."""
+    oldest = "SELECT rowid, at_s FROM lines ORDER BY rowid LIMIT ?"
+    sql = f"DELETE FROM lines WHERE rowid IN (SELECT rowid FROM ({oldest}) WHERE at_s < ?)"
+    return connection.execute(sql, (TRIM_ROWS, before_s)).rowcount
 
 
 def _delete(connection: Connection, sql: str, value: object) -> int:

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from pilotlight.functions.channel import Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.invocations.invocation import Invocation
 
 MAX_WAITING = 1000  # maximum number of queued events per consumer; then the oldest are dropped

@@ -10,7 +10,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from pilotlight.functions.channel import Channel, ChannelClosed, ExchangeResult, Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_process import EXIT_REPORT_S, IsolateProcess
@@ -179,9 +182,9 @@ class IsolateHandle:
     def watch(self) -> None:
         """Check the isolate's usage, and end it above a limit.
         Called every few hundredths of a second while there is work."""
-        if self._ending is not None or not self.process.is_running:
+        if self._ending is not None or not self.process.is_running or self._channel is None:
             return
-        exceeded = self.watcher.look(self._channel) if self.is_ready else self.watcher.look_at_start()
+        exceeded = self.watcher.look(self._channel.ping) if self.is_ready else self.watcher.look_at_start()
         if exceeded is not None:
             self.end(*exceeded)
         elif self.watcher.is_spent:

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Coroutine
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
@@ -125,7 +125,7 @@ class IsolateSet:
                 log.exception("%s: an isolate cannot be measured and is ended", self._function)
                 isolate.end("its usage cannot be measured", "unwatched")
         self._spare.watch()
-        self._factory.enforce_disk(self.living)
+        self._factory.enforce_disk([isolate for isolate in self.living if isolate.is_usable])
         return is_busy
 
     def _look(self, isolate: IsolateHandle, now: float) -> bool:

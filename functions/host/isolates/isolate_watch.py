@@ -6,13 +6,10 @@ cooperation of the function, because code in an endless loop would give none.
 
 import asyncio
 
-from pilotlight.functions.channel import Channel
 from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
-from pilotlight.functions.host.isolates.loop_probe import LoopProbe
+from pilotlight.functions.host.isolates.loop_probe import LoopProbe, Ping
 from pilotlight.functions.sandbox.limits import FunctionLimits, IsolateUsage, first_exceeded
-
-IDLE_LOOK_S = 0.2  # pause between two measurements of an idle isolate; there may be thousands of isolates
 
 Exceeded = tuple[str, str]
 """The sentence for the author, and the error code."""
@@ -25,7 +22,7 @@ class IsolateWatch:
         self._process = process
         self._work = work
         self._importing_since = asyncio.get_running_loop().time()
-        self._meter = CpuMeter(work, self._importing_since)
+        self._meter = CpuMeter(work, limits.sockets_share, self._importing_since)
         self._looked_at = 0.0
 
     @property
@@ -65,19 +62,19 @@ class IsolateWatch:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
         return None
 
-    def look(self, channel: Channel | None) -> Exceeded | None:
+    def look(self, ping: Ping) -> Exceeded | None:
         """Check an isolate with open work. Return the exceeded limit, or None."""
         self.charge()
         self._process.update_priority()
         exceeded = first_exceeded(self._usage(), self._limits)
-        if exceeded is None and channel is not None and not self.is_spent:
-            self.probe.begin(channel)
+        if exceeded is None and not self.is_spent:
+            self.probe.begin(ping)
         return exceeded
 
     def look_idle(self) -> Exceeded | None:
         """Check an idle isolate without waking it: the author may have left threads or tasks running."""
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at < IDLE_LOOK_S:
+        if now - self._looked_at < self._limits.idle_look_s:
             return None
         self._looked_at = now
         spent_s = self._spent()

@@ -8,7 +8,6 @@ import asyncio
 from typing import Protocol
 
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.sandbox.limits import SOCKETS_SHARE
 
 MAX_OBJECTS = 10_000  # limit of recorded objects with background work, because a function reports them
 
@@ -76,8 +75,10 @@ class IsolateWork:
 class CpuMeter:
     """Charges an isolate's CPU time to its open work."""
 
-    def __init__(self, work: IsolateWork, now: float) -> None:
+    def __init__(self, work: IsolateWork, sockets_share: float, now: float) -> None:
+        """`sockets_share` is the share of a core that WebSockets may use."""
         self._work = work
+        self._sockets_share = sockets_share
         self.total_s = 0.0
         self.idle_s = 0.0  # CPU time since the last request
         self.sockets_s = 0.0  # CPU time of WebSockets above their allowed share
@@ -95,7 +96,7 @@ class CpuMeter:
         sharers = len(charged) + (sockets > 0)
         for id in charged:
             requests[id] += spent_s / sharers
-        allowed_s = SOCKETS_SHARE * (now - self._charged_at)
+        allowed_s = self._sockets_share * (now - self._charged_at)
         self.sockets_s = max(0.0, self.sockets_s + spent_s / sharers - allowed_s) if sockets else 0.0
         self.idle_s = 0.0 if requests or sockets else self.idle_s + spent_s
         self._seen = set(requests)

@@ -1,8 +1,12 @@
 """Probes whether an isolate's event loop replies: one ping at a time."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from pilotlight.functions.channel import Channel, ChannelClosed
+from pilotlight.functions.channel.failure import ChannelClosed
+
+Ping = Callable[[], Awaitable[None]]
+"""Waits until the event loop has replied. Raises ChannelClosed."""
 
 
 class LoopProbe:
@@ -14,15 +18,15 @@ class LoopProbe:
         """Return for how many seconds the event loop has owed a reply to the last ping; 0 if it has replied."""
         return 0.0 if self._owed_since is None else asyncio.get_running_loop().time() - self._owed_since
 
-    def begin(self, channel: Channel) -> None:
+    def begin(self, ping: Ping) -> None:
         """Send a ping, unless one is unanswered."""
         if self._ping is None:
             self._owed_since = asyncio.get_running_loop().time()
-            self._ping = asyncio.ensure_future(self._pinged(channel))
+            self._ping = asyncio.ensure_future(self._pinged(ping))
 
-    async def _pinged(self, channel: Channel) -> None:
+    async def _pinged(self, ping: Ping) -> None:
         try:
-            await channel.ping()
+            await ping()
             self._owed_since = None
         except ChannelClosed:
             return

@@ -22,7 +22,8 @@ class WritingIsolate(Protocol):
 
 
 class Scratch:
-    def __init__(self, path: Path, limit_mib: int, user: FunctionUser) -> None:
+    def __init__(self, path: Path, limit_mib: int, user: FunctionUser, look_s: float = LOOK_S) -> None:
+        self._look_s = look_s
         self.path = path
         self._limit_mib = limit_mib
         self._user = user
@@ -42,7 +43,7 @@ class Scratch:
                 isolate.end(f"its files have more than {self._limit_mib} MiB", "disk")
             await asyncio.gather(*(isolate.until_gone() for isolate in guilty))
             await asyncio.to_thread(empty, self.path)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(self._look_s)
 
     async def remove(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True)

@@ -16,7 +16,10 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.network.egress_sockets import opened
 from pilotlight.functions.host.subrequests import Dial
 

@@ -11,7 +11,8 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType
 
-from pilotlight.functions.channel import Failure, StreamingReply
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import (
     ABNORMAL,
     NO_STATUS,
@@ -30,7 +31,11 @@ HANDSHAKES = frozenset(
 
 
 async def opened(
-    session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: list[tuple[str, str]],
+    messages: AsyncIterator[bytes],
+    close_s: float = CLOSE_S,
 ) -> StreamingReply:
     """Open a WebSocket for a function.
     Raises the session's errors, and WSServerHandshakeError if the server refuses the handshake."""
@@ -45,11 +50,13 @@ async def opened(
     )
     chosen = [("sec-websocket-protocol", socket.protocol)] if socket.protocol else []
     return StreamingReply(
-        {"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages)
+        {"status": 101, "headers": chosen, "web_socket": True, "url": url}, _relayed(socket, messages, close_s)
     )
 
 
-async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _relayed(
+    socket: ClientWebSocketResponse, messages: AsyncIterator[bytes], close_s: float
+) -> AsyncIterator[bytes]:
     sending = asyncio.ensure_future(_sent(socket, messages))
     try:
         while True:
@@ -58,14 +65,14 @@ async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[byte
             if isinstance(message, SocketClose):
                 break
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(close_s):
                 await asyncio.shield(sending)
     finally:
         sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await sending
         with suppress(Exception):  # the reader has left, so the error does not matter
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(close_s):
                 await socket.close(code=1001)
 
 

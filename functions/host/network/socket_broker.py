@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.subrequests import Dial, Subrequests
 
 MAX_QUESTION_BYTES = 2048

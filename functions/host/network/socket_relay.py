@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Send
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import (
     ABNORMAL,
     NO_STATUS,
@@ -23,9 +23,6 @@ from pilotlight.functions.channel.socket_messages import (
     encode,
 )
 from pilotlight.functions.sandbox.limits import FunctionLimits
-
-STALL_S = 60.0  # time in which a client must take a message
-CLOSE_S = 5.0  # time for the other side to close, too, and for the function's close handlers
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
 SITES_OWN = ("closing",)  # codes of failures that the site causes, not the function
@@ -84,7 +81,7 @@ class SocketRelay:
             if not from_client.done() and not from_function.done():
                 why = SocketClose(RESTARTING, "the site is restarting") if drained.done() else None
                 await self._end(why or SocketClose(GOING_AWAY, f"no message for {self._limits.socket_idle_s:g} s"))
-            await asyncio.wait({from_client, from_function}, timeout=CLOSE_S)
+            await asyncio.wait({from_client, from_function}, timeout=self._limits.socket_close_s)
         finally:
             for task in everything:
                 task.cancel()
@@ -134,7 +131,7 @@ class SocketRelay:
     async def _tell(self, message: str | bytes) -> None:
         kind = "text" if isinstance(message, str) else "bytes"
         self._active_at = asyncio.get_running_loop().time()
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(self._limits.socket_stall_s):
             await self._send({"type": "websocket.send", kind: message})
 
     async def _end(self, close: SocketClose) -> None:
@@ -145,7 +142,7 @@ class SocketRelay:
     async def _close(self, close: SocketClose) -> None:
         if not self._is_closed:
             self._is_closed = True
-            async with asyncio.timeout(STALL_S):
+            async with asyncio.timeout(self._limits.socket_stall_s):
                 await self._send({"type": "websocket.close", "code": _wire_code(close.code), "reason": close.reason})
 
     async def _until_idle(self) -> None:

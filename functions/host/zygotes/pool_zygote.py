@@ -10,7 +10,7 @@ from pilotlight.functions.host.isolates.scratch import Scratch
 from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.packages import Packages
 from pilotlight.functions.manifest import Manifest
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser
 from pilotlight.functions.sandbox.limits import FunctionLimits
 from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote, ZygoteFactory

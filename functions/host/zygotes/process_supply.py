@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from pilotlight.functions.host.dependencies.interpreters import OWN, Interpreters, InterpreterZygote
+from pilotlight.functions.host.dependencies.interpreters import Interpreters, InterpreterZygote
 from pilotlight.functions.host.dependencies.layers import LayerBudget, Layers, requirements_of
+from pilotlight.functions.host.dependencies.python_versions import OWN
 from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.sandbox.confinement.isolation import Isolation, IsolationTrial

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.confinement.oci import Containers
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
 from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser
 from pilotlight.functions.sandbox.zygotes.site_zygote import SiteZygote
 from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError, ZygoteFactory, try_tier

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from pilotlight.functions.sandbox.confinement import tiers
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.zygotes.control_messages import CreateZygote
 from pilotlight.functions.sandbox.zygotes.site_zygote import ROOT
 from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, FunctionZygote, ZygoteError
@@ -322,7 +322,7 @@ def _ours() -> Iterable[tuple[str, str]]:
     yield os.path.dirname(spec.origin), f"{INSIDE}/msgspec"
     for name in (
         "__init__.py",
-        *(f"functions/{name}" for name in ("__init__.py", "channel", "host", "sdk")),
+        *(f"functions/{name}" for name in ("__init__.py", "channel", "sandbox", "sdk")),
     ):
         yield str(ROOT / "pilotlight" / name), f"{INSIDE}/pilotlight/{name}"
 

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from pilotlight.functions.sandbox.confinement import system
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 
 DENIED = (
     "socket", "connect", "bind", "execve", "execveat", "shmget", "semget", "msgget", "mq_open", "memfd_create", "memfd_secret", "ptrace",
@@ -33,21 +32,6 @@ SIGNALS = 1024  # pending signals and timers, whose kernel memory has no other l
 AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
 NEW_ROOT = "/sys"  # where the new root is assembled; any directory works that has no function and no interpreter
-
-
-class Confinement(msgspec.Struct, frozen=True):
-    """The resources and files that the processes of one function may use."""
-
-    tier: int
-    folder: str  # read only
-    layers: list[str]  # read only
-    scratch: str  # writable directory in tier 1; tier 2 has /tmp in memory
-    uid: int | None  # None for the runtime's own user, which is not root
-    memory_mib: int
-    disk_mib: int
-    open_files: int
-    threads: int
-    isolates: int = 4  # number of isolates at once
 
 
 def namespaces(limits: Confinement) -> int:

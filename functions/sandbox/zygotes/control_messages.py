@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_DESCRIPTORS = 4

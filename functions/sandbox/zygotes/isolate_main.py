@@ -22,7 +22,11 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import workers
-from pilotlight.functions.channel import Channel, Failure, Inbound, StreamingReply, current_request, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel, current_request
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.sandbox.zygotes.control_messages import Boot
 from workers import bindings, entrypoint, host, trouble, workflows
 from workers.durable.objects import Objects

@@ -7,7 +7,7 @@ affect its own log. functions/host/logs.py removes them.
 import io
 import sys
 
-from pilotlight.functions.channel import current_request
+from pilotlight.functions.channel.connection import current_request
 
 MAX_OPEN = 64 << 10  # longest unfinished line that is kept, in characters
 

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pilotlight.functions.channel import Channel, Failure, Inbound, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.sandbox.zygotes import isolate_main
 from pilotlight.functions.sandbox.zygotes.control_messages import Boot
 from workers import entrypoint, host

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.processes import memory_mib
 from pilotlight.functions.sandbox.zygotes.control_messages import CreateZygote
 from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote, ZygoteConnection

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from pilotlight.functions.sandbox.confinement import system
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.limits import FunctionLimits
 from pilotlight.functions.sandbox.priority import PriorityClass, apply_priority, cpu_s
 from pilotlight.functions.sandbox.processes import descendants, has_ended, memory_mib, parent_of, pid_of

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 import brokered_sockets
-from pilotlight.functions.channel import current_request
+from pilotlight.functions.channel.connection import current_request
 from pilotlight.functions.sandbox.confinement import system, tiers
 from pilotlight.functions.sandbox.zygotes import isolate_main, labelled_output, prefork, ready_child
 from pilotlight.functions.sandbox.zygotes.control_messages import (

@@ -6,7 +6,7 @@ A dict becomes a Record, whose keys are attributes, too.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pilotlight.functions.channel import Failure as JsException
+from pilotlight.functions.channel.failure import Failure as JsException
 from workers.face import Items, Record, as_record
 from workers.host import can_run_sync, run_sync
 

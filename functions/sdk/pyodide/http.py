@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers.host import run_sync
 from workers.http.body import BodyUsedError as BodyUsedError
 from workers.http.outbound import fetch

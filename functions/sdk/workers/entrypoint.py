@@ -41,33 +41,24 @@ class Context:
     waitUntil, passThroughOnException = wait_until, pass_through_on_exception
 
 
-class WorkerEntrypoint:
-    """The base of `Default` and of named entrypoints.
-    It has `fetch`, `scheduled`, `queue`, and other methods, which service bindings can call."""
-
-    env: Env
-    ctx: Context
-
-    def __init__(self, ctx: Context, env: Env) -> None:
-        self.ctx = ctx
-        self.env = env
-
-
-class DurableObject:
-    """The base of Durable Object classes: one instance per id."""
-
+class _Entrypoint:
     def __init__(self, ctx: Any, env: Env) -> None:
         self.ctx = ctx
         self.env = env
 
 
-class WorkflowEntrypoint:
+class WorkerEntrypoint(_Entrypoint):
+    """The base of `Default` and of named entrypoints.
+    It has `fetch`, `scheduled`, `queue`, and other methods, which service bindings can call."""
+
+
+class DurableObject(_Entrypoint):
+    """The base of Durable Object classes: one instance per id."""
+
+
+class WorkflowEntrypoint(_Entrypoint):
     """The base of workflows, with `run(event, step)`.
     A step that has finished is not run again, even if the process crashes."""
-
-    def __init__(self, ctx: Context, env: Env) -> None:
-        self.ctx = ctx
-        self.env = env
 
 
 def wait_until(awaitable: Awaitable[Any]) -> None:

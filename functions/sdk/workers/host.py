@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from pilotlight.functions.channel import Channel
+from pilotlight.functions.channel.connection import Channel
 
 T = TypeVar("T")
 
@@ -133,6 +133,3 @@ class LateChannel:
 
     async def begin(self, *args: Any, **kwargs: Any) -> Any:
         return await channel().begin(*args, **kwargs)
-
-    def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        return channel().stream(binding, method, *args, **kwargs)

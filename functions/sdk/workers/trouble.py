@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 
 _OURS = str(Path(__file__).parents[2])  # folder of the SDK and the isolate's other modules
 

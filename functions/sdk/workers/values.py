@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import SCALARS, scalar
 from workers.face import Buffer, Items, Record, key_of
 from workers.javascript import Date

@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers.entrypoint import Context, DurableObject, WorkflowEntrypoint
 from workers.face import Record
 from workers.trouble import text_of

@@ -10,8 +10,9 @@ import pytest
 
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.registry import Bindings
-from pilotlight.functions.channel import Channel, Inbound
+from pilotlight.functions.channel.connection import Channel
 from pilotlight.functions.channel.frames import BindingCall
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.manifest import BindingDeclaration
 from workers.bindings import open_face
 

@@ -11,11 +11,11 @@ import pytest
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelLoad, TokenOutput
-from pilotlight.functions.bindings import ai as ai_module
 from pilotlight.functions.bindings.ai import AI as RuntimeAI
+from pilotlight.functions.bindings.ai import Run
 from pilotlight.functions.bindings.ai_batches import Batches
-from pilotlight.functions.bindings.binding import BindingError, Services
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.bindings.binding import BindingError, BindingLimits, Services
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.inference import InferenceResponse
 from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.runtime.generation.inference import SiteInference
@@ -255,14 +255,14 @@ class FakeInference:
         return InferenceResponse(200, [("content-type", "application/json")], b'{"response":"x"}')
 
 
-async def test_a_call_does_not_wait_for_room_for_ever(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_does_not_wait_for_room_for_ever(wire: Wire) -> None:
     class FullInference(FakeInference):
         async def run(self, *asked: Any) -> InferenceResponse:
             body = b'{"errors": [{"code": 3040, "message": "full"}]}'
             return InferenceResponse(429, [("content-type", "application/json")], body)
 
-    monkeypatch.setattr(ai_module, "QUEUE_FOR_S", 0.0)
-    ai = (await wire(("ai", "AI", {}), inference=FullInference())).env["AI"]
+    limits = BindingLimits(ai_wait_s=0.0)
+    ai = (await wire(("ai", "AI", {}), inference=FullInference(), limits=limits)).env["AI"]
     with pytest.raises(Failure) as caught:
         await asyncio.wait_for(ai.run(MODEL, INTERACTIVE), 2)
     assert caught.value.status == 429
@@ -481,16 +481,16 @@ async def test_a_call_is_counted_under_its_models_own_name_and_the_adapter_that_
     usage = Counting()
     ai = RuntimeAI(Services(inference=Named(), usage=usage, function="hello"), None)  # type: ignore[arg-type]
     inputs = {"prompt": "p"} if lora is None else {"prompt": "p", "lora": lora}
-    await ai._counted("@x/ember", inputs, {}, False)
+    await ai.run(Run("@x/ember", inputs))
     assert usage.started == [("hello", "ember", adapter, len(json.dumps(inputs, separators=(",", ":"))))]
     assert usage.told == [ResourceUse(1, 0, 2), 5, "complete"]
     usage.told.clear()
     with pytest.raises(RuntimeError, match="broken"):
-        await ai._counted("@x/broken", inputs, {}, False)
+        await ai.run(Run("@x/broken", inputs))
     assert usage.told == ["cut"]
     usage.is_full = True
     with pytest.raises(BindingError, match="ask again later") as refused:
-        await ai._counted("@x/ember", inputs, {}, False)
+        await ai.run(Run("@x/ember", inputs))
     assert refused.value.status == 429
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.bindings import ai_batches
 from pilotlight.functions.bindings.ai_batches import AT_ONCE, KEPT_S, MAX_REQUESTS, SCHEMA, Batches
 from pilotlight.functions.bindings.binding import BindingError
 from pilotlight.support.database import Database, DatabaseError, create
@@ -18,10 +17,10 @@ from tests.asgi import eventually
 class Made:
     """Batches with a fake clock and a stand-in for the model; prompts are numbers, and odd ones fail."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **limits: int) -> None:
         self.now_s = 1000.0
         self.database = Database(folder / "batches.sqlite", lambda connection: create(connection, SCHEMA))
-        self.batches = Batches(self.database, lambda: self.now_s)
+        self.batches = Batches(self.database, lambda: self.now_s, **limits)
         self.asked: list[int] = []
         self.num_at_once = self.most_at_once = 0
         self.may_answer = asyncio.Event()
@@ -51,6 +50,14 @@ class Made:
 @pytest.fixture
 async def made(tmp_path: Path) -> AsyncIterator[Made]:
     found = Made(tmp_path)
+    yield found
+    await found.batches.close()
+    await found.database.close()
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[Made]:
+    found = Made(tmp_path, max_bytes=1000, max_waiting=3)
     yield found
     await found.batches.close()
     await found.database.close()
@@ -96,28 +103,24 @@ async def test_an_answered_batch_is_kept_for_a_day_and_one_that_waits_until_it_i
         ([{"prompt": "x" * 600}, {"prompt": "x" * 600}], "at most 1000 bytes"),
     ],
 )
-async def test_a_batch_that_cannot_be_taken_is_refused_whole(
-    made: Made, monkeypatch: pytest.MonkeyPatch, requests: Any, sentence: str
-) -> None:
-    monkeypatch.setattr(ai_batches, "MAX_BYTES", 1000)
+async def test_a_batch_that_cannot_be_taken_is_refused_whole(small: Made, requests: Any, sentence: str) -> None:
     with pytest.raises(BindingError, match=sentence):
-        await made.batches.put("m", {"requests": requests})
-    count = await made.database.run(lambda c: c.execute("SELECT count(*) FROM requests").fetchone()[0])
+        await small.batches.put("m", {"requests": requests})
+    count = await small.database.run(lambda c: c.execute("SELECT count(*) FROM requests").fetchone()[0])
     assert count == 0
 
 
-async def test_so_many_requests_wait_and_no_more(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ai_batches, "MAX_WAITING", 3)
-    made.may_answer.clear()
-    made.batches.serve(made.serve)
-    batch = await made.put(0, 2)
+async def test_so_many_requests_wait_and_no_more(small: Made) -> None:
+    small.may_answer.clear()
+    small.batches.serve(small.serve)
+    batch = await small.put(0, 2)
     with pytest.raises(BindingError, match="2 requests wait already") as refused:
-        await made.put(4, 6)
+        await small.put(4, 6)
     assert (refused.value.code, refused.value.status) == (3040, 429)
-    await made.put(4)
-    made.may_answer.set()
-    await made.responses(batch)
-    await eventually(lambda: len(made.asked) == 3)
+    await small.put(4)
+    small.may_answer.set()
+    await small.responses(batch)
+    await eventually(lambda: len(small.asked) == 3)
 
 
 async def test_a_file_that_cannot_be_written_is_reported_and_its_content_is_answered_later(

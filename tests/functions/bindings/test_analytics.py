@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pilotlight.functions.bindings import analytics
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.bindings.binding import BindingLimits
+from pilotlight.functions.channel.failure import Failure
 from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire
 
@@ -43,11 +44,8 @@ async def test_a_point_that_is_too_large_is_refused(wire: Wire) -> None:
 
 
 @pytest.mark.long
-async def test_the_oldest_points_go_when_a_dataset_is_full(
-    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(analytics, "MAX_POINTS", 1990)
-    wired = await wire(DATASET)
+async def test_the_oldest_points_go_when_a_dataset_is_full(wire: Wire, tmp_path: Path) -> None:
+    wired = await wire(DATASET, limits=BindingLimits(dataset_points=1990))
     for _ in range(2000):
         await wired.raw("A", "write", doubles=[1.0])
     assert len(rows(tmp_path)) == 1990

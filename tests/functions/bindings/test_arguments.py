@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.functions.bindings.conftest import Wire
 
 KV, R2, D1 = ("kv", "KV", {"id": "ns"}), ("r2", "R2", {"bucket_name": "b"}), ("d1", "DB", {"database_id": "db"})

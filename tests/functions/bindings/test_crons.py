@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,13 +12,13 @@ from pilotlight.functions import cron
 from pilotlight.functions.bindings import crons
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.crons import Crons
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import ScheduledEvent
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.manifest import ManifestError, load_manifest
 from pilotlight.support.database import Database, Databases, create
 from tests.asgi import eventually
-from tests.clock import Clock
+from tests.functions.bindings.set_clock import SetClock
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 
@@ -35,10 +34,7 @@ class Site:
             raise Failure("the handler failed")
 
 
-QUICK = crons.Timings(look_s=0.005, pause_after_error_s=0.005)
-
-
-async def looked(clock: Clock, times: int = 6) -> None:
+async def looked(clock: SetClock, times: int = 6) -> None:
     """Wait until the triggers have read the clock `times` more times; due runs are then claimed."""
     before = clock.num_reads
     await eventually(lambda: clock.num_reads >= before + times)
@@ -49,11 +45,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]
     made: list[Crons] = []
     databases: list[Database] = []
 
-    async def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
+    async def begin(site: Site, clock: SetClock, *expressions: str) -> Crons:
         """Start cron triggers at the clock's time."""
         database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
-        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, QUICK))
+        made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, 0.005))
         query = "SELECT COUNT(*) FROM fired"
         while await database.run(lambda connection: connection.execute(query).fetchone()[0]) < len(expressions):
             await asyncio.sleep(0.005)
@@ -69,7 +65,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]
 async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(
     start: Callable[..., Awaitable[Crons]],
 ) -> None:
-    site, clock = Site(), Clock(NOON - 30)
+    site, clock = Site(), SetClock(NOON - 30)
     await start(site, clock, "*/5 * * * *", "0 * * * *")
     await looked(clock)
     assert site.fired == []
@@ -82,7 +78,7 @@ async def test_each_minute_fires_once_and_a_failure_does_not_end_the_trigger(
 
 
 async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callable[..., Awaitable[Crons]]) -> None:
-    site, clock = Site(), Clock(NOON - 30)
+    site, clock = Site(), SetClock(NOON - 30)
     first = await start(site, clock, "*/5 * * * *")
     clock.now = NOON + 1
     await eventually(lambda: site.fired == [("*/5 * * * *", "12:00")])
@@ -95,7 +91,7 @@ async def test_what_was_missed_while_the_site_was_down_fires_once(start: Callabl
 
 
 async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[..., Awaitable[Crons]]) -> None:
-    site, clock = Site(), Clock(NOON - 30)
+    site, clock = Site(), SetClock(NOON - 30)
     first = await start(site, clock, "0 13 21 11 *", "0 14 21 11 *", "0 * * * *")
     await first.close()
     clock.now = NOON + 25.5 * 3600
@@ -106,7 +102,7 @@ async def test_what_was_missed_more_than_a_day_ago_is_forgotten(start: Callable[
 
 
 async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[..., Awaitable[Crons]]) -> None:
-    site, clock = Site(), Clock(NOON - 30)
+    site, clock = Site(), SetClock(NOON - 30)
     for _ in range(3):
         await start(site, clock, "* * * * *")
     for minute in range(5):
@@ -119,7 +115,7 @@ async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[...
 async def test_a_trigger_continues_after_a_fault_of_its_file(
     start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, clock, claims, failures = Site(), Clock(NOON - 30), Crons._claims, 0
+    site, clock, claims, failures = Site(), SetClock(NOON - 30), Crons._claims, 0
 
     async def failing(self: Crons, *asked: Any) -> bool:
         nonlocal failures
@@ -137,7 +133,7 @@ async def test_a_trigger_continues_after_a_fault_of_its_file(
 
 
 async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awaitable[Crons]]) -> None:
-    site, clock = Site(), Clock(NOON - 30)
+    site, clock = Site(), SetClock(NOON - 30)
     await start(site, clock, "* * * * *")
     clock.now = NOON + 121
     await eventually(lambda: len(site.fired) == 1)
@@ -151,7 +147,7 @@ async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awa
 async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
     start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, clock = Site(), Clock(NOON - 30)
+    site, clock = Site(), SetClock(NOON - 30)
     made = await start(site, clock, "* * * * *")
     claiming, may_go_on, claims = asyncio.Event(), asyncio.Event(), made._claims
 
@@ -172,15 +168,14 @@ async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
 async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
     (tmp_path / "entry.py").write_text("")
     (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"\n[triggers]\ncrons = ["* * * * *"]\n')
-    clock = Clock(NOON - 30)
+    clock = SetClock(NOON - 30)
     fired: list[Any] = []
-    look = SimpleNamespace(now_s=lambda: NOON + 3600, schedule_s=clock, look_s=0.005)
 
     class Functions:
         async def ask(self, function: str, event: ScheduledEvent) -> None:
             fired.append((function, event.cron, event.scheduled_time_ms))
 
-    services = Services(databases=Databases(), clock=cast(Any, look))
+    services = Services(databases=Databases(), clock=clock)
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
     bindings.start(None)  # type: ignore[arg-type]  # the function has no consumers
     await looked(clock)

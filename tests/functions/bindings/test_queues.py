@@ -18,7 +18,8 @@ import pytest
 from pilotlight.functions.bindings import queues
 from pilotlight.functions.bindings.binding import BindingError, Services
 from pilotlight.functions.bindings.queues import Queue, QueueConsumer, Settings
-from pilotlight.functions.channel import ExchangeResult, Failure
+from pilotlight.functions.channel.exchanges import ExchangeResult
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import QueueEvent
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.manifest import BindingDeclaration, Manifest
@@ -26,6 +27,7 @@ from pilotlight.functions.manifest_tables import ConsumerDeclaration as Declared
 from pilotlight.support.database import DatabaseError, Databases
 from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire
+from tests.functions.bindings.set_clock import SetClock
 from workers.events import MessageBatch
 
 QUEUE = ("queue_producer", "QUEUE", {"queue": "jobs", "delivery_delay": 0})
@@ -508,9 +510,8 @@ async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
         await settle(*args, **kwargs)
 
     monkeypatch.setattr(queue, "settle", full)
-    monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)
     await wired.env["QUEUE"].send("job")
-    consumer = QueueConsumer(queue, handler, SOON)
+    consumer = QueueConsumer(queue, handler, SOON._replace(pause_after_error_s=0.01))
     await eventually(lambda: len(failures) == 2)
     await empty(queue)
     assert handler.bodies == ["job"]
@@ -518,26 +519,26 @@ async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
 
 
 async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own(tmp_path: Path) -> None:
-    now_s = 1000.0
-    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
+    clock = SetClock(1000.0)
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, clock)
     assert await queue.due_in_s(2, 5.0) is None
     await queue.put([(b"late", 60.0), (b"first", 0.0), (b"second", 0.0)])
     assert await queue.due_in_s(2, 5.0) == 0.0, "a full batch is ready at once"
     assert [message.body for message in await queue.take(1)] == [b"first"]
     assert await queue.due_in_s(2, 5.0) == 5.0, "an incomplete batch waits for its timeout"
     assert [message.body for message in await queue.take(9)] == [b"second"]
-    now_s = 1060.0
+    clock.now = 1060.0
     assert await queue.due_in_s(1, 5.0) == 0.0
     (late,) = await queue.take(9)
     assert (late.body, late.sent_s, late.attempts) == (b"late", 1000.0, 1)
-    now_s += queues.LEASE_S - 60.0  # the other messages' leases expire
+    clock.now += queues.LEASE_S - 60.0  # the other messages' leases expire
     assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"first", 2), (b"second", 2)]
     await queue.close()
 
 
 async def test_what_is_settled_is_gone_or_comes_again_after_its_delay(tmp_path: Path) -> None:
-    now_s = 1000.0
-    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
+    clock = SetClock(1000.0)
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, clock)
     await queue.put([(b"a", 0.0), (b"b", 0.0), (b"c", 0.0)])
     a, b, c = await queue.take(3)
     queue.news.clear()
@@ -545,23 +546,23 @@ async def test_what_is_settled_is_gone_or_comes_again_after_its_delay(tmp_path: 
     await queue.give_back([c], 10.0)
     assert queue.news.is_set()
     assert (await queue.depth(), await queue.take(9)) == (2, [])
-    now_s = 1010.0
+    clock.now = 1010.0
     assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"b", 2), (b"c", 1)]
     assert (await queue.purge(), await queue.depth()) == (2, 0)
     await queue.close()
 
 
 async def test_messages_that_are_not_consumed_for_days_are_forgotten(tmp_path: Path) -> None:
-    now_s = 1000.0
-    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
+    clock = SetClock(1000.0)
+    queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, clock)
     await queue.put([(b"old", 0.0)])
-    now_s += queues.KEPT_S
+    clock.now += queues.KEPT_S
     await queue.put([(b"new", 0.0)])
     assert await queue.depth() == 2, "no older than KEPT_S"
-    now_s += 1.0
+    clock.now += 1.0
     await queue.put([(b"newer", 0.0)])
     assert await queue.depth() == 3, "expired messages are deleted at most every FORGET_EVERY_S"
-    now_s += queues.FORGET_EVERY_S
+    clock.now += queues.FORGET_EVERY_S
     await queue.put([(b"newest", 0.0)])
     assert [message.body for message in await queue.take(9)] == [b"new", b"newer", b"newest"]
     await queue.close()
@@ -570,7 +571,6 @@ async def test_messages_that_are_not_consumed_for_days_are_forgotten(tmp_path: P
 async def test_a_consumer_continues_after_a_fault_of_its_queue_and_has_its_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)
     queue, handler = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
     due_in_s, failures = queue.due_in_s, 0
 
@@ -582,7 +582,7 @@ async def test_a_consumer_continues_after_a_fault_of_its_queue_and_has_its_room_
         return await due_in_s(size, timeout_s)
 
     monkeypatch.setattr(queue, "due_in_s", failing)
-    consumer = QueueConsumer(queue, handler, SOON._replace(max_concurrency=1))
+    consumer = QueueConsumer(queue, handler, SOON._replace(max_concurrency=1, pause_after_error_s=0.01))
     await queue.put([(b"\x01", 0.0)])
     await eventually(lambda: handler.bodies == [1])
     await consumer.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.functions.bindings.usage import BATCH, CPU_RECORD_S, GONE_S, FunctionUsage
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.runtime.generation.inference import SiteInference
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError
@@ -100,10 +100,10 @@ def test_more_than_one_answer_holds_comes_in_several(tmp_path: Path) -> None:
 
 
 def test_models_refuse_functions_while_nothing_can_be_written_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("pilotlight.functions.bindings.usage.MAX_UNWRITTEN", 2)
-    kept = opened(tmp_path)
+    kept = FunctionUsage(tmp_path, "ams1", lambda function: "acme", Clock(1000.0), max_unwritten=2)
+    told(kept, "one")
     use(kept, 1)
     use(kept, 1)
     with pytest.raises(ApiError, match="cannot be recorded") as refused:
@@ -158,10 +158,7 @@ def test_usage_at_a_sites_death_is_reported_by_the_next_one(tmp_path: Path) -> N
         (0, 500_000, "recovered"),
         (42, 0, "recovered"),
     ]
-    assert kept._meters is not None
-    assert kept._meters.num_used == 2, "an unused meter leaves no record"
-    told(kept, "one", *(record.request.id for record in records))
-    assert kept._meters.num_used == 0
+    assert told(kept, "one", *(record.request.id for record in records)) == []
     kept.close()
 
 

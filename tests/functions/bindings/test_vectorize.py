@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotlight.functions.bindings import vectorize
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.bindings.binding import BindingLimits
+from pilotlight.functions.channel.failure import Failure
 from tests.functions.bindings.conftest import Wire
 
 INDEX = ("vectorize", "V", {"index_name": "docs"})
@@ -18,14 +18,9 @@ def cosine(one: Any, other: Any) -> float:
     return float(np.dot(one, other) / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
-@pytest.fixture(params=[64, vectorize.BLOCK_BYTES])
-def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorize, "BLOCK_BYTES", request.param)
-
-
-@pytest.mark.usefixtures("block_bytes")
-async def test_the_nearest_are_those_of_the_highest_cosine(wire: Wire) -> None:
-    index = (await wire(INDEX)).env["V"]
+@pytest.mark.parametrize("limits", [BindingLimits(index_block_bytes=64), BindingLimits()])
+async def test_the_nearest_are_those_of_the_highest_cosine(wire: Wire, limits: BindingLimits) -> None:
+    index = (await wire(INDEX, limits=limits)).env["V"]
     random = np.random.default_rng(1)
     vectors = {f"v{n:03}": random.normal(size=17) * n for n in range(1, 200)}
     await index.insert([{"id": id, "values": values} for id, values in vectors.items()])
@@ -41,9 +36,8 @@ async def test_the_nearest_are_those_of_the_highest_cosine(wire: Wire) -> None:
     assert await index.describe() == {"dimensions": 17, "vectorCount": 199, "metric": "cosine"}
 
 
-async def test_a_query_holds_a_block_in_memory_and_not_the_index(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorize, "BLOCK_BYTES", 64 << 10)
-    index = (await wire(INDEX)).env["V"]
+async def test_a_query_holds_a_block_in_memory_and_not_the_index(wire: Wire) -> None:
+    index = (await wire(INDEX, limits=BindingLimits(index_block_bytes=64 << 10))).env["V"]
     vectors = np.random.default_rng(1).normal(size=(2000, 256))
     for start in (0, 1000):
         rows = vectors[start : start + 1000].tolist()
@@ -152,9 +146,8 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
     assert (await index.describe())["vectorCount"] == 1
 
 
-async def test_an_index_that_is_full_takes_nothing_of_a_batch(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorize, "MAX_VECTORS", 2)
-    index = (await wire(INDEX)).env["V"]
+async def test_an_index_that_is_full_takes_nothing_of_a_batch(wire: Wire) -> None:
+    index = (await wire(INDEX, limits=BindingLimits(index_vectors=2))).env["V"]
     with pytest.raises(Failure, match="at most 2 vectors"):
         await index.insert([{"id": f"{n}", "values": [n, 1]} for n in range(3)])
     assert (await index.describe())["vectorCount"] == 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pilotlight.functions.bindings import worker_loader
-from pilotlight.functions.bindings.binding import Services
+from pilotlight.functions.bindings.binding import BindingLimits, Services
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.faults import Fault
 from pilotlight.support.database import Databases
@@ -62,7 +62,7 @@ class Default(WorkerEntrypoint):
 
 @pytest.fixture
 async def served(make_served: ServedMaker, tmp_path: Path) -> AsyncIterator[Served]:
-    services = Services(databases=Databases())
+    services = Services(databases=Databases(), limits=BindingLimits(dynamic_workers=2))
     bindings = partial(FunctionBindings.open, tmp_path / "state", services)
     async with make_served(open_bindings=bindings) as made:
         made.add(PARENT, manifest=MANIFEST)
@@ -94,8 +94,7 @@ async def test_a_module_cannot_lead_out_of_its_folder(served: Served) -> None:
         await served.get("/fetch?main=../entry.py")
 
 
-async def test_the_longest_unused_goes_when_there_are_too_many(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_loader, "MAX_LOADED", 2)
+async def test_the_longest_unused_goes_when_there_are_too_many(served: Served) -> None:
     for id in ("a", "b", "a", "c"):
         await served.get(f"/fetch?id={id}")
     assert {name.partition(".")[0] for name in served.functions.pools if "+" in name} == {"f+a", "f+c"}
@@ -124,7 +123,6 @@ async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
 
         return noted
 
-    monkeypatch.setattr(worker_loader, "MAX_LOADED", 2)
     monkeypatch.setattr(shutil, "rmtree", note("rmtree", shutil.rmtree))
     monkeypatch.setattr(Path, "write_text", note("write_text", Path.write_text))
     for number in range(7):
@@ -140,7 +138,7 @@ async def test_a_worker_has_no_modules_of_an_earlier_process_with_this_ones_id(t
     functions = SimpleNamespace(
         add=lambda manifest, *, name: folders.append(manifest.directory), remove=lambda name: None
     )
-    loader = worker_loader.WorkerLoader(functions, "f", tmp_path / f"{os.getpid()}.1")  # type: ignore[arg-type]
+    loader = worker_loader.WorkerLoader(functions, "f", tmp_path / f"{os.getpid()}.1", 8)  # type: ignore[arg-type]
     worker = {"main": "main.py", "modules": {"main.py": ""}}
     await loader.call("load", [], {**worker, "id": "one"})
     following = folders[0].with_name(str(int(folders[0].name) + 1))

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import Channel, ChannelClosed, Failure, Inbound, StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.channel.frames import BindingCall
+from pilotlight.functions.channel.streams import Inbound
 
 
 class Runtime:

@@ -12,16 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.functions.channel import (
-    WINDOW_BYTES,
-    Channel,
-    ChannelClosed,
-    Failure,
-    Inbound,
-    StreamingReply,
-    frames,
-)
-from pilotlight.functions.channel.connection import FRAMES_AT_ONCE
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import FRAMES_AT_ONCE, Channel
+from pilotlight.functions.channel.exchanges import StreamingReply
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.channel.frames import (
     BindingCall,
     Fail,
@@ -32,7 +26,9 @@ from pilotlight.functions.channel.frames import (
     StreamChunk,
     plain,
 )
+from pilotlight.functions.channel.streams import WINDOW_BYTES, Inbound
 from tests.asgi import eventually
+from tests.functions.channel.whole import whole
 
 
 class Other:
@@ -114,7 +110,7 @@ async def test_a_body_larger_than_the_window_arrives_whole_and_comes_back() -> N
         echoed = await isolate.begin("X", "echo", body=pieces(30, 70_001))
         assert echoed.value == {"type": "echo"}
         assert echoed.body is not None
-        assert len(await echoed.body.read()) == 30 * 70_001
+        assert len(await whole(echoed.body)) == 30 * 70_001
 
 
 async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_other_side() -> None:

@@ -6,9 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import WINDOW_BYTES, Channel, ChannelClosed, Failure, Inbound, as_failure
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import ChannelClosed, Failure, as_failure
 from pilotlight.functions.channel.frames import AnyFrame, Fail, FrameError, More, StreamChunk, StreamEnd
-from pilotlight.functions.channel.streams import CHUNK_BYTES, Credit, feed
+from pilotlight.functions.channel.streams import CHUNK_BYTES, WINDOW_BYTES, Credit, Inbound, feed
+from tests.functions.channel.whole import whole
 
 
 class Written:
@@ -108,7 +110,7 @@ async def test_what_had_come_is_read_before_the_error_that_has_ended_the_stream_
 async def test_a_reader_that_waits_is_woken_by_a_piece_by_the_end_and_by_leaving() -> None:
     for wake in (lambda stream: stream.push(b"a"), Inbound.end, Inbound.cancel):
         stream, left = inbound(Written())
-        reading = asyncio.ensure_future(stream.read())
+        reading = asyncio.ensure_future(whole(stream))
         await settle()
         assert not reading.done()
         wake(stream)
@@ -131,20 +133,6 @@ async def test_a_reader_that_leaves_is_reported_once_and_later_pieces_are_droppe
     assert left == ["left"]
     with pytest.raises(Failure, match="cancelled by its reader"):
         await anext(stream)
-
-
-async def test_a_body_may_be_as_large_as_its_limit_and_is_read_no_further() -> None:
-    for last, is_refused in ((b"b", False), (b"bc", True)):
-        stream, left = inbound(Written())
-        for piece in (b"a" * 60, b"b" * 39, last):
-            stream.push(piece)
-        if is_refused:
-            with pytest.raises(Failure, match="more than 100 bytes") as refused:
-                await stream.read(100)
-            assert (refused.value.code, refused.value.status, left) == ("body_too_large", 413, ["left"])
-        else:
-            stream.end()
-            assert await stream.read(100) == b"a" * 60 + b"b" * 40
 
 
 async def test_who_sends_waits_until_there_is_credit_for_the_whole_piece() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.answer_headers import checked_headers, confined_headers
 from tests.functions.conftest import Served
 

@@ -110,7 +110,7 @@ async def main():
         await asyncio.sleep(60)
 
 def _limits(functions):
-    from pilotlight.functions.sandbox.confinement.tiers import Confinement
+    from pilotlight.functions.sandbox.confinement.confinement import Confinement
     return Confinement(3, {str(tmp_path)!r}, [], "/tmp", 240_000, 128, 16, 64, 64)
 
 asyncio.run(main())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pilotlight.functions.channel import WINDOW_BYTES
+from pilotlight.functions.channel.streams import WINDOW_BYTES
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.site_functions import SiteFunctions
 from tests.functions.conftest import Served, quick

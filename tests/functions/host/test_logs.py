@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.author_reports import AuthorReports
 from pilotlight.functions.host.faults import Fault, authors_frames, fault_of, manner_of
 from pilotlight.functions.host.logs import KEPT_LINES, MAX_LINE, READ_BYTES, FunctionLog

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import Channel, Failure
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.faults import Fault
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker

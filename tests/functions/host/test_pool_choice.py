@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
-from pilotlight.functions.host.invocations.invocation_log import InvocationLog
+from pilotlight.functions.host.invocations.invocation_log import FunctionJournal, InvocationLog
 from pilotlight.functions.host.pool import FunctionPool, _is_started
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.sandbox.limits import FunctionLimits
@@ -114,7 +114,7 @@ async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
 
     async def nothing() -> None: ...
 
-    made._journal = InvocationLog(made.ask).of(Manifest("hello", Path(), Path()), "")
+    made._journal = FunctionJournal(InvocationLog(made.ask), Manifest("hello", Path(), Path()), "")
     made._packages = cast("Any", SimpleNamespace(install=nothing))
     with pytest.raises(Failure, match="'hello' has reached its limit of open WebSockets") as refused:
         await made.ask(FetchEvent(UNNUMBERED, "GET", "http://host/"), is_socket=True)

@@ -12,7 +12,7 @@ import pytest
 from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.storage.kv import KVNamespace
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.site_functions import Response
 from pilotlight.functions.manifest import BindingDeclaration, load_manifest

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import ChannelClosed, Failure
+from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.host import response_stream
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.response_stream import BURST_S, ResponseStream, StreamThrottle

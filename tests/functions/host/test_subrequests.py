@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import Failure, StreamingReply
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host import subrequests as subrequests_module
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.subrequests import OUTSIDE, OUTSIDE_S, Dial, Subrequests
@@ -21,14 +21,13 @@ class Counted:
         for id in open_requests:
             self.work.begin(id)
         self.subrequests = Subrequests(self._answer, LIMIT, self.work.requests)
-        self.answers: list[Any] = []
         self.asked: list[tuple[object, object]] = []
         self.spans: list[dict[str, str]] = []
 
     async def _answer(self, wanted: object, body: object) -> Any:
         self.asked.append((wanted, body))
         self.spans.append(dict(CURRENT.get()))
-        return self.answers.pop() if self.answers else "answer"
+        return "answer"
 
 
 async def refusal(counted: Counted, number: int, within: int) -> Failure | None:
@@ -77,15 +76,6 @@ async def test_without_an_open_request_a_second_has_as_many_as_a_request(monkeyp
     clock.now += 0.1
     assert await refused_after(counted, OUTSIDE) == LIMIT
     assert await refused_after(counted, OUTSIDE) == 0
-
-
-async def test_an_answer_in_two_parts_is_one_that_streams() -> None:
-    counted = Counted(1)
-    whole = StreamingReply({"a": 1})
-    counted.answers = [("b", None), whole, "c"]
-    told = [await counted.subrequests.answer(cast(Any, object()), None) for _ in range(3)]
-    assert told[:2] == ["c", whole]
-    assert isinstance(told[2], StreamingReply)
 
 
 async def test_a_subrequest_is_asked_with_its_body_and_within_the_span_of_its_request() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.waiters import Waiters
 

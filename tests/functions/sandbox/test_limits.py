@@ -41,7 +41,7 @@ def test_each_measure_has_a_limit_that_it_may_reach(measure: str, limit: float, 
 
 def test_time_is_divided_among_the_requests_that_were_open_at_both_looks(now: list[float]) -> None:
     work = IsolateWork(0.0)
-    meter = CpuMeter(work, 0.0)
+    meter = CpuMeter(work, LIMITS.sockets_share, 0.0)
     charged = []
     for started, ended in (([1], []), ([2], []), ([], []), ([], [1])):
         for id in started:
@@ -56,7 +56,7 @@ def test_time_is_divided_among_the_requests_that_were_open_at_both_looks(now: li
 
 def test_open_sockets_may_use_half_of_a_core_and_pay_for_more() -> None:
     work = IsolateWork(0.0)
-    meter = CpuMeter(work, 0.0)
+    meter = CpuMeter(work, LIMITS.sockets_share, 0.0)
     work.open_sockets = cast("Any", {1, 2})
     meter.charge(0.8, 1.0)
     assert meter.sockets_s == pytest.approx(0.3)
@@ -73,7 +73,7 @@ def test_open_sockets_may_use_half_of_a_core_and_pay_for_more() -> None:
 
 def test_what_runs_without_a_request_adds_up_until_there_is_one(now: list[float]) -> None:
     work = IsolateWork(0.0)
-    meter = CpuMeter(work, 0.0)
+    meter = CpuMeter(work, LIMITS.sockets_share, 0.0)
     meter.charge(0.1, 1.0)
     meter.charge_idle(0.2)
     assert meter.idle_s == pytest.approx(0.3)
@@ -83,7 +83,7 @@ def test_what_runs_without_a_request_adds_up_until_there_is_one(now: list[float]
 
 
 def test_a_processors_clock_that_goes_back_takes_nothing_back() -> None:
-    meter = CpuMeter(IsolateWork(0.0), 0.0)
+    meter = CpuMeter(IsolateWork(0.0), LIMITS.sockets_share, 0.0)
     assert [meter.spent(total_s) for total_s in (1.0, 0.5, 1.25)] == [1.0, 0.0, 0.25]
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pilotlight.functions.bindings.binding import Services
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.support.database import Databases
 from tests.asgi import eventually

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import SocketClose
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.isolates import isolate_work
 from pilotlight.functions.manifest import load_manifest
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
@@ -178,9 +177,9 @@ async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served:
 
 
 async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
-    make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
+    make_served: ServedMaker,
 ) -> None:
-    monkeypatch.setattr(isolate_work, "SOCKETS_SHARE", 0.05)  # a busy machine may not give the isolate half of a core
+    share = 0.05  # a busy machine may not give the isolate half of a core
     source = """
     from js import WebSocketPair
     from workers import Response, WorkerEntrypoint
@@ -196,7 +195,9 @@ async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
             server.addEventListener("message", spin)
             return Response(None, status=101, web_socket=client)
     """
-    async with make_served(tier=1, limits={"cpu_ms": 300, "wall_s": 0.4, "idle_s": 0.1}) as served:
+    async with make_served(
+        tier=1, limits={"cpu_ms": 300, "wall_s": 0.4, "idle_s": 0.1, "sockets_share": share}
+    ) as served:
         served.add(source)
         async with opened(served) as socket:
             await asyncio.sleep(1.0)  # longer than both limits for requests

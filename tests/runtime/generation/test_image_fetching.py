@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import StreamingReply, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.exchanges import StreamingReply
 from pilotlight.runtime.generation.image_fetching import BadImageError, ImageFetcher
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers.face import Channel, Face, Items, Record, as_record, options_of
 
 

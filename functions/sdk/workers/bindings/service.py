@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from pilotlight.functions.channel import Failure, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.failure import Failure
 from workers.face import Channel, Face
 from workers.http import outbound  # imported as whole modules, because they import the bindings, too
 from workers.http.request import Request

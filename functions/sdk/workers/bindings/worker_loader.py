@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers.bindings.service import fetched, remote_method
 from workers.face import Face, Named, snake_case
 

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers.bindings.durable_objects import id_of_name
 from workers.bindings.service import remote_method
 from workers.face import Face, Items, Named, Record, options_of

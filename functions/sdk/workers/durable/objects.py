@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.exchanges import ignore_result
+from pilotlight.functions.channel.failure import Failure
 from workers import host
 from workers.bindings.durable_objects import DurableObjectId
 from workers.durable.storage import Asker, Storage
@@ -122,7 +123,7 @@ class Instance:
     def block(self, callback: Any) -> "asyncio.Task[Any]":
         self.hold()
         task = asyncio.ensure_future(self._blocked(callback))
-        task.add_done_callback(_heard)
+        task.add_done_callback(ignore_result)
         return task
 
     def reset(self, why: BaseException) -> None:
@@ -225,8 +226,3 @@ class Objects:
             unused = [key for key, instance in self._instances.items() if instance.is_unused]
             for key in unused[: len(self._instances) - MAX_IDLE + 1]:
                 del self._instances[key]
-
-
-def _heard(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled():
-        task.exception()

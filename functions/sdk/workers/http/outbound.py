@@ -6,7 +6,9 @@ The runtime sends them under its egress policy, because this process has no netw
 from collections.abc import Awaitable
 from typing import Any
 
-from pilotlight.functions.channel import Failure, current_request, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import current_request
+from pilotlight.functions.channel.failure import Failure
 from workers import host
 from workers.http.abort_signal import AbortedStream, AbortSignal, until_aborted
 from workers.http.caches import Cache, kept_for_s

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers import host
 from workers.http.body import as_bytes
 from workers.remote.rpc_values import pack_sent, unpack_sent

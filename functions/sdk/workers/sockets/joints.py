@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import ABNORMAL, MessageDecoder, MessageError, SocketClose, encode
 from workers.sockets.websockets import MAX_WAITING_BYTES, WebSocket, WebSocketPair
 

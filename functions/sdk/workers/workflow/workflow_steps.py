@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from workers.face import Record, snake_case
 from workers.javascript import Date
 from workers.trouble import remote_error

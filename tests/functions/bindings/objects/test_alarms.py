@@ -10,8 +10,9 @@ import pytest
 from pilotlight.functions.bindings.objects.alarms import AGAIN_MS, FIRST_PAUSE_MS, MAX_RETRIES, Alarms
 from pilotlight.functions.bindings.objects.object_file import Alarm, ObjectFile
 from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectStore
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.asgi import eventually
+from tests.functions.bindings.set_clock import SetClock
 
 KEY, OTHER = ObjectKey("Counter", "0" * 64), ObjectKey("Counter", "1" * 64)
 
@@ -20,7 +21,7 @@ class Ringing:
     """One function's alarms and their objects, with a clock that the test sets."""
 
     def __init__(self, folder: Path) -> None:
-        self.now_ms = 1000
+        self.now_ms, self.clock = 1000, SetClock(1.0)
         self.rung: list[tuple[ObjectKey, str, Any]] = []
         self.outcomes: list[Failure] = []  # failures of the next runs
         self.while_ringing: Callable[[ObjectFile], None] = lambda file: None
@@ -29,7 +30,7 @@ class Ringing:
         self.alarms = self.new()
 
     def new(self) -> Alarms:
-        return Alarms(self._path, self.store, self._ring, lambda: self.now_ms)
+        return Alarms(self._path, self.store, self._ring, self.clock)
 
     async def _ring(self, key: ObjectKey, called: str, args: list[Any]) -> None:
         self.rung.append((key, called, args[0] if args else None))
@@ -43,7 +44,7 @@ class Ringing:
 
     async def turn_to(self, now_ms: int) -> None:
         """Set the clock and wake the alarms."""
-        self.now_ms = now_ms
+        self.now_ms, self.clock.now = now_ms, (now_ms + 0.5) / 1000
         await self.set(10**15, OTHER)
         await asyncio.sleep(0.01)
 

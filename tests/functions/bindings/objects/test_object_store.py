@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pilotlight.functions.bindings.binding import BindingError, Services
-from pilotlight.functions.bindings.objects import object_file, object_store
 from pilotlight.functions.bindings.objects.durable_objects import ObjectStorage
 from pilotlight.functions.bindings.objects.object_file import ObjectFile
-from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectStore, Stale
+from pilotlight.functions.bindings.objects.object_store import ObjectKey, ObjectLimits, ObjectStore, Stale
+from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.manifest import Manifest
 from pilotlight.support.database import DatabaseError, Databases
 
@@ -25,6 +25,12 @@ KEY = ObjectKey("Counter", ID)
 
 def num_files(folder: Path) -> int:
     return sum(1 for _ in folder.rglob("*.sqlite"))
+
+
+def num_open_below(folder: Path) -> int:
+    """Return how many databases in a folder this process has open."""
+    paths = {str(path.resolve()) for path in Path("/proc/self/fd").iterdir()}
+    return sum(path.startswith(str(folder)) and path.endswith(".sqlite") for path in paths)
 
 
 def kinds(folder: Path) -> set[str]:
@@ -135,16 +141,18 @@ async def test_a_full_storage_is_reported_and_its_content_stays(binding: ObjectS
     await again("commit")
 
 
-async def test_a_statement_that_runs_for_too_long_is_stopped_and_says_so(
-    binding: ObjectStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(object_file, "TIME_LIMIT_S", 0.05)
+async def test_a_statement_that_runs_for_too_long_is_stopped_and_says_so(tmp_path: Path) -> None:
+    services = Services(databases=Databases(), functions=Functions())  # type: ignore[arg-type]
+    directory = directory_of(tmp_path, "durable_object", services.function)
+    services.databases.get(directory, lambda path: ObjectStore(path, 1 << 20, limits=ObjectLimits(sql_s=0.05)))
+    binding = ObjectStorage.of(Manifest("f", tmp_path, tmp_path / "entry.py"), tmp_path, services)
     storage = await Storage(binding).start()
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     with pytest.raises(BindingError, match="ran for too long") as caught:
         await storage("sql", sql=endless)
     assert (caught.value.code, caught.value.status) == ("timeout", 408)
     assert (await storage("sql", sql="SELECT 1"))["rows"] == [[1]]
+    await services.databases.close()
 
 
 async def test_a_burst_of_which_a_part_fails_for_want_of_room_is_undone_whole(binding: ObjectStorage) -> None:
@@ -182,11 +190,8 @@ async def test_deleting_all_leaves_no_table_and_no_alarm(binding: ObjectStorage)
     assert await storage("get_alarm") is None
 
 
-async def test_few_files_are_open_and_none_that_is_in_use_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(object_store, "MAX_OPEN", 3)
-    store = ObjectStore(tmp_path, 1 << 20)
+async def test_few_files_are_open_and_none_that_is_in_use_is_closed(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path, 1 << 20, limits=ObjectLimits(open_files=3))
     keys = [ObjectKey("C", f"{n:064x}") for n in range(10)]
     numbers = [await store.start(key) for key in keys]
     # uncommitted, so the file must stay open
@@ -194,17 +199,15 @@ async def test_few_files_are_open_and_none_that_is_in_use_is_closed(
     await asyncio.gather(
         *(store.run(key, lambda file: file.get(["x"]), number) for key, number in zip(keys, numbers, strict=True))
     )
-    assert len(store._files) <= 4
+    assert num_open_below(tmp_path) <= 4
     assert await store.run(keys[0], lambda file: file.get(["x"]), numbers[0]) == {"x": 1}
-    assert not store._locks
-    assert not store._users
     await store.close()
 
 
 async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_open_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    store = ObjectStore(tmp_path, 1 << 20)
+    store = ObjectStore(tmp_path, 1 << 20, limits=ObjectLimits(instances=2))
 
     def left_open(file: ObjectFile) -> None:
         file.put({"x": b"\x01"})
@@ -216,7 +219,6 @@ async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_
     with pytest.raises(Stale):
         await store.run(KEY, left_open, number)
     assert await store.run(KEY, lambda file: file.get(["x"])) == {}
-    monkeypatch.setattr(object_store, "MAX_INSTANCES", 2)
     others = [ObjectKey("Counter", f"{i:064x}") for i in range(1, 4)]
     numbers = [await store.start(key) for key in others]
     current = [store.is_current(key, number) for key, number in zip(others, numbers, strict=True)]
@@ -224,11 +226,10 @@ async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_
     await store.close()
 
 
-async def test_so_many_wait_for_one_object_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "MAX_WAITING", 2)
-    store = ObjectStore(tmp_path, 1 << 20)
+async def test_so_many_wait_for_one_object_and_no_more(tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path, 1 << 20, limits=ObjectLimits(waiting=2))
     both = [asyncio.create_task(store.run(KEY, lambda file: file.get(["x"]))) for _ in range(2)]
-    while store._users.get(KEY) != 2:
+    for _ in range(2):  # both tasks begin, and then their work
         await asyncio.sleep(0)
     with pytest.raises(DatabaseError, match="2 requests wait for this object's storage already"):
         await store.run(KEY, lambda file: file.get(["x"]))

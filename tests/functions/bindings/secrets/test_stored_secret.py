@@ -6,7 +6,7 @@ import pytest
 
 from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.functions.bindings.secrets.stored_secret import OWNER
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.functions.bindings.conftest import Wire
 
 SECRET = ("secrets_store", "S", {"store_id": "team", "secret_name": "TOKEN"})

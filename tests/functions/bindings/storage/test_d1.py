@@ -13,7 +13,7 @@ import pytest
 
 from pilotlight.functions.bindings.storage.d1 import MAX_STATEMENTS, D1Database, GuardedDatabase
 from pilotlight.functions.bindings.storage.sql import statements_of
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.functions.bindings.conftest import Wire
 from workers.bindings.d1 import D1Database as Face
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.bindings.binding import BindingError, MemoryBudget
-from pilotlight.functions.bindings.storage.kv import MAX_VALUE_BYTES, SCHEMA, SWEPT_AT_ONCE, KVNamespace
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.bindings.binding import BindingError, BindingLimits, MemoryBudget
+from pilotlight.functions.bindings.storage.kv import SCHEMA, SWEPT_AT_ONCE, KVNamespace
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.support.database import Connection, Database, create, transaction
 from tests.asgi import eventually
 from tests.clock import Clock
 from tests.functions.bindings.conftest import Wire
 from workers.http.streams import ByteStream
 
+MAX_VALUE_BYTES = BindingLimits.kv_value_bytes
 KV = ("kv", "KV", {"id": "notes"})
 
 
@@ -207,9 +208,8 @@ async def test_values_and_metadata_beyond_the_limits_are_refused(wire: Wire) -> 
     assert await kv.get("k") == "v"
 
 
-async def test_the_values_of_one_read_are_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    wired = await wire(KV)
-    monkeypatch.setattr("pilotlight.functions.bindings.storage.kv.MAX_VALUE_BYTES", 1000)
+async def test_the_values_of_one_read_are_bounded(wire: Wire) -> None:
+    wired = await wire(KV, limits=BindingLimits(kv_value_bytes=1000))
     for key in ("a", "b", "c"):
         await wired.env["KV"].put(key, "x" * 500)
     assert await wired.raw("KV", "get_many", ["a", "none", "b"]) == [[b"x" * 500, None], None, [b"x" * 500, None]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire
 from tests.functions.bindings.r2_bucket import MIB, R2, files, read

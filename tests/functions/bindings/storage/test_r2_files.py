@@ -16,7 +16,7 @@ import pytest
 from pilotlight.functions.bindings.storage.r2 import R2Bucket as Bucket
 from pilotlight.functions.bindings.storage.r2_files import CHUNK_BYTES, STRAY_AFTER_S, FileStore
 from pilotlight.functions.bindings.storage.r2_objects import ByteRange, Details, ObjectHead, R2Error
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from tests.asgi import eventually
 from tests.functions.bindings.conftest import Wire
 from tests.functions.bindings.r2_bucket import MIB, R2, files, read

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from aiohttp import web
 from pilotlight.functions.bindings.storage import r2_s3, s3
 from pilotlight.functions.bindings.storage.r2_objects import Conditions, Details, R2Error
 from pilotlight.functions.bindings.storage.s3 import Credentials, S3Place, canonical_query, sign
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.site import FunctionsConfig
 from tests.functions.bindings.conftest import Wire
@@ -32,7 +33,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "site")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very secret")
 
@@ -292,7 +292,7 @@ async def test_an_environment_without_credentials_is_named(wire: Wire, monkeypat
 
 
 def test_the_site_file_names_stores() -> None:
-    from pilotlight.functions.served import r2_stores
+    from pilotlight.functions.site_file import r2_stores
 
     table: Any = {"r2": {"photos": {"endpoint": "https://s3.example.com", "region": "eu", "bucket": "b-1"}}}
     stores = r2_stores(parse(FunctionsConfig, table, "ams1.toml"))
@@ -336,9 +336,14 @@ async def test_a_client_that_leaves_during_an_upload_leaves_nothing_at_the_store
         ("Odd", 500, 10001, 502, "store_failed"),
     ],
 )
-def test_a_stores_refusal_has_the_platforms_number(code: str, status: int, number: int, told: int, word: str) -> None:
+async def test_a_stores_refusal_has_the_platforms_number(
+    code: str, status: int, number: int, told: int, word: str
+) -> None:
+    async def ask(*asked: Any) -> None:
+        raise s3.S3Error(code, "so it is", status)
+
     with pytest.raises(R2Error) as refused:
-        r2_s3._refuse(s3.S3Error(code, "so it is", status))
+        await r2_s3.S3Store(cast("Any", SimpleNamespace(ask=ask))).abort_upload("k", "upload")
     assert (refused.value.number, refused.value.status, refused.value.word) == (number, told, word)
 
 
@@ -377,9 +382,8 @@ async def no_bytes() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("status", [404, 409, 412])
 async def test_an_overtaken_waiter_looks_at_the_condition_again_and_gives_up_after_a_while(status: int) -> None:
     for times in (1, r2_s3.MAX_RACES):
-        store = object.__new__(r2_s3.S3Store)
         racing = Racing(times, status)
-        store._client = cast("Any", racing)
+        store = r2_s3.S3Store(cast("Any", racing))
         putting = store.put("k", no_bytes(), Details(), Conditions(etag_matches=["e1"]), None)
         if times == 1:
             head = await putting
@@ -391,8 +395,7 @@ async def test_an_overtaken_waiter_looks_at_the_condition_again_and_gives_up_aft
         else:
             with pytest.raises(R2Error, match="others keep replacing 'k': try again"):
                 await putting
-    store = object.__new__(r2_s3.S3Store)
-    store._client = cast("Any", racing := Racing(1, status))
+    store = r2_s3.S3Store(cast("Any", racing := Racing(1, status)))
     if status == 409:
         with pytest.raises(R2Error, match="the store answered 409"):
             await store.open("k", None, None)
@@ -403,7 +406,7 @@ async def test_an_overtaken_waiter_looks_at_the_condition_again_and_gives_up_aft
 
 
 @pytest.mark.parametrize("cursor", ["x", "AAAA", base64.urlsafe_b64encode(b"other").decode()])
-def test_an_unknown_cursor_is_refused(cursor: str) -> None:
-    assert r2_s3._token_of(r2_s3._as_cursor("a/b=")) == "a/b="
+async def test_an_unknown_cursor_is_refused(cursor: str) -> None:
+    store = r2_s3.S3Store(cast("Any", None))
     with pytest.raises(R2Error, match="the cursor does not come from a list"):
-        r2_s3._token_of(cursor)
+        await store.listing("", 10, cursor, "", "", with_metadata=False)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.bindings.storage import store_view
 from pilotlight.functions.bindings.storage.kv import SCHEMA
 from pilotlight.functions.bindings.storage.store_view import (
     FILES,
@@ -109,12 +108,11 @@ def test_names_of_a_hostile_schema_are_only_names(make: Make, tmp_path: Path) ->
     assert page(tmp_path, "d1", "shop", table="goods").rows == ()
 
 
-def test_a_page_that_takes_too_long_ends(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_view, "TIME_LIMIT_S", 0.0)
+def test_a_page_that_takes_too_long_ends(make: Make, tmp_path: Path) -> None:
     slow = make("d1", "shop", "CREATE TABLE t (x)")
     slow.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(10_000)])
     with pytest.raises(StoreReadError, match="was not read within 0 s"):
-        page(tmp_path, "d1", "shop", after="9999")
+        read_page(tmp_path, StoreQuery("d1", "shop", after="9999"), time_limit_s=0.0)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../kv/notes", "nothing", "a\0b", "/etc"])

@@ -51,6 +51,5 @@ def test_so_many_files_are_read_and_no_more_and_none_that_belongs_to_a_workplace
         read.clear()
         with monkeypatch.context() as patched:
             patched.setattr(ast, "parse", lambda source: (read.append(source), parse(source))[1])
-            patched.setattr(imports, "MAX_SOURCES", most)
-            imports.imports_of(manifest)
+            imports.imports_of(manifest, most)
         assert len(read) == min(most, 7)

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from pilotlight.functions.host.dependencies.interpreters import (
-    OWN,
-    Interpreter,
-    Interpreters,
-    best,
-    installed,
-    requires_python,
-)
-from pilotlight.functions.host.dependencies.layers import LayerError, digest_of
+from pilotlight.functions.host.dependencies.interpreters import Interpreters
+from pilotlight.functions.host.dependencies.layers import LayerError, Layers, digest_of
+from pilotlight.functions.host.dependencies.python_versions import OWN, Interpreter, best, installed, requires_python
 from pilotlight.functions.sandbox.zygotes.site_zygote import SiteZygote
 from tests.functions.conftest import ServedMaker
 
@@ -29,8 +23,8 @@ class Default(WorkerEntrypoint):
 """
 
 
-class NoPackages:
-    async def get(self, requirements: tuple[str, ...], python: Interpreter) -> Path:
+class NoPackages(Layers):
+    async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
         raise LayerError("no index can be reached")
 
 
@@ -77,7 +71,7 @@ def test_a_python_that_is_nowhere_is_named_and_the_sites_own_runs(
 ) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"')
     with caplog.at_level(logging.WARNING, "pilotlight.function"):
-        assert Interpreters(SiteZygote(), NoPackages()).wanted_by("f", tmp_path) is None
+        assert Interpreters(SiteZygote(), NoPackages(Path())).wanted_by("f", tmp_path) is None
     assert "f requires Python >=3.99, which is not installed here" in caplog.text
     assert f"the site's own {OWN.version}" in caplog.text
 

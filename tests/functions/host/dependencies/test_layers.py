@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.host.dependencies import layers
 from pilotlight.functions.host.dependencies.layers import (
     DAY_S,
     LayerBudget,
@@ -177,20 +176,22 @@ def layer_in(folder: Path, name: str, *, kib: int, days_unused: float) -> Path:
 async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longest_unused_first(
     tmp_path: Path,
 ) -> None:
-    for name, days in (("ancient", 40), ("old", 20), ("newer", 10), ("young", 0.01), ("used", 50)):
+    used = digest_of(("greeter==1.0",))
+    for name, days in (("ancient", 40), ("old", 20), ("newer", 10), ("young", 0.01), (used, 50)):
         layer_in(tmp_path / "kept", name, kib=600, days_unused=days)
     roomy, tight = (Layers(tmp_path / "kept", LayerBudget(mib=mib, days=30)) for mib in (100, 1))
-    roomy._used["f"] = tight._used["f"] = "used"
+    for each in (roomy, tight):
+        each.use("f", ("greeter==1.0",))
     await roomy.prune()
-    assert names_in(tmp_path / "kept") == {"old", "newer", "young", "used"}
+    assert names_in(tmp_path / "kept") == {"old", "newer", "young", used}
     await tight.prune()
     assert names_in(tmp_path / "kept") == {
         "young",
-        "used",
+        used,
     }  # recently used layers stay, whatever their size
     tight.release("f")
     await tight.prune()
-    assert names_in(tmp_path / "kept") == {"young", "used"}  # the layer was in use until now
+    assert names_in(tmp_path / "kept") == {"young", used}  # the layer was in use until now
 
 
 async def test_a_layer_that_is_asked_for_while_layers_are_measured_stays(
@@ -220,11 +221,9 @@ async def test_what_was_deleted_or_installed_halfway_is_removed_later(tmp_path: 
 
 
 async def test_a_site_keeps_the_layers_of_what_it_serves_and_lets_go_of_those_it_has_replaced(
-    make_served: ServedMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_served: ServedMaker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(layers, "PRUNE_S", 0.05)
-    monkeypatch.setattr(layers, "YOUNG_S", 0.0)
-    budget = LayerBudget(mib=0, days=0.0)
+    budget = LayerBudget(mib=0, days=0.0, young_s=0.0, prune_every_s=0.05)
     async with make_served(state_dir=tmp_path / "state", layer_budget=budget) as served:
         served.add(USES, requirements_dot_txt="greeter==1.0\n")
         assert await served.get() == b"hello from a wheel v1"

@@ -34,9 +34,9 @@ async def test_of_many_the_newest_are_found_and_after_one_the_oldest(store: LogS
 
 
 async def test_what_is_too_old_is_forgotten_with_its_lines(store: LogStore) -> None:
-    await store.write(
-        [row(1, at_s=NOW_S - 90_000), row(2)], [LineRow(1, NOW_S, "log", "old"), LineRow(2, NOW_S, "log", "new")]
-    )
+    unrecorded = LineRow(3, NOW_S - 90_000, "log", "of a process that was killed")
+    lines = [unrecorded, LineRow(1, NOW_S, "log", "old"), LineRow(2, NOW_S, "log", "new")]
+    await store.write([row(1, at_s=NOW_S - 90_000), row(2)], lines)
     await store.trim()
     (left,) = await store.find(LogQuery("f"))
     assert (left.id, [line.text for line in left.lines]) == ("2", ["new"])

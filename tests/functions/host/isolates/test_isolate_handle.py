@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.functions.channel import Channel, Inbound, frames
+from pilotlight.functions.channel import frames
+from pilotlight.functions.channel.connection import Channel
+from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.invocations.invocation import Invocation
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
@@ -20,7 +22,7 @@ from pilotlight.functions.sandbox.priority import PriorityClass
 from pilotlight.functions.sandbox.zygotes.control_messages import Boot
 from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, ZygoteError
 
-LIMITS = FunctionLimits(cpu_ms=200, memory_mib=64)
+LIMITS = FunctionLimits(cpu_ms=200, memory_mib=64, idle_look_s=0.0)
 
 
 class FakeChild(ChildProcess):
@@ -105,10 +107,7 @@ async def test_an_isolate_is_ended_by_its_watch_when_it_has_more_memory_than_it_
     assert made.child.signals.count(signal.SIGKILL) == 1, "killed once"
 
 
-async def test_an_isolate_without_a_request_may_not_compute_for_ever(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.functions.host.isolates.isolate_watch.IDLE_LOOK_S", 0.0)
+async def test_an_isolate_without_a_request_may_not_compute_for_ever(made: Made) -> None:
     for cpu in (0.15, 0.2):
         made.child.cpu = cpu
         made.isolate.watch_idle()

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.isolates.isolate_handle import IsolateHandle
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet
@@ -78,6 +78,7 @@ class Factory:
         self.probations: list[bool] = []
         self.fails_with: BaseException | None = None
         self.num_looked_at_disk = 0
+        self.writing: list[Isolate] = []
 
     def new(self, on_fault: Any, *, is_on_probation: bool) -> Isolate:
         self.probations.append(is_on_probation)
@@ -90,6 +91,7 @@ class Factory:
 
     def enforce_disk(self, isolates: list[Isolate]) -> None:
         self.num_looked_at_disk += 1
+        self.writing = isolates
 
 
 class Kept:
@@ -121,6 +123,17 @@ def kept() -> Kept:
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def test_an_isolate_is_not_ended_for_its_files_before_it_has_started() -> None:
+    kept = Kept()
+    isolate = await kept.started()
+    isolate.is_usable = False
+    kept.isolates.watch()
+    assert kept.factory.writing == []
+    isolate.is_usable = True
+    kept.isolates.watch()
+    assert kept.factory.writing == [isolate]
 
 
 async def test_those_that_start_may_be_asked_and_those_that_end_or_retire_may_not(kept: Kept) -> None:

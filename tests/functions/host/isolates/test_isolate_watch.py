@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.channel import ChannelClosed
+from pilotlight.functions.channel.failure import ChannelClosed
 from pilotlight.functions.host.isolates import isolate_watch, isolate_work, loop_probe
-from pilotlight.functions.host.isolates.isolate_watch import IDLE_LOOK_S, IsolateWatch
+from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
 from pilotlight.functions.sandbox.limits import FunctionLimits
@@ -74,7 +74,7 @@ async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(now: 
     exceeded = watch.look_at_start()
     assert exceeded is not None
     assert (exceeded[1], "not imported within 20 s" in exceeded[0]) == ("start_time", True)
-    assert watch.look(None) is None, "no request is charged for the import"
+    assert watch.look(Pinged().ping) is None, "no request is charged for the import"
 
 
 async def test_a_spare_isolate_has_the_whole_time_for_its_import(now: list[float]) -> None:
@@ -90,19 +90,19 @@ async def test_a_spare_isolate_has_the_whole_time_for_its_import(now: list[float
 async def test_a_request_is_charged_the_spending_between_two_looks(now: list[float]) -> None:
     watch, process, work = watched()
     work.begin(1)
-    assert watch.look(None) is None
+    assert watch.look(Pinged().ping) is None
     now[0] += 1.0
     process.cpu = 0.2
-    assert watch.look(None) is None
+    assert watch.look(Pinged().ping) is None
     process.cpu = 0.25
-    exceeded = watch.look(None)
+    exceeded = watch.look(Pinged().ping)
     assert exceeded is not None
     assert "200 ms of CPU time for one request" in exceeded[0]
     assert process.spent == [(0.0, 100.0), (0.2, 101.0), (pytest.approx(0.05), 101.0)]
     assert process.num_updates == 3
     process.memory = LIMITS.memory_mib + 1
     work.end(1)
-    exceeded = watch.look(None)
+    exceeded = watch.look(Pinged().ping)
     assert exceeded is not None
     assert exceeded[1] == "memory"
 
@@ -110,7 +110,7 @@ async def test_a_request_is_charged_the_spending_between_two_looks(now: list[flo
 async def test_one_without_work_is_looked_at_now_and_then_and_what_it_does_adds_up(now: list[float]) -> None:
     watch, process, _ = watched()
     told = []
-    for at, cpu in ((0.0, 0.1), (0.1, 5.0), (IDLE_LOOK_S, 0.2), (2 * IDLE_LOOK_S + 0.01, 0.21)):
+    for at, cpu in ((0.0, 0.1), (0.1, 5.0), (LIMITS.idle_look_s, 0.2), (2 * LIMITS.idle_look_s + 0.01, 0.21)):
         now[0], process.cpu = 100.0 + at, cpu
         exceeded = watch.look_idle()
         told.append(None if exceeded is None else exceeded[1])
@@ -124,7 +124,7 @@ async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no
     process.cpu = LIMITS.cpu_total_s
     watch.last_look()
     assert (watch.total_s, watch.is_spent) == (LIMITS.cpu_total_s, False)
-    assert watch.look(cast(Any, channel)) is None
+    assert watch.look(channel.ping) is None
     await asyncio.sleep(0)
     assert channel.num_pings == 1
     watch.probe.close()
@@ -132,7 +132,7 @@ async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no
     process.cpu = LIMITS.cpu_total_s + 0.1
     watch.last_look()
     assert watch.is_spent
-    watch.look(cast(Any, channel))
+    watch.look(channel.ping)
     await asyncio.sleep(0)
     assert channel.num_pings == 0
 
@@ -142,14 +142,14 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     assert probe.silent_s() == 0.0
     for later in (0.0, 2.0, 1.5):
         now[0] += later
-        probe.begin(cast(Any, channel))
+        probe.begin(channel.ping)
         await asyncio.sleep(0)
     assert (channel.num_pings, probe.silent_s()) == (1, 3.5)
     channel.answer.set_result(None)
     await settle()
     assert probe.silent_s() == 0.0
     channel = Pinged()
-    probe.begin(cast(Any, channel))
+    probe.begin(channel.ping)
     await asyncio.sleep(0)
     now[0] += 1.0
     assert (channel.num_pings, probe.silent_s()) == (1, 1.0)
@@ -158,11 +158,11 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     assert probe.silent_s() == 1.0, "the ping is unanswered"
     probe.close()
     channel = Pinged()
-    probe.begin(cast(Any, channel))
+    probe.begin(channel.ping)
     await asyncio.sleep(0)
     probe.close()
     await settle()
-    probe.begin(cast(Any, channel))  # the previous ping was answered
+    probe.begin(channel.ping)  # the previous ping was answered
     await asyncio.sleep(0)
     assert channel.num_pings == 2
     probe.close()

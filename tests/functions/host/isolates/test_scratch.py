@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.isolates import scratch as scratch_module
 from pilotlight.functions.host.isolates.scratch import Scratch, bytes_below, empty
 from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
 
@@ -55,10 +54,9 @@ def test_what_is_emptied_stays_and_what_a_link_leads_to_is_left_alone(tmp_path: 
 
 @pytest.mark.parametrize("blocks", [200, 257])
 async def test_only_beyond_its_limit_all_that_may_have_written_are_ended_and_it_is_emptied(
-    tmp_path: Path, blocks: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, blocks: int
 ) -> None:
-    monkeypatch.setattr(scratch_module, "LOOK_S", 0.0)
-    scratch = Scratch(tmp_path / "deep" / "scratch", 1, FunctionUser(UserIds(is_root=False)))
+    scratch = Scratch(tmp_path / "deep" / "scratch", 1, FunctionUser(UserIds(is_root=False)), look_s=0.0)
     scratch.make()
     scratch.make()
     written(scratch.path, "file", blocks)

@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 from aiohttp import WSMessage, WSMsgType, web
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import Message, MessageDecoder, SocketClose, encode
-from pilotlight.functions.host.network import egress_sockets
 from pilotlight.functions.host.network.egress_sockets import opened
 from tests.functions.conftest import ServedMaker
 
@@ -222,13 +221,10 @@ async def test_the_far_side_hears_all_that_a_function_says_and_how_it_ended(
 
 
 @pytest.mark.parametrize(("close_code", "told"), [(None, 1006), (1011, 1011)])
-async def test_a_function_hears_how_a_connection_ended_that_was_not_closed(
-    close_code: int | None, told: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(egress_sockets, "CLOSE_S", 0.01)  # shortens the wait for a silent function
+async def test_a_function_hears_how_a_connection_ended_that_was_not_closed(close_code: int | None, told: int) -> None:
     far = FarSocket()
     far.close_code = close_code
-    reply = await opened(cast(Any, far), "http://far/", [], messages_of())
+    reply = await opened(cast(Any, far), "http://far/", [], messages_of(), close_s=0.01)
     assert reply.body is not None
     for kind, data in ((WSMsgType.TEXT, "a"), (WSMsgType.BINARY, b"b"), (WSMsgType.CLOSED, None)):
         far.said.put_nowait(WSMessage(kind, data, None))

@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import MessageDecoder, SocketClose, encode
 from pilotlight.functions.host.network import socket_relay
 from pilotlight.functions.host.network.socket_relay import SocketRelay
 from pilotlight.functions.sandbox.limits import FunctionLimits
 
-LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60)
+LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60, socket_close_s=0.2, socket_stall_s=0.2)
 
 
 class Ends:
@@ -76,12 +77,6 @@ class Ends:
         return codes[0] if codes else None
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_relay, "CLOSE_S", 0.2)
-    monkeypatch.setattr(socket_relay, "STALL_S", 0.2)
-
-
 async def test_what_each_side_says_reaches_the_other_and_its_close_too() -> None:
     ends = Ends()
     for text in ("a", "", "b"):
@@ -124,7 +119,7 @@ async def test_a_message_beyond_the_limit_ends_both_with_1009() -> None:
 
 
 async def test_a_drain_and_idleness_end_both() -> None:
-    drained, idle = Ends(), Ends(FunctionLimits(socket_idle_s=0.05))
+    drained, idle = Ends(), Ends(replace(LIMITS, socket_idle_s=0.05))
     drained.draining.set()
     assert (await drained.ended(), await idle.ended()) == (1012, 1001)
     assert (drained.to_function[0].code, idle.to_function[0].code) == (1012, 1001)

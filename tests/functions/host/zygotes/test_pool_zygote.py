@@ -12,7 +12,7 @@ from pilotlight.functions.host.isolates.scratch import Scratch
 from pilotlight.functions.host.logs import FunctionLog
 from pilotlight.functions.host.zygotes import pool_zygote
 from pilotlight.functions.host.zygotes.pool_zygote import SETTLED_S, PoolContext, PoolZygote
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.sandbox.limits import FunctionLimits
 from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.dependencies.interpreters import OWN
 from pilotlight.functions.host.dependencies.layers import LayerBudget
+from pilotlight.functions.host.dependencies.python_versions import OWN
 from pilotlight.functions.host.zygotes.process_supply import ProcessSupply
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.sandbox.confinement.isolation import Isolation

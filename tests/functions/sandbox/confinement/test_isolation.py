@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.functions.channel import Failure
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.site_functions import SiteFunctions
 from pilotlight.functions.sandbox.confinement.isolation import IsolationError
 from tests.functions.conftest import Served, ServedMaker, working_oci_runtime

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pilotlight.functions.sandbox.confinement import tiers
-from pilotlight.functions.sandbox.confinement.oci import _config, _exit_of, _write_bundle
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
+from pilotlight.functions.sandbox.confinement.oci import INSIDE, _config, _exit_of, _write_bundle
 
 LIMITS = Confinement(3, "/function", ["/layer"], "/scratch", 1234, 64, 16, 99, 7, 3)
 
@@ -77,6 +77,19 @@ def test_a_container_may_do_no_more_than_its_function() -> None:
     (rule,) = linux["seccomp"]["syscalls"]
     assert rule["action"] == "SCMP_ACT_ERRNO"
     assert {"mount", "ptrace", "bpf"} <= {*rule["names"]}
+
+
+@pytest.mark.process
+def test_a_container_has_all_modules_that_its_zygote_imports(tmp_path: Path) -> None:
+    config = _config("pilotlight-1", Confinement(3, str(tmp_path), [], "/scratch", None, 64, 16, 99, 7, 3))
+    for mount in config["mounts"]:
+        if mount["destination"].startswith(INSIDE):
+            (link := tmp_path / mount["destination"][1:]).parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(mount["source"])
+    *command, code = config["process"]["args"]
+    imports = code.replace(INSIDE, f"{tmp_path}{INSIDE}").removesuffix("; contained()")
+    done = subprocess.run([*command, imports], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_container_sees_its_function_and_cannot_write_there(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.functions.sandbox.confinement.tiers import Confinement
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.zygotes.site_zygote import SiteZygote
 
 pytestmark = pytest.mark.process
