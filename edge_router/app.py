@@ -27,7 +27,7 @@ from pilotlight.edge_router.services.joining import JoinRoutes
 from pilotlight.edge_router.services.model_lists import ModelLists
 from pilotlight.edge_router.services.site_operations import SiteOperations
 from pilotlight.edge_router.telemetry.activity import RouterActivity
-from pilotlight.edge_router.telemetry.status_routes import FAILURES, OWN_PATHS, OwnRoutes, own_version
+from pilotlight.edge_router.telemetry.status_routes import FAILURES, OWN_PATHS, OwnRoutes
 from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.edge_router.workers.siblings import FirstWorker, Siblings
 from pilotlight.page.feed import Feed
@@ -38,6 +38,7 @@ from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.support.version import own_version
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.paths import normalize_path
 
@@ -88,7 +89,8 @@ class RouterApp(Starlette):
             router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
-        operations, joining = SiteOperations(router.backends, router.orders), JoinRoutes(router, file)
+        operations = SiteOperations(router.backends, router.orders)
+        joining = JoinRoutes(router.network, router.secret, file, router.backends, router.apply)
         self.page = PageRoutes(
             self.feed,
             sessions,
@@ -99,10 +101,10 @@ class RouterApp(Starlette):
             has_keys=True,
             has_joining=joining.is_open,
         )
-        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.renew_keys)
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, lambda: router.apply(router.configured))
         self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
-        own = OwnRoutes(place, proxy, router.places, sessions, metrics)
+        own = OwnRoutes(place, proxy, router.places, sessions, metrics, router.objectives)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
             routes=[

@@ -14,15 +14,10 @@ from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimit
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.admission.quotas.shared import SharedQuotas, shared_quotas
 from pilotlight.edge_router.backends.discovery import Discovery
-from pilotlight.edge_router.backends.health import (
-    HealthMonitor,
-    client_session,
-    connection_trace,
-    connector,
-    status_fetch,
-)
+from pilotlight.edge_router.backends.health import HealthMonitor, status_fetch
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.backends.site_control import SiteControl
+from pilotlight.edge_router.backends.site_sessions import client_session, connection_trace, connector
 from pilotlight.edge_router.backends.wake_hints import WakeHints
 from pilotlight.edge_router.durable.streams import DurableStreams
 from pilotlight.edge_router.forwarding.proxy import Proxy
@@ -46,13 +41,13 @@ from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
-from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
+from pilotlight.support.version import own_version
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.http.certificate import client_context
@@ -114,7 +109,7 @@ class EdgeRouter:
         # A router with several workers has no batches: several of them, or an old one and its successor, would run the same batch.
         self.batches = _batches(network, self.proxy) if role is None else None
         if self.objectives is not None:
-            self.metrics.judge(self.objectives)
+            self.metrics.registry.register(self.objectives)
         self.tunnels = WebSocketRelay(self.proxy)
         self._watch()
 
@@ -161,9 +156,9 @@ class EdgeRouter:
         self.accounting.quotas.set(merged.accounts)
         self.set_sites(merged)
 
-    def renew_keys(self) -> None:
-        """Apply keys that were created or revoked while the router runs, in all workers."""
-        self.reload(self.configured)
+    def apply(self, found: NetworkConfig) -> None:
+        """Apply settings, and keys that were created or revoked, in all workers. Raises ConfigError."""
+        self.reload(found)
         self.tell_workers()
 
     def tell_workers(self) -> None:

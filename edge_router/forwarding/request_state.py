@@ -4,15 +4,15 @@ This module has facts of a request, and the rules by which they change. Sending,
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.upstream import AttemptLimits, StreamLost
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
+from pilotlight.edge_router.forwarding.timeouts import AttemptLimits
 from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.edge_router.telemetry.tracing import RequestTrace
@@ -296,6 +296,12 @@ class RequestState:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
             sentence += f"; no other site could continue it: {tried}"
         return ApiError("upstream_lost", sentence)
+
+
+Close = Callable[[BaseException | None, float], None]
+"""Gets the error that ended the request, and the seconds since it arrived."""
+Stage = Callable[[RequestState], Awaitable[Close | None]]
+"""Returns the function that closes the stage (stages.py), if any. Raises ApiError to refuse the request."""
 
 
 class RetryBudget:

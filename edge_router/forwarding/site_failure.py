@@ -1,8 +1,8 @@
-"""Reasons why a site did not answer, and which responses come from the site itself."""
+"""Reasons why a site did not answer or stopped, and which responses come from the site itself."""
 
 from typing import Literal
 
-from pilotlight.edge_router.forwarding.relay import error_of
+from pilotlight.edge_router.forwarding.relay import Cause, error_of
 from pilotlight.wire.hop.headers import QUEUE, REFUSAL
 from pilotlight.wire.http.client import ResponseParser
 
@@ -45,6 +45,14 @@ class SiteFailed(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.queued_tokens = queued_tokens  # length of the queue of a site that declines
+
+
+class StreamLost(Exception):
+    """The site stopped in the middle of its stream."""
+
+    def __init__(self, cause: Cause, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
 
 
 _KINDS: dict[str, Failure] = {

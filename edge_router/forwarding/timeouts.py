@@ -6,13 +6,19 @@ A timer for each would be set and cleared for every token. The objects themselve
 import asyncio
 import time
 from operator import methodcaller
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pilotlight.support.background import for_each
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked again
 # number of checks in one group; each takes up to a microsecond
 LOOKED_AT_ONCE = 64
+
+
+class AttemptLimits(NamedTuple):
+    first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
+    stall_s: float  # silence after which the stream moves to another site, if possible
+    is_continuation: bool  # the stream was started by another site
 
 
 class Watched(Protocol):

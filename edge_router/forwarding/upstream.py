@@ -7,11 +7,10 @@ import re
 import ssl
 import time
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import (
-    Cause,
     DeliveryLog,
     Forward,
     OpaqueRelay,
@@ -21,8 +20,8 @@ from pilotlight.edge_router.forwarding.relay import (
     StreamDone,
     StreamRelay,
 )
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed, plain_failure, raise_refusal
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, SilenceWatch
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost, plain_failure, raise_refusal
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AttemptLimits, SilenceWatch
 from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
@@ -48,14 +47,6 @@ OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the 
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
-class StreamLost(Exception):
-    """The site stopped in the middle of its stream."""
-
-    def __init__(self, cause: Cause, detail: str) -> None:
-        super().__init__(detail)
-        self.cause = cause
-
-
 class Forwarder(Protocol):
     """Forwards a stream's events to a client."""
 
@@ -78,12 +69,6 @@ class SitePace(Protocol):
     def is_stalled(self, silent_s: float) -> bool:
         """Tell whether a stream should continue elsewhere after a silence."""
         ...
-
-
-class AttemptLimits(NamedTuple):
-    first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
-    stall_s: float  # silence after which the stream moves to another site, if possible
-    is_continuation: bool  # the stream was started by another site
 
 
 class UpstreamAttempt:

@@ -30,8 +30,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.health import connector
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.backends.site_sessions import connector
 from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore

@@ -9,19 +9,12 @@ from msgspec.structs import asdict, replace
 
 from pilotlight.edge_router.backends.backend import EJECT_AFTER, EJECTED_MAX_S, EJECTED_S, Backend
 from pilotlight.edge_router.backends.discovery import Discovery
-from pilotlight.edge_router.backends.health import (
-    HealthMonitor,
-    ProbeError,
-    ProbeReply,
-    client_session,
-    connection_trace,
-    connector,
-    status_fetch,
-)
+from pilotlight.edge_router.backends.health import HealthMonitor, ProbeError, ProbeReply, status_fetch
 from pilotlight.edge_router.backends.probed_state import RECOVER_AFTER, SLOW_START_S
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.rtt import RoundTrip, seed_rtt_ms
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.backends.site_sessions import client_session, connection_trace, connector
 from pilotlight.edge_router.routing.geo import distance_km
 from pilotlight.sites.network import HealthConfig, RelayConfig
 from pilotlight.support import background

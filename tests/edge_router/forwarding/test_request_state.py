@@ -11,8 +11,7 @@ from pilotlight.edge_router.forwarding.request_state import (
     StartedAnswer,
     StreamRecovery,
 )
-from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed
-from pilotlight.edge_router.forwarding.upstream import StreamLost
+from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed, StreamLost
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.upstream import StreamLost
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
