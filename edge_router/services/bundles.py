@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pilotlight.support import atomic_files
-from pilotlight.wire.hop.bundles import DIGEST, MAX_BYTES, BundleError, check, digest_of
+from pilotlight.wire.hop.bundles import DIGEST, LIMITS, BundleError, BundleLimits, check, digest_of
 
 
 class BundleStore:
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, limits: BundleLimits = LIMITS) -> None:
+        self._directory, self._limits = directory, limits
 
     def has(self, digest: str) -> bool:
         return bool(DIGEST.match(digest)) and self._path(digest).is_file()
@@ -30,8 +30,8 @@ class BundleStore:
         parts, size = [], 0
         async for chunk in body:
             size += len(chunk)
-            if size > MAX_BYTES:
-                raise BundleError(f"the bundle has more than {MAX_BYTES >> 20} MiB")
+            if size > self._limits.num_bytes:
+                raise BundleError(f"the bundle has more than {self._limits.num_bytes >> 20} MiB")
             parts.append(chunk)
         await asyncio.to_thread(self._write, digest, b"".join(parts))
 
@@ -45,7 +45,7 @@ class BundleStore:
     def _write(self, digest: str, data: bytes) -> None:
         if (found := digest_of(data)) != digest:
             raise BundleError(f"the bundle's bytes have the SHA-256 {found[:12]} and not {digest[:12]}; send it again")
-        check(data)
+        check(data, self._limits)
         atomic_files.write(self._path(digest), data)
 
     def _path(self, digest: str) -> Path:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.edge_router.services import bundles
 from pilotlight.edge_router.services.bundles import BundleStore
-from pilotlight.wire.hop.bundles import BundleError, digest_of, pack
+from pilotlight.wire.hop.bundles import BundleError, BundleLimits, digest_of, pack
 
 
 def bundle(folder: Path, text: str) -> bytes:
@@ -31,15 +30,13 @@ async def test_a_bundle_that_comes_in_pieces_is_there_until_no_version_names_it(
     assert (await store.get(first), await store.get(second)) == (None, data[1])
 
 
-async def test_a_bundle_may_be_as_large_as_the_limit_and_no_larger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, data = BundleStore(tmp_path / "kept"), bundle(tmp_path / "function", "")
-    monkeypatch.setattr(bundles, "MAX_BYTES", len(data) - 1)
+async def test_a_bundle_may_be_as_large_as_the_limit_and_no_larger(tmp_path: Path) -> None:
+    data = bundle(tmp_path / "function", "")
+    store = BundleStore(tmp_path / "kept", BundleLimits(len(data) - 1))
     with pytest.raises(BundleError, match="the bundle has more than"):
         await store.put(digest_of(data), in_pieces(data))
     assert not store.has(digest_of(data))
-    monkeypatch.setattr(bundles, "MAX_BYTES", len(data))
+    store = BundleStore(tmp_path / "kept", BundleLimits(len(data)))
     await store.put(digest_of(data), in_pieces(data))
     assert store.has(digest_of(data))
 
