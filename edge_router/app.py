@@ -10,7 +10,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.edge_router.assembly import EdgeRouter
+from pilotlight.edge_router.assembly import LIMITS, EdgeRouter, RouterLimits
 from pilotlight.edge_router.backends.discovery import router_place
 from pilotlight.edge_router.durable.streams import StreamRoutes
 from pilotlight.edge_router.metering.ledger.ledger_store import configured
@@ -50,12 +50,13 @@ def build_app(
     clock: Callable[[], float] = time.monotonic,
     file: Path | None = None,
     role: WorkerRole | None = None,
+    limits: RouterLimits = LIMITS,
 ) -> "RouterApp":
     """Assemble a router.
 
     `file` is the network's file, to which joining machines are added; `role` is the process's role among a router's workers. Raises ConfigError.
     """
-    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role), file)
+    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role, limits), file)
 
 
 class RouterApp(Starlette):

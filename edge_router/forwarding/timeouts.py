@@ -21,6 +21,16 @@ class AttemptLimits(NamedTuple):
     is_continuation: bool  # the stream was started by another site
 
 
+class AnswerLimits(NamedTuple):
+    # size of a response that is not a stream: it is read whole, so that another site can answer if this one fails
+    max_body_bytes: int = 64 << 20
+    # wait for the end of the HTTP body after the last event: then the connection can be reused
+    last_chunk_s: float = 0.5
+
+
+ANSWER_LIMITS = AnswerLimits()
+
+
 class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
         """End a wait that has lasted too long. Times are on `time.monotonic`'s clock.

@@ -21,7 +21,13 @@ from pilotlight.edge_router.forwarding.relay import (
     StreamRelay,
 )
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost, plain_failure, raise_refusal
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AttemptLimits, SilenceWatch
+from pilotlight.edge_router.forwarding.timeouts import (
+    ANSWER_LIMITS,
+    LOOK_AGAIN_S,
+    AnswerLimits,
+    AttemptLimits,
+    SilenceWatch,
+)
 from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
@@ -38,11 +44,8 @@ from pilotlight.wire.http.client import (
     UpstreamConnection,
 )
 
-# Limit of a response that is not a stream. It is read whole, so that another site can answer if this one fails.
-MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # responses of functions up to this known length are relayed in one piece
 AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
-LAST_CHUNK_S = 0.5  # wait for the end of the HTTP body after the last event: then the connection can be reused
 OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
@@ -253,8 +256,8 @@ class UpstreamAttempt:
                 return b"".join(parts)
             parts.append(chunk)
             size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise SiteFailed("malformed", f"its answer is larger than {MAX_BODY_BYTES >> 20} MiB")
+            if size > (most := self._upstream.limits.max_body_bytes):
+                raise SiteFailed("malformed", f"its answer is larger than {most >> 20} MiB")
 
 
 class UpstreamResponse:
@@ -397,7 +400,7 @@ class UpstreamResponse:
         if self._connection.response.is_done:
             return
         try:
-            async with asyncio.timeout(LAST_CHUNK_S):
+            async with asyncio.timeout(self._upstream.limits.last_chunk_s):
                 while await self._connection.read():
                     pass
         except (TimeoutError, ConnectionLost, StreamLost):  # StreamLost: `look` ran between the last event and its task
@@ -407,8 +410,15 @@ class UpstreamResponse:
 class SiteConnections:
     """The connections to sites. `async with` it: leaving closes them all."""
 
-    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks, tls: ssl.SSLContext | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RelayConfig,
+        secret: str,
+        clocks: SiteClocks,
+        tls: ssl.SSLContext | None = None,
+        limits: AnswerLimits = ANSWER_LIMITS,
+    ) -> None:
+        self.config, self.limits = config, limits
         self.pool = ConnectionPool(config.connect_timeout_s, tls)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks

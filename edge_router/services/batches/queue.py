@@ -21,7 +21,13 @@ import orjson
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.requests.request import Head
-from pilotlight.edge_router.services.batches.batch_store import BatchStore, StoredBatch, WaitingRequest
+from pilotlight.edge_router.services.batches.batch_store import (
+    LIMITS,
+    BatchLimits,
+    BatchStore,
+    StoredBatch,
+    WaitingRequest,
+)
 from pilotlight.wire.credentials import Access, Key
 from pilotlight.wire.errors import ApiError
 
@@ -29,7 +35,6 @@ IDLE_BELOW = 8  # requests in progress at a site, from all owners
 LOOK_EVERY_S = 0.5  # interval between looks at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
 TRIES_OF_ERRORS = 3  # attempts of a request if sites fail
-FIRST_WAIT_S = 1.0  # pause before the second attempt; doubled before each later attempt
 LONGEST_WAIT_S = 60.0
 TRY_LATER = (429, 502, 503)  # statuses that are not the request's fault: it is tried again until the batch's time ends
 FAILED = (408, 500, 504)
@@ -43,9 +48,17 @@ log = logging.getLogger("pilotlight.batches")
 class BatchQueue:
     """Answers waiting requests of batches. Run `run()` as a task, and `close()` after it."""
 
-    def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        proxy: Proxy,
+        access: Access,
+        limits: BatchLimits = LIMITS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """`clock` returns seconds since the epoch. Raises sqlite3.Error, OSError."""
-        self.store = BatchStore(path)
+        self.store = BatchStore(path, limits)
+        self._limits = limits
         self._proxy = proxy
         self._access = access
         self._clock = clock
@@ -164,7 +177,7 @@ class BatchQueue:
     async def _asked(self, request: WaitingRequest) -> tuple[int, bytes]:
         """Return the network's answer; repeat a failed request until the batch's time ends.
         Raises TimeoutError."""
-        num_errors, wait_s = 0, FIRST_WAIT_S
+        num_errors, wait_s = 0, self._limits.first_wait_s
         async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
             while True:
                 answer = BatchAnswer(self._head(request.batch), f"{request.batch.id}.{request.number}")

@@ -5,7 +5,8 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState
+from pilotlight.edge_router.forwarding.relay import DeliveryLog
+from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState, StartedAnswer
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
@@ -20,7 +21,7 @@ from pilotlight.edge_router.routing.selection import (
 from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.sites.network import RelayConfig
-from pilotlight.wire.hop.continuation import ResumePoint
+from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
 from tests.edge_router.builders import PLACES, Clock, model_status, network, view
 from tests.edge_router.nearest import NearestPolicy
 
@@ -253,9 +254,7 @@ def streaming(request: ValidRequest | None = None, num_tokens: int = 1) -> Reque
     return proxied
 
 
-def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_one_may_have_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_one_may_have_it() -> None:
     assert [pace(streaming(), Site("iad1")).is_stalled(silent_s) for silent_s in (1.9, 2.0, 9.0)] == [False, True, True]
     slow = {"model": {"decode_tokens_per_s": 10.0}}
     assert [pace(streaming(), Site("iad1"), own=slow).is_stalled(silent_s) for silent_s in (4.9, 5.0)] == [False, True]
@@ -269,8 +268,9 @@ def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_o
     assert not pace(streaming(replace(asked(), model=None)), Site("iad1")).is_stalled(9.0)
     unmoved = RequestState(asked(), replace(RELAY, max_losses=0), 0.0)
     assert not pace(unmoved, Site("iad1")).is_stalled(9.0)
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 4)
-    long, draining = streaming(num_tokens=99), Site("ams1", state="draining")
+    long, draining = streaming(num_tokens=0), Site("ams1", state="draining")
+    long.continue_answer(StartedAnswer(AnswerName.fresh(), DeliveryLog(max_bytes=4), ""), 0.0)
+    long.log.add(ResumePoint(0, tuple(range(99))))
     assert not pace(long, Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
     assert not selector(draining, Site("iad1")).is_wanted_elsewhere(long, cast(Any, draining))
 

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.wire.http.connection import HttpLimits
-from pilotlight.wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
+from pilotlight.wire.http.websocket import (
+    FRAMES_AT_ONCE,
+    HELD_MESSAGES,
+    TIMINGS,
+    SocketTimings,
+    WebSocket,
+    WebSocketClose,
+)
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
@@ -78,9 +85,11 @@ class Transport(asyncio.Transport):
 class Peer:
     """An open WebSocket on a fake transport, fed with the frames of a peer."""
 
-    def __init__(self, max_bytes: int = 1000) -> None:
+    def __init__(self, max_bytes: int = 1000, timings: SocketTimings = TIMINGS) -> None:
         self.transport = Transport()
-        self.socket = WebSocket(self.transport, is_client=False, early=b"", max_message_bytes=max_bytes)
+        self.socket = WebSocket(
+            self.transport, is_client=False, early=b"", max_message_bytes=max_bytes, timings=timings
+        )
 
     def feed(self, data: bytes, at: list[int] | None = None) -> None:
         cuts = [0, *sorted(cut % (len(data) + 1) for cut in at or ()), len(data)]
@@ -308,20 +317,17 @@ async def test_a_connection_that_is_gone_when_it_becomes_a_socket_is_a_lost_one(
     assert (await socket.receive(), lost) == (WebSocketClose(1006), [True])
 
 
-async def test_a_close_waits_for_the_peers_own_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.websocket.CLOSE_S", 0.05)
+async def test_a_close_waits_for_the_peers_own_and_not_for_ever() -> None:
     for answer in (frame(CLOSE, struct.pack("!H", 1000)), frame(TEXT, b"not yet")):
-        async with Peer() as peer:
+        async with Peer(timings=SocketTimings(close_s=0.05)) as peer:
             peer.socket.close(4001, "enough")
             assert peer.close_code == 4001
             peer.feed(answer)
             await eventually(lambda peer=peer: peer.transport.has_ended)
 
 
-async def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.websocket.PING_S", 0.01)
-    monkeypatch.setattr("pilotlight.wire.http.websocket.LOST_S", 0.05)
-    async with Peer() as peer:
+async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
+    async with Peer(timings=SocketTimings(ping_s=0.01, lost_s=0.05)) as peer:
         await eventually(lambda: peer.transport.has_ended)
         assert bytes([0x80 | PING, 0]) in peer.transport.written
 

@@ -33,7 +33,7 @@ class Made:
         self.answers = list(answers)  # status and retry-after, in seconds, of each answer
         self.asked: list[BatchAnswer] = []
         access = Access(keys, is_required=door, clock=Clock())
-        self.queue = BatchQueue(folder / "batches.sqlite", cast("Any", self), access, Clock())
+        self.queue = BatchQueue(folder / "batches.sqlite", cast("Any", self), access, clock=Clock())
 
     def forward(self, answer: BatchAnswer, body: bytes) -> BatchAnswer:
         return answer
