@@ -5,19 +5,34 @@ A bundle exists whole or not at all: it is written to a temporary file, checked,
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from pilotlight.support import atomic_files
 from pilotlight.wire.hop.bundles import DIGEST, LIMITS, BundleError, BundleLimits, check, digest_of
 
+KEPT_S = (
+    3600.0  # a bundle that no version uses is kept this long after its last upload: its deployment may be in progress
+)
+
 
 class BundleStore:
-    def __init__(self, directory: Path, limits: BundleLimits = LIMITS) -> None:
-        self._directory, self._limits = directory, limits
+    def __init__(self, directory: Path, limits: BundleLimits = LIMITS, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns seconds since the epoch."""
+        self._directory, self._limits, self._clock = directory, limits, clock
 
     def has(self, digest: str) -> bool:
         return bool(DIGEST.match(digest)) and self._path(digest).is_file()
+
+    def renew(self, digest: str) -> bool:
+        """Keep a bundle as if it were uploaded now; return whether it is stored."""
+        if not self.has(digest):
+            return False
+        now_s = self._clock()
+        os.utime(self._path(digest), (now_s, now_s))
+        return True
 
     async def get(self, digest: str) -> bytes | None:
         if not self.has(digest):
@@ -36,10 +51,10 @@ class BundleStore:
         await asyncio.to_thread(self._write, digest, b"".join(parts))
 
     def forget(self, kept: set[str]) -> None:
-        """Remove bundles that no version uses."""
+        """Remove bundles that no version uses, except new ones."""
         for path in self._directory.glob("*.tar"):
-            if path.stem not in kept:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if path.stem not in kept and path.stat().st_mtime <= self._clock() - KEPT_S:
                     path.unlink()
 
     def _write(self, digest: str, data: bytes) -> None:

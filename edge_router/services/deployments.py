@@ -282,7 +282,7 @@ class DeploymentApi:
         digest = request.path_params["digest"]
         if request.method == "PUT":
             self._guard.author(request)
-            if not self._bundles.has(digest):
+            if not self._bundles.renew(digest):
                 try:
                     await self._bundles.put(digest, request.stream())
                 except BundleError as error:
@@ -309,7 +309,7 @@ class DeploymentApi:
         new = await _parsed(request, NewVersion)
         _named(name)
         deployment = self._deployments.expected(name, new.expected_revision, author)
-        if not self._bundles.has(new.digest):
+        if not self._bundles.renew(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; upload it first")
         self._hosts.check(name, new.routes, author, deployment.account)
         number = max((version.number for version in deployment.versions), default=0) + 1
