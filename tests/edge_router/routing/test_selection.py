@@ -99,14 +99,21 @@ class Hints:
 
 
 def selector(
-    *sites: Site, clock: Clock | None = None, hints: Hints | None = None, policy: Policy | None = None, **tables: Any
+    *sites: Site,
+    clock: Clock | None = None,
+    hints: Hints | None = None,
+    policy: Policy | None = None,
+    metrics: Any = None,
+    sessions: SessionTable | None = None,
+    **tables: Any,
 ) -> SiteSelector:
     clock = clock or Clock()
+    sessions = sessions or SessionTable(99, 60.0, clock)
     places = DataPlaces(network({name: "http://x:1" for name in PLACES}, **tables))
     backends: Any = {site.name: site for site in sites}
-    order, metrics, told = policy or cast(Any, InOrder()), cast(Any, Metrics()), cast(Any, hints or Hints())
+    order, told = policy or cast(Any, InOrder()), cast(Any, hints or Hints())
     finetunes = SiteFinetunes(backends, places, cast(Any, None))
-    return SiteSelector(backends, order, SessionTable(99, 60.0, clock), metrics, clock, places, finetunes, told)
+    return SiteSelector(backends, order, sessions, metrics or Metrics(), clock, places, finetunes, told)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +132,11 @@ def selector(
     ],
 )
 def test_a_failure_says_of_a_site_what_it_may_and_no_more(kind: Any, path: str, told: list[tuple[object, ...]]) -> None:
-    site = Site("ams1")
-    choosing = selector(site)
+    site, metrics = Site("ams1"), Metrics()
+    choosing = selector(site, metrics=metrics)
     choosing.note_failure(cast(Any, site), cast(Any, site), asked(path), SiteFailed(kind, "why", queued_tokens=9))
     assert site.told == told
-    assert cast(Any, choosing._metrics).told == [("tried", "ams1", kind)]
+    assert metrics.told == [("tried", "ams1", kind)]
 
 
 def test_an_answer_is_a_home_and_a_measure_of_predictions_where_it_is_the_first_try_of_a_stream() -> None:
@@ -138,11 +145,11 @@ def test_an_answer_is_a_home_and_a_measure_of_predictions_where_it_is_the_first_
             self.status, self.body, self.failure = status, body, None
 
     def told(proxied: RequestState, response: Response) -> tuple[bool, int]:
-        site = Site("ams1")
-        choosing = selector(site)
+        site, sessions = Site("ams1"), SessionTable(99, 60.0, Clock())
+        choosing = selector(site, sessions=sessions)
         choosing.note_answer(proxied, Preference(site.seen, 30.0, {}, "next"), cast(Any, response), 0.25)
         assert site.told in ([], [("first token", 30.0, 250.0)])
-        return choosing._sessions.recall(proxied.request.conversation).home is not None, len(site.told)
+        return sessions.recall(proxied.request.conversation).home is not None, len(site.told)
 
     assert told(RequestState(asked(), RELAY, 0.0), Response()) == (True, 1)
     assert told(RequestState(asked(), RELAY, 0.0), Response(399)) == (True, 1)
