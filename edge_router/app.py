@@ -1,5 +1,6 @@
 """The router as an ASGI application, which sends each request to its handler."""
 
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.edge_router.assembly import LIMITS, EdgeRouter, RouterLimits
+from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
 from pilotlight.edge_router.backends.discovery import router_place
 from pilotlight.edge_router.durable.streams import StreamRoutes
 from pilotlight.edge_router.metering.ledger.ledger_store import configured
@@ -20,7 +21,7 @@ from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.service_table import RouterService, service_of
 from pilotlight.edge_router.services.batches.routes import BatchRoutes
-from pilotlight.edge_router.services.deployments import deployment_api
+from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
 from pilotlight.edge_router.services.issued_keys import IssuedKeys
 from pilotlight.edge_router.services.joining import JoinRoutes
@@ -36,9 +37,11 @@ from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
+from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.version import own_version
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.paths import normalize_path
 
@@ -50,7 +53,7 @@ def build_app(
     clock: Callable[[], float] = time.monotonic,
     file: Path | None = None,
     role: WorkerRole | None = None,
-    limits: RouterLimits = LIMITS,
+    limits: RouterLimits | None = None,
 ) -> "RouterApp":
     """Assemble a router.
 
@@ -86,8 +89,9 @@ class RouterApp(Starlette):
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         places, hosts = proxy.selector.places, router.hosts
-        self.deployments = deployment_api(
-            router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
+        guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), router.secret, access, router.clocks)
+        self.deployments = DeploymentApi(
+            router.backends, guard, places, hosts, router_state_directory(), router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
         operations = SiteOperations(router.backends, router.orders)
@@ -176,15 +180,8 @@ async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         if app.siblings is not None:
             await stack.enter_async_context(app.siblings)
-        await stack.enter_async_context(_working(app))
+        await stack.enter_async_context(app.edge.running())
+        await stack.enter_async_context(background.running(app.feed.run, "the page's feed"))
+        stack.push_async_callback(app.responses.close)
+        await stack.enter_async_context(background.running(app.responses.run, "the sweep of kept responses"))
         yield
-
-
-@asynccontextmanager
-async def _working(app: RouterApp) -> AsyncIterator[None]:
-    async with app.edge.running(), background.running(app.feed.run, "the page's feed"):
-        try:
-            async with background.running(app.responses.run, "the sweep of kept responses"):
-                yield
-        finally:
-            await app.responses.close()

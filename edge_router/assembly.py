@@ -66,9 +66,6 @@ class RouterLimits(NamedTuple):
     forget_every_s: float = 5.0  # interval of checks for sites that have left
 
 
-LIMITS = RouterLimits()
-
-
 class EdgeRouter:
     """A router that forwards requests inside `running()`.
     Call `proxy.drain(timeout_s)` and `tunnels.end()` before you leave it."""
@@ -79,7 +76,7 @@ class EdgeRouter:
         policy: Policy,
         clock: Callable[[], float],
         role: WorkerRole | None = None,
-        limits: RouterLimits = LIMITS,
+        limits: RouterLimits | None = None,
     ) -> None:
         """`role` is this process's role if the router has several workers.
 
@@ -88,6 +85,7 @@ class EdgeRouter:
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
+        limits = limits or RouterLimits()
         self._forget_every_s = limits.forget_every_s
         relay = network.relay
         self.secret = hop_secret()

@@ -26,10 +26,7 @@ JITTER = 0.2  # share of the interval by which it varies: routers that start tog
 STARTING_SHARE = 0.25  # share of the interval while a site has never been healthy, because it is probably starting
 # wait after a failed probe, as a share of the interval: short, because the site's streams wait for the next probe's result
 DOUBT_SHARE = 0.1
-PROBES_PER_S = (
-    # limit for all sites together, a fifth of a core: a probe takes 0.2 ms
-    1000.0
-)
+PROBES_PER_S = 1000.0  # limit for all sites together, a fifth of a core: a probe takes 0.2 ms
 MAX_STATUS_BYTES = 4 << 20
 STATUS_PATH = "/status"
 

@@ -36,9 +36,8 @@ def client_session(
         auto_decompress=False,  # the client decodes the response
         skip_auto_headers=("user-agent", "accept", "content-type"),
         cookie_jar=aiohttp.DummyCookieJar(),  # cookies of sites are not kept
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=relay.connect_timeout_s
-        ),  # the default total timeout of 300 s would cut streams
+        # the default total timeout of 300 s would cut streams
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=relay.connect_timeout_s),
         trace_configs=list(traces),
     )
 

@@ -51,9 +51,8 @@ class SiteTries:
     declined: set[str] = field(default_factory=set)  # sites that declined
     is_paid: bool = False  # the next try is paid already, from the budget of retries
     num_silent: int = 0  # sites that were left because they were silent
-    repeated: str = (
-        ""  # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
-    )
+    # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
+    repeated: str = ""
 
     def failed(self, site: str, failure: SiteFailed) -> None:
         self.excluded.add(site)

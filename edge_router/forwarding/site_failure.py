@@ -22,9 +22,8 @@ Failure = Literal[
 ]
 
 SPENT_STATUSES = frozenset({502, 503, 504})
-FAILING_STATUSES = frozenset(
-    {429, 500}
-)  # the cause may be the site, a proxy in front of it, or an error in the request that every site would report
+# The cause may be the site, a proxy in front of it, or an error in the request that every site would report.
+FAILING_STATUSES = frozenset({429, 500})
 
 
 class SiteFailed(Exception):

@@ -28,9 +28,6 @@ class AnswerLimits(NamedTuple):
     last_chunk_s: float = 0.5
 
 
-ANSWER_LIMITS = AnswerLimits()
-
-
 class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
         """End a wait that has lasted too long. Times are on `time.monotonic`'s clock.

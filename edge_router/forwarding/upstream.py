@@ -21,13 +21,7 @@ from pilotlight.edge_router.forwarding.relay import (
     StreamRelay,
 )
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost, plain_failure, raise_refusal
-from pilotlight.edge_router.forwarding.timeouts import (
-    ANSWER_LIMITS,
-    LOOK_AGAIN_S,
-    AnswerLimits,
-    AttemptLimits,
-    SilenceWatch,
-)
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits, AttemptLimits, SilenceWatch
 from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
@@ -416,9 +410,9 @@ class SiteConnections:
         secret: str,
         clocks: SiteClocks,
         tls: ssl.SSLContext | None = None,
-        limits: AnswerLimits = ANSWER_LIMITS,
+        limits: AnswerLimits | None = None,
     ) -> None:
-        self.config, self.limits = config, limits
+        self.config, self.limits = config, limits or AnswerLimits()
         self.pool = ConnectionPool(config.connect_timeout_s, tls)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks

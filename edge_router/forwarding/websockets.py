@@ -26,7 +26,6 @@ from pilotlight.wire.http.websocket import (
     FAILED,
     GOING_AWAY,
     RESTARTING,
-    TIMINGS,
     SocketTimings,
     WebSocket,
     WebSocketClose,
@@ -42,7 +41,7 @@ Pairs = list[tuple[str, str]]
 class WebSocketRelay:
     """An ASGI application for all WebSockets."""
 
-    def __init__(self, proxy: Proxy, timings: SocketTimings = TIMINGS) -> None:
+    def __init__(self, proxy: Proxy, timings: SocketTimings) -> None:
         """`timings` are those of WebSockets to sites."""
         self._proxy, self._timings = proxy, timings
         self._open: set[Tunnel] = set()

@@ -13,9 +13,8 @@ from pathlib import Path
 from pilotlight.support import atomic_files
 from pilotlight.wire.hop.bundles import DIGEST, LIMITS, BundleError, BundleLimits, check, digest_of
 
-KEPT_S = (
-    3600.0  # a bundle that no version uses is kept this long after its last upload: its deployment may be in progress
-)
+# A bundle that no version uses is kept this long after its last upload: its deployment may be in progress.
+KEPT_S = 3600.0
 
 
 class BundleStore:

@@ -32,19 +32,16 @@ class FinetuneTimings(NamedTuple):
     try_again_s: float = 30.0  # pause after a site refused an adapter or could not get it
 
 
-TIMINGS = FinetuneTimings()
-
-
 class SiteFinetunes:
     def __init__(
         self,
         backends: Mapping[str, Backend],
         places: DataPlaces,
         orders: SiteControl,
-        timings: FinetuneTimings = TIMINGS,
+        timings: FinetuneTimings | None = None,
     ) -> None:
         self.orders = orders
-        self._timings = timings
+        self._timings = timings or FinetuneTimings()
         self._backends = backends
         self._places = places
         self._told: dict[str, FinetuneList] = {}  # published lists, by site

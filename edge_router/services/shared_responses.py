@@ -53,18 +53,15 @@ class WriterLimits(NamedTuple):
             set_config('idle_in_transaction_session_timeout', '{self.stands_still_s:.0f}s', TRUE), pg_advisory_xact_lock({WRITERS_LOCK})""".encode()
 
 
-LIMITS = WriterLimits()
-
-
 class PostgresResponses:
     """Stored responses in PostgreSQL. Work runs in a thread; callers wait at most `within_s`."""
 
     is_shared = True
     name = "the routers' database"
 
-    def __init__(self, url: str, limits: WriterLimits = LIMITS) -> None:
+    def __init__(self, url: str, limits: WriterLimits | None = None) -> None:
         """Raises UsageStoreError for an invalid database URL."""
-        self._turn = limits.statement
+        self._turn = (limits or WriterLimits()).statement
         self._database = PostgresDatabase(url, _make_tables)
         self._thread = ThreadPoolExecutor(1, "responses")
         self._is_closed = False

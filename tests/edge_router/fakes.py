@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from pilotlight.edge_router.app import build_app
-from pilotlight.edge_router.assembly import LIMITS, EdgeRouter, RouterLimits
+from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.serve import serving
@@ -248,7 +248,7 @@ async def router(
     probe_interval_s: float = 0.05,
     tables: Mapping[str, Any] | None = None,
     until: Mapping[str, str] | None = None,
-    limits: RouterLimits = LIMITS,
+    limits: RouterLimits | None = None,
     **relay: Any,
 ) -> AsyncIterator[Router]:
     """Start a router and wait for its sites.

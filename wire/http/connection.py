@@ -58,9 +58,8 @@ class HttpLimits(NamedTuple):
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # per client address
     sweep_s: float = 0.5  # interval between checks of all connections
-    given_back_bytes: int = (
-        4 << 20
-    )  # once answers have had more unread bytes than this, memory is returned to the system when a quarter of them is left
+    # once answers have had more unread bytes than this, memory is returned to the system when a quarter of them is left
+    given_back_bytes: int = 4 << 20
 
 
 class ConnectionServer(ServerState, Protocol):
@@ -328,9 +327,8 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
         )
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if (
-            "pilotlight.wire.http.websocket_handshake" not in sys.modules
-        ):  # the import takes 40 ms, and most processes never have a WebSocket
+        # the import takes 40 ms, and most processes never have a WebSocket
+        if "pilotlight.wire.http.websocket_handshake" not in sys.modules:
             await asyncio.to_thread(importlib.import_module, "pilotlight.wire.http.websocket_handshake")
         from pilotlight.wire.http.websocket_handshake import PendingUpgrade
 

@@ -26,15 +26,11 @@ NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 100
 
 
 class SocketTimings(NamedTuple):
-    ping_s: float = (
-        20.0  # interval of pings: below 60 s, after which proxies, including ours, take a silent connection for dead
-    )
+    # interval of pings: below 60 s, after which proxies, including ours, take a silent connection for dead
+    ping_s: float = 20.0
     lost_s: float = 50.0  # a peer is lost if it was pinged and is silent for this time
     # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
     close_s: float = 1.0
-
-
-TIMINGS = SocketTimings()
 
 
 class WebSocketClose(NamedTuple):
@@ -57,7 +53,7 @@ class WebSocket(asyncio.Protocol):
         early: bytes,
         max_message_bytes: int,
         on_lost: Callable[[], None] = lambda: None,
-        timings: SocketTimings = TIMINGS,
+        timings: SocketTimings | None = None,
     ) -> None:
         """`early` has the bytes that were read after the handshake.
         `on_lost` is called once, when the connection is gone."""
@@ -65,6 +61,7 @@ class WebSocket(asyncio.Protocol):
         self._codec = FrameCodec(ConnectionType.CLIENT if is_client else ConnectionType.SERVER)
         self._max_message_bytes = max_message_bytes
         self._on_lost = on_lost
+        timings = timings or SocketTimings()
         self._close_s = timings.close_s
         self._incoming = _Incoming()
         self._end: WebSocketClose | None = None
@@ -188,11 +185,8 @@ class WebSocket(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _closed_by_peer(self, close: WebSocketClose) -> None:
-        if self._codec.state in (
-            ConnectionState.OPEN,
-            ConnectionState.LOCAL_CLOSING,
-        ):  # the bytes are not a valid frame
-            return self._fail(close)
+        if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
+            return self._fail(close)  # the bytes are not a valid frame
         if self._codec.state is ConnectionState.REMOTE_CLOSING:
             self._say_close(close)
         self._ended(close)

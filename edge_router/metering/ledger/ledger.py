@@ -46,9 +46,6 @@ class LedgerTimings(NamedTuple):
     answers_within_s: float = 10.0  # longest wait for any answer of the store
 
 
-TIMINGS = LedgerTimings()
-
-
 class Ledger:
     """The ledger of a router. Run `run()` as a task, and `close()` after it."""
 
@@ -59,7 +56,7 @@ class Ledger:
         prices: PriceList,
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
-        timings: LedgerTimings = TIMINGS,
+        timings: LedgerTimings | None = None,
     ) -> None:
         """Open the store.
 
@@ -68,7 +65,7 @@ class Ledger:
         """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
-        self._config, self._timings = config, timings
+        self._config, self._timings = config, timings or LedgerTimings()
         self._clock = clock
         self._ended: list[tuple[int, UsageRecord]] = []  # (meter's number, record) of ended requests, not written yet
         self._wake = asyncio.Event()

@@ -52,9 +52,6 @@ class BatchLimits(NamedTuple):
     first_wait_s: float = 1.0  # pause before the second attempt of a request; doubled before each later attempt
 
 
-LIMITS = BatchLimits()
-
-
 class StoredBatch(NamedTuple):
     """A row of `batches`."""
 
@@ -106,7 +103,7 @@ _FILE = ", ".join(StoredFile._fields)
 class BatchStore:
     """Batches in the SQLite file `path`. Raises sqlite3.Error, OSError."""
 
-    def __init__(self, path: Path, limits: BatchLimits = LIMITS) -> None:
+    def __init__(self, path: Path, limits: BatchLimits) -> None:
         self._limits = limits
         self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")

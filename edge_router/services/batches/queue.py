@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.services.batches.batch_store import LIMITS, BatchLimits, BatchStore, WaitingRequest
+from pilotlight.edge_router.services.batches.batch_store import BatchLimits, BatchStore, WaitingRequest
 from pilotlight.edge_router.services.batches.lanes import Lane, Lanes
 from pilotlight.edge_router.services.batches.sender import BatchSender
 from pilotlight.wire.credentials import Access
@@ -33,7 +33,7 @@ class BatchQueue:
         path: Path,
         proxy: Proxy,
         access: Access,
-        limits: BatchLimits = LIMITS,
+        limits: BatchLimits,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

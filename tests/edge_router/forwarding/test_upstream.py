@@ -10,7 +10,7 @@ import pytest
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward, StreamBroken, StreamDone
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
-from pilotlight.edge_router.forwarding.timeouts import ANSWER_LIMITS, LOOK_AGAIN_S, AnswerLimits, AttemptLimits
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits, AttemptLimits
 from pilotlight.edge_router.forwarding.upstream import SMALL_BYTES, SiteConnections, UpstreamAttempt, UpstreamResponse
 from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, Head, RequestParser, ValidRequest
 from pilotlight.sites.network import RelayConfig
@@ -113,7 +113,7 @@ class Attempt:
         is_continuation: bool = False,
         num_kept: int = 0,
         first_byte_s: float = 60.0,
-        limits: AnswerLimits = ANSWER_LIMITS,
+        limits: AnswerLimits | None = None,
     ) -> None:
         self.pool, self.pace, self.log = Pool(num_kept), Pace(), DeliveryLog()
         self.upstream = SiteConnections(RelayConfig(idle_timeout_s=30.0), "", SiteClocks([]), limits=limits)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.assembly import LIMITS, RouterLimits
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery
 from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
 from pilotlight.wire.hop.headers import ACCOUNT, FOR_ROUTERS, HOP, HOPS, REQUEST_ID, Hop, sign_hop
@@ -57,7 +57,7 @@ async def metered(
     fakes: list[FakeSite],
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    limits: RouterLimits = LIMITS,
+    limits: RouterLimits | None = None,
     **tables: Any,
 ) -> AsyncIterator[Router]:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")

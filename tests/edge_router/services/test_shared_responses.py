@@ -18,7 +18,7 @@ import pytest
 
 from load_tests.postgres import Postgres
 from pilotlight.edge_router.app import build_app
-from pilotlight.edge_router.services.shared_responses import LIMITS, WRITERS_LOCK, PostgresResponses, WriterLimits
+from pilotlight.edge_router.services.shared_responses import WRITERS_LOCK, PostgresResponses, WriterLimits
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import EXPIRES_S
@@ -45,7 +45,7 @@ OFTEN = StoreTimings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.0
 
 @asynccontextmanager
 async def opened(
-    server: Postgres, max_bytes: int = 1 << 30, limits: WriterLimits = LIMITS, **timings: float
+    server: Postgres, max_bytes: int = 1 << 30, limits: WriterLimits | None = None, **timings: float
 ) -> AsyncIterator[ResponseStore]:
     policy = RetentionPolicy(Path("nowhere"), max_bytes, 30 * DAY_S)
     store = ResponseStore(policy, PostgresResponses(server.url, limits), OFTEN._replace(**timings))

@@ -11,14 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.wire.http.connection import HttpLimits
-from pilotlight.wire.http.websocket import (
-    FRAMES_AT_ONCE,
-    HELD_MESSAGES,
-    TIMINGS,
-    SocketTimings,
-    WebSocket,
-    WebSocketClose,
-)
+from pilotlight.wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, SocketTimings, WebSocket, WebSocketClose
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
@@ -85,7 +78,7 @@ class Transport(asyncio.Transport):
 class Peer:
     """An open WebSocket on a fake transport, fed with the frames of a peer."""
 
-    def __init__(self, max_bytes: int = 1000, timings: SocketTimings = TIMINGS) -> None:
+    def __init__(self, max_bytes: int = 1000, timings: SocketTimings | None = None) -> None:
         self.transport = Transport()
         self.socket = WebSocket(
             self.transport, is_client=False, early=b"", max_message_bytes=max_bytes, timings=timings

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.edge_router.services.batches.batch_store import StoredBatch
+from pilotlight.edge_router.services.batches.batch_store import BatchLimits, StoredBatch
 from pilotlight.edge_router.services.batches.lines import AskedLine
 from pilotlight.edge_router.services.batches.queue import BatchQueue
 from pilotlight.edge_router.services.batches.sender import BatchAnswer
@@ -34,7 +34,7 @@ class Made:
         self.selector = SimpleNamespace(backends={"ams1": site})
         self.admission = SimpleNamespace(is_draining=False)
         access = Access((), is_required=False, clock=Clock())
-        self.queue = BatchQueue(folder / "b.sqlite", cast("Any", self), access, clock=Clock(), sleep=self.sleep)
+        self.queue = BatchQueue(folder / "b.sqlite", cast("Any", self), access, BatchLimits(), Clock(), self.sleep)
 
     def forward(self, answer: BatchAnswer, body: bytes) -> BatchAnswer:
         return answer

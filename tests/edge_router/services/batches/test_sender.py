@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.edge_router.requests.request import Head
-from pilotlight.edge_router.services.batches.batch_store import LIMITS, StoredBatch, WaitingRequest
+from pilotlight.edge_router.services.batches.batch_store import BatchLimits, StoredBatch, WaitingRequest
 from pilotlight.edge_router.services.batches.sender import BatchAnswer, BatchSender
 from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
@@ -29,7 +29,7 @@ class Made:
         self.asked: list[BatchAnswer] = []
         self.slept: list[float] = []
         access = Access(keys, is_required=door, clock=Clock())
-        self.sender = BatchSender(cast("Any", self), access, LIMITS.first_wait_s, Clock(), self.sleep)
+        self.sender = BatchSender(cast("Any", self), access, BatchLimits().first_wait_s, Clock(), self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
