@@ -73,11 +73,9 @@ class Door(Protocol):
 
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[AdmittedRequest]:
         """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
-        ...
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
         """Open a scope for work that continues in the background after its request. Raises ApiError."""
-        ...
 
 
 class OpenDoor:

@@ -32,7 +32,6 @@ class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
         """End a wait that has lasted too long. Times are on `time.monotonic`'s clock.
         This process was stopped until `awake_since`, so silence before then means nothing."""
-        ...
 
 
 class SilenceWatch:

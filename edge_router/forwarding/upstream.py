@@ -49,7 +49,6 @@ class Forwarder(Protocol):
 
     def forward(self, data: bytes) -> bool:
         """Send whole events if that needs no wait. Returns whether they were sent."""
-        ...
 
 
 class SitePace(Protocol):
@@ -57,15 +56,12 @@ class SitePace(Protocol):
 
     def may_leave(self) -> bool:
         """Tell whether the request can go elsewhere, before the first event."""
-        ...
 
     def is_frozen(self) -> bool:
         """Tell whether the site's probes fail."""
-        ...
 
     def is_stalled(self, silent_s: float) -> bool:
         """Tell whether a stream should continue elsewhere after a silence."""
-        ...
 
 
 class UpstreamAttempt:

@@ -160,7 +160,6 @@ class Preference(msgspec.Struct, frozen=True):
 class Policy(Protocol):
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         """Return the sites to try, best first; empty if none is usable."""
-        ...
 
 
 HEALTHY_FLOOR = 0.5  # ejections count only if this share of the usable sites is left: if many fail at once, they are rarely at fault
