@@ -128,6 +128,11 @@ class JoinRoutes:
             raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
         place = {"city": asked.place.city, "latitude": asked.place.latitude, "longitude": asked.place.longitude}
         try:
+            load_network(network.file)  # before the token is used, because a file with an error cannot be applied
+        except ConfigError as error:
+            log.error("%s could not join: %s", asked.name, error)
+            raise ApiError("internal_error", "the router's file has an error; the log has the reason") from None
+        try:
             # first, because a file with an invalid site would stop the router's next start
             site = parse(SiteRef, {"name": asked.name, "url": asked.url, "place": place}, "the request to join")
             certificate = network.authority.issue(asked.certificate_request.encode(), host)
