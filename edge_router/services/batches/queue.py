@@ -1,4 +1,7 @@
-"""The queue of batches: sends waiting requests (sender.py) while the network has idle capacity, accounts in turn (lanes.py)."""
+"""The queue of batches: sends waiting requests while the network has idle capacity, accounts in turn.
+
+lanes.py decides whose turn it is, sender.py sends a request.
+"""
 
 import asyncio
 import logging

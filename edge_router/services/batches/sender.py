@@ -1,7 +1,7 @@
-"""Requests of batches on the normal path, each repeated until it has an answer or its batch's time ends.
+"""Requests of batches, each repeated until it has an answer or its batch's time ends.
 
-So a request continues elsewhere when a site dies, has its account's models, quotas and data rules, and is billed. Its usage record has the request's
-own name as its id: if the router is killed before it stores the answer, the request is sent again and billed once.
+They take the normal path: a request continues elsewhere when a site dies, has its account's models, quotas and data rules, and is billed. Its usage
+record has the request's own name as its id: if the router is killed before it stores the answer, the request is sent again and billed once.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class BatchSender:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`first_wait_s` is the pause before the second attempt of a request; it is doubled before each later attempt.
+        """`first_wait_s` is the pause before a request's second attempt, doubled before each later one.
 
         `clock` returns seconds since the epoch.
         """

@@ -233,24 +233,6 @@ async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> Non
         fakes[0].go_on.set()
 
 
-async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection closed at once would be reset by the client's further bytes, even with unread data in its buffer."""
-    monkeypatch.setattr("pilotlight.wire.http.websocket.CLOSE_S", 30.0)
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = echo
-        await client.say(ASK)
-        await client.hear_until(b"\r\n\r\n")
-        running.tunnels.end()
-        assert await client.hear_until(RESTARTING) == RESTARTING
-        await running.until(lambda: fakes[0].active == 0)
-        for _ in range(3):
-            await client.say(b"\x82\xfe\xff\xff\0\0\0\0" + b"m" * 65535)
-        assert running.server.connections
-        assert not client.reader.at_eof()
-        client.writer.close()
-        await running.until(lambda: not running.server.connections)
-
-
 class Site:
     """A site's WebSocket that sends `says` and then waits. With `full` it accepts no bytes."""
 

@@ -108,7 +108,7 @@ def selector(
     **tables: Any,
 ) -> SiteSelector:
     clock = clock or Clock()
-    sessions = sessions or SessionTable(99, 60.0, clock)
+    sessions = SessionTable(99, 60.0, clock) if sessions is None else sessions
     places = DataPlaces(network({name: "http://x:1" for name in PLACES}, **tables))
     backends: Any = {site.name: site for site in sites}
     order, told = policy or cast(Any, InOrder()), cast(Any, hints or Hints())

@@ -415,6 +415,21 @@ async def test_an_application_ends_a_socket_with_its_own_code_and_reason() -> No
 
 
 @pytest.mark.process
+async def test_a_client_that_sends_on_has_time_to_hear_why_the_server_closes() -> None:
+    """A connection closed at once would be reset by the client's further bytes, even with unread data in its buffer."""
+    app = App({"type": "websocket.accept"}, {"type": "websocket.close", "code": 4000, "reason": "bye"})
+    async with served(app, HttpLimits(close_s=30.0)) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(HANDSHAKE)
+        assert (await client.hear_until(b"\x88\x05\x0f\xa0bye")).startswith(b"HTTP/1.1 101")
+        for _ in range(3):
+            await client.say(frame(BINARY, b"m" * 65535))
+        assert server.connections
+        assert not client.reader.at_eof()
+        client.writer.close()
+        await eventually(lambda: not server.connections)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     "answers", [("websocket.accept", "websocket.accept"), ("websocket.send",), ("http.response.start",)]
 )
