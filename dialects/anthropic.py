@@ -31,8 +31,15 @@ from pilotlight.dialects.body.bodies import (
     read_top_p,
 )
 from pilotlight.dialects.body.images import Content, ImagePart, image_at, image_of_base64, joined
-from pilotlight.dialects.body.invalid_values import ValidationError
-from pilotlight.dialects.body.parsing import Resolve, conversation_of, known_model, parse_body, refused, string_in
+from pilotlight.dialects.body.parsing import (
+    Resolve,
+    conversation_of,
+    known_model,
+    naming,
+    parse_body,
+    refused,
+    string_in,
+)
 from pilotlight.dialects.prefix_pieces import canonical, without_billing, without_pixels
 from pilotlight.dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from pilotlight.wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
@@ -258,15 +265,12 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
 def _piece(block: dict[str, Any], where: str) -> str | ImagePart:
     if block.get("type") != "image":
         return _text_of(block, where)
-    source = block.get("source")
-    try:
-        match source:
+    with naming(f"{where}.source"):
+        match block.get("source"):
             case {"type": "base64", **told}:
                 return image_of_base64(told.get("data"))
             case {"type": "url", **told}:
                 return image_at(told.get("url"))
-    except ValidationError as error:
-        raise refused(str(error), f"{where}.source") from None
     raise refused('must have the type "base64" or "url"', f"{where}.source")
 
 
@@ -342,10 +346,8 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
         return None
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         raise refused('must be {"type": "json_schema", "schema": {...}}', where)
-    try:
+    with naming(f"{where}.schema"):
         return schema_constraint(form.get("schema"))
-    except ValidationError as error:
-        raise refused(str(error), f"{where}.schema", error.word) from None
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:

@@ -31,8 +31,7 @@ from pilotlight.dialects.body.bodies import (
     not_deep,
 )
 from pilotlight.dialects.body.images import image_of_base64
-from pilotlight.dialects.body.invalid_values import ValidationError
-from pilotlight.dialects.body.parsing import Resolve, conversation_of, known_model, parse_body, refused
+from pilotlight.dialects.body.parsing import Resolve, conversation_of, known_model, naming, parse_body, refused
 from pilotlight.dialects.embeddings_api import read_inputs
 from pilotlight.dialects.prefix_pieces import canonical, digest_of, pieces
 from pilotlight.dialects.requests import (
@@ -281,10 +280,8 @@ def _valid(
 def _message(message: OllamaMessageBody, where: str) -> MessageBody:
     content: Any = message.content or ""
     if message.images:
-        try:
+        with naming(f"{where}.images"):
             images = [image_of_base64(data) for data in message.images]
-        except ValidationError as error:
-            raise refused(str(error), f"{where}.images") from None
         content = [*images, content]
     return MessageBody(
         role=message.role,
@@ -312,10 +309,8 @@ def _constraint(form: str | dict[str, Any] | None) -> AnswerConstraint | None:
         return ANY_OBJECT
     if isinstance(form, str):
         raise refused('must be "json" or a JSON schema', "format")
-    try:
+    with naming("format"):
         return schema_constraint(form)
-    except ValidationError as error:
-        raise refused(str(error), "format", error.word) from None
 
 
 class ValidOllamaEmbedding(ValidEmbedding, frozen=True):

@@ -20,17 +20,16 @@ from pilotlight.dialects.body.bodies import (
     not_deep,
     read_tool_choice,
 )
-from pilotlight.dialects.body.invalid_values import ValidationError
 from pilotlight.dialects.body.parsing import (
     Resolve,
     constraint_in,
     conversation_of,
     include_usage,
     known_model,
+    naming,
     num_prompt_logprobs,
     parse_body,
     prompt_options,
-    refused,
     sampling_of,
 )
 from pilotlight.dialects.custom_tools import function_of
@@ -136,10 +135,8 @@ def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
         return ToolBody(type="function", function=declared)
     form = declared.format or {}
     flat = {**form, **inner} if isinstance(inner := form.get("grammar"), dict) else declared.format
-    try:
+    with naming(f"{where}.custom.format"):
         function, is_enforced = function_of(declared.name, declared.description, flat)
-    except ValidationError as error:
-        raise refused(str(error), f"{where}.custom.format") from None
     if not is_enforced:
         not_enforced.append(f"{where}.custom.format")
     return ToolBody(type="function", function=function)

@@ -24,11 +24,11 @@ from pilotlight.dialects.body.bodies import (
     read_top_p,
 )
 from pilotlight.dialects.body.images import Content, ImagePart, image_at, joined
-from pilotlight.dialects.body.invalid_values import ValidationError
 from pilotlight.dialects.body.parsing import (
     Resolve,
     conversation_of,
     known_model,
+    naming,
     parse_body,
     read_arguments,
     refused,
@@ -289,10 +289,8 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
             raise refused(
                 "files are not stored here: send the image itself", f"{where}.file_id", "unsupported_parameter"
             )
-        try:
+        with naming(f"{where}.image_url"):
             return image_at(part.get("image_url"))
-        except ValidationError as error:
-            raise refused(str(error), f"{where}.image_url") from None
     if kind == "refusal":
         return string_in(part, "refusal", where)
     if kind not in _TEXTS:
@@ -329,10 +327,8 @@ def _constraint(text: TextBody | None) -> AnswerConstraint | None:
         case "json_object":
             return ANY_OBJECT
         case "json_schema":
-            try:
+            with naming("text.format.schema"):
                 return schema_constraint((form or {}).get("schema"))
-            except ValidationError as error:
-                raise refused(str(error), "text.format.schema", error.word) from None
     raise refused('must have the type "text", "json_object" or "json_schema"', "text.format")
 
 

@@ -21,8 +21,7 @@ from pilotlight.dialects.body.bodies import (
     not_deep,
     read_tool_choice,
 )
-from pilotlight.dialects.body.invalid_values import ValidationError
-from pilotlight.dialects.body.parsing import refused
+from pilotlight.dialects.body.parsing import naming, refused
 from pilotlight.dialects.custom_tools import function_of
 from pilotlight.wire.chat import MAX_ITEMS
 
@@ -95,10 +94,8 @@ class ResponsesTools:
             raise refused(sentence, "tool_choice", "unsupported_parameter")
         if isinstance(asked, dict) and asked.get("namespace"):
             asked = {**asked, "name": flat_name(str(asked.get("name")), asked["namespace"])}
-        try:
+        with naming("tool_choice"):
             read: ToolChoice = msgspec.convert(read_tool_choice(asked), ToolChoice)
-        except ValidationError as error:
-            raise refused(str(error), "tool_choice") from None
         return read
 
     def _add(self, tool: InnerToolBody, namespace: str | None, where: str) -> None:
@@ -112,10 +109,8 @@ class ResponsesTools:
         # OpenAI's tools are strict by default. With an explicit null the schema is not enforced.
         function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
         if tool.type == _CUSTOM:
-            try:
+            with naming(f"{where}.format"):
                 function, is_enforced = function_of(name, tool.description, tool.format)
-            except ValidationError as error:
-                raise refused(str(error), f"{where}.format") from None
             if not is_enforced:
                 self.left_out.append(f"{where}.format")
         if tool.type == _CUSTOM or namespace is not None:

@@ -1,5 +1,6 @@
 """The router as an ASGI application, which sends each request to its handler."""
 
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.edge_router.assembly import EdgeRouter
+from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
 from pilotlight.edge_router.backends.discovery import router_place
 from pilotlight.edge_router.durable.streams import StreamRoutes
 from pilotlight.edge_router.metering.ledger.ledger_store import configured
@@ -20,14 +21,14 @@ from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.service_table import RouterService, service_of
 from pilotlight.edge_router.services.batches.routes import BatchRoutes
-from pilotlight.edge_router.services.deployments import deployment_api
+from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
 from pilotlight.edge_router.services.issued_keys import IssuedKeys
 from pilotlight.edge_router.services.joining import JoinRoutes
 from pilotlight.edge_router.services.model_lists import ModelLists
 from pilotlight.edge_router.services.site_operations import SiteOperations
 from pilotlight.edge_router.telemetry.activity import RouterActivity
-from pilotlight.edge_router.telemetry.status_routes import FAILURES, OWN_PATHS, OwnRoutes, own_version
+from pilotlight.edge_router.telemetry.status_routes import FAILURES, OWN_PATHS, OwnRoutes
 from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.edge_router.workers.siblings import FirstWorker, Siblings
 from pilotlight.page.feed import Feed
@@ -36,8 +37,11 @@ from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
+from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
+from pilotlight.support.version import own_version
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.paths import normalize_path
 
@@ -49,12 +53,13 @@ def build_app(
     clock: Callable[[], float] = time.monotonic,
     file: Path | None = None,
     role: WorkerRole | None = None,
+    limits: RouterLimits | None = None,
 ) -> "RouterApp":
     """Assemble a router.
 
     `file` is the network's file, to which joining machines are added; `role` is the process's role among a router's workers. Raises ConfigError.
     """
-    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role), file)
+    return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role, limits), file)
 
 
 class RouterApp(Starlette):
@@ -84,11 +89,13 @@ class RouterApp(Starlette):
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         places, hosts = proxy.selector.places, router.hosts
-        self.deployments = deployment_api(
-            router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
+        guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), router.secret, access, router.clocks)
+        self.deployments = DeploymentApi(
+            router.backends, guard, places, hosts, router_state_directory(), router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
-        operations, joining = SiteOperations(router.backends, router.orders), JoinRoutes(router, file)
+        operations = SiteOperations(router.backends, router.orders)
+        joining = JoinRoutes(router.network, router.secret, file, router.backends, router.apply)
         self.page = PageRoutes(
             self.feed,
             sessions,
@@ -99,10 +106,10 @@ class RouterApp(Starlette):
             has_keys=True,
             has_joining=joining.is_open,
         )
-        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.renew_keys)
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, lambda: router.apply(router.configured))
         self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
-        own = OwnRoutes(place, proxy, router.places, sessions, metrics)
+        own = OwnRoutes(place, proxy, router.places, sessions, metrics, router.objectives)
         usage = UsageRoutes(router.accounting, access, sessions)
         super().__init__(
             routes=[
@@ -173,15 +180,8 @@ async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         if app.siblings is not None:
             await stack.enter_async_context(app.siblings)
-        await stack.enter_async_context(_working(app))
+        await stack.enter_async_context(app.edge.running())
+        await stack.enter_async_context(background.running(app.feed.run, "the page's feed"))
+        stack.push_async_callback(app.responses.close)
+        await stack.enter_async_context(background.running(app.responses.run, "the sweep of kept responses"))
         yield
-
-
-@asynccontextmanager
-async def _working(app: RouterApp) -> AsyncIterator[None]:
-    async with app.edge.running(), background.running(app.feed.run, "the page's feed"):
-        try:
-            async with background.running(app.responses.run, "the sweep of kept responses"):
-                yield
-        finally:
-            await app.responses.close()

@@ -8,25 +8,21 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.admission.quotas.shared import SharedQuotas, shared_quotas
 from pilotlight.edge_router.backends.discovery import Discovery
-from pilotlight.edge_router.backends.health import (
-    HealthMonitor,
-    client_session,
-    connection_trace,
-    connector,
-    status_fetch,
-)
+from pilotlight.edge_router.backends.health import HealthMonitor, status_fetch
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.backends.site_control import SiteControl
+from pilotlight.edge_router.backends.site_sessions import client_session, connection_trace, connector
 from pilotlight.edge_router.backends.wake_hints import WakeHints
 from pilotlight.edge_router.durable.streams import DurableStreams
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.forwarding.stages import Stages
+from pilotlight.edge_router.forwarding.timeouts import AnswerLimits
 from pilotlight.edge_router.forwarding.upstream import SiteConnections
 from pilotlight.edge_router.forwarding.websockets import WebSocketRelay
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
@@ -41,23 +37,33 @@ from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.routing.views import Policy
+from pilotlight.edge_router.services.batches.batch_store import BatchLimits
 from pilotlight.edge_router.services.batches.queue import BatchQueue
-from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
+from pilotlight.edge_router.services.finetune_registry import FinetuneTimings, SiteFinetunes
 from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
-from pilotlight.edge_router.telemetry.status_routes import own_version
 from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
+from pilotlight.support.version import own_version
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.http.certificate import client_context
+from pilotlight.wire.http.websocket import SocketTimings
 
-FORGET_EVERY_S = 5.0
+
+class RouterLimits(NamedTuple):
+    """Limits and intervals that a network's file does not set."""
+
+    answers: AnswerLimits = AnswerLimits()
+    batches: BatchLimits = BatchLimits()
+    finetunes: FinetuneTimings = FinetuneTimings()
+    sockets: SocketTimings = SocketTimings()
+    forget_every_s: float = 5.0  # interval of checks for sites that have left
 
 
 class EdgeRouter:
@@ -65,7 +71,12 @@ class EdgeRouter:
     Call `proxy.drain(timeout_s)` and `tunnels.end()` before you leave it."""
 
     def __init__(
-        self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
+        self,
+        network: NetworkConfig,
+        policy: Policy,
+        clock: Callable[[], float],
+        role: WorkerRole | None = None,
+        limits: RouterLimits | None = None,
     ) -> None:
         """`role` is this process's role if the router has several workers.
 
@@ -74,6 +85,8 @@ class EdgeRouter:
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
+        limits = limits or RouterLimits()
+        self._forget_every_s = limits.forget_every_s
         relay = network.relay
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
@@ -81,8 +94,8 @@ class EdgeRouter:
         self.backends = self.discovery.backends
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
-        limits = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
-        self.admission = AdmissionFilter(access_of(network), limits, self.secret)
+        tenants = TenantLimits(network.door, network.tenant_limits, network.accounts, self.secret, clock, self.shared)
+        self.admission = AdmissionFilter(access_of(network), tenants, self.secret)
         self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
         self.places = ClientPlaces.of(network.clients)
         self.hosts = _function_hosts(network, self.secret)
@@ -93,11 +106,11 @@ class EdgeRouter:
         self._monitor: HealthMonitor | None = None  # None unless the router runs
         self._hints = WakeHints(self.orders, self.metrics.registry)
         data = DataPlaces(network)
-        finetunes = SiteFinetunes(self.backends, data, self.orders)
+        finetunes = SiteFinetunes(self.backends, data, self.orders, limits.finetunes)
         selector = SiteSelector(self.backends, policy, self.sessions, self.metrics, clock, data, finetunes, self._hints)
         self._tracing, self.objectives = _tracing(network), _objectives(network)
         self.recent = RecentRequests()
-        self.stages = Stages(limits, self.accounting, selector, self.objectives, self._tracing)
+        self.stages = Stages(tenants, self.accounting, selector, self.objectives, self._tracing)
         self.proxy = Proxy(
             relay,
             self.admission,
@@ -105,17 +118,17 @@ class EdgeRouter:
             selector,
             self.recordings,
             self.metrics,
-            SiteConnections(relay, self.secret, self.clocks, self.tls),
+            SiteConnections(relay, self.secret, self.clocks, self.tls, limits.answers),
             clock,
             body_timeout_s=network.door.body_timeout_s,
             stages=self.stages.present(),
             recent=self.recent,
         )
         # A router with several workers has no batches: several of them, or an old one and its successor, would run the same batch.
-        self.batches = _batches(network, self.proxy) if role is None else None
+        self.batches = _batches(network, self.proxy, limits.batches) if role is None else None
         if self.objectives is not None:
-            self.metrics.judge(self.objectives)
-        self.tunnels = WebSocketRelay(self.proxy)
+            self.metrics.registry.register(self.objectives)
+        self.tunnels = WebSocketRelay(self.proxy, limits.sockets)
         self._watch()
 
     @asynccontextmanager
@@ -161,9 +174,9 @@ class EdgeRouter:
         self.accounting.quotas.set(merged.accounts)
         self.set_sites(merged)
 
-    def renew_keys(self) -> None:
-        """Apply keys that were created or revoked while the router runs, in all workers."""
-        self.reload(self.configured)
+    def apply(self, found: NetworkConfig) -> None:
+        """Apply settings, and keys that were created or revoked, in all workers. Raises ConfigError."""
+        self.reload(found)
         self.tell_workers()
 
     def tell_workers(self) -> None:
@@ -181,7 +194,7 @@ class EdgeRouter:
 
     async def _forget_sites(self) -> None:
         while True:
-            await asyncio.sleep(FORGET_EVERY_S)
+            await asyncio.sleep(self._forget_every_s)
             self.discovery.sweep()
             if self._monitor is not None:
                 self._monitor.changed()
@@ -284,14 +297,14 @@ def _tracing(network: NetworkConfig) -> Tracing | None:
     return None if otlp is None else Tracing(otlp, network.place.city, own_version())
 
 
-def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
+def _batches(network: NetworkConfig, proxy: Proxy, limits: BatchLimits) -> BatchQueue | None:
     """Return the queue of batches, stored in the ledger's directory; None without one.
     Raises ConfigError if it cannot be opened."""
     if network.ledger.directory is None:
         return None
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
     try:
-        return BatchQueue(path, proxy, proxy.admission.access)
+        return BatchQueue(path, proxy, proxy.admission.access, limits)
     except (sqlite3.Error, OSError, DatabaseError) as error:
         raise ConfigError(f"the queue of batches {path} cannot be opened: {error}") from None
 

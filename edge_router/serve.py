@@ -6,7 +6,6 @@ It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file a
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -245,15 +244,9 @@ def http_limits(door: DoorConfig) -> HttpLimits:
 
 async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:
     """Drain within the timeout. After a second stop signal open streams get their error event at once."""
-    draining = asyncio.ensure_future(proxy.drain(timeout_s))
-    hurry = asyncio.ensure_future(stop_now.wait())
-    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        draining.cancel()
+    await _first_of(proxy.drain(timeout_s), stop_now.wait())
+    if stop_now.is_set():
         await proxy.drain(0)
-    hurry.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await draining
 
 
 if __name__ == "__main__":

@@ -73,11 +73,9 @@ class Door(Protocol):
 
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[AdmittedRequest]:
         """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
-        ...
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
         """Open a scope for work that continues in the background after its request. Raises ApiError."""
-        ...
 
 
 class OpenDoor:
@@ -111,9 +109,8 @@ class ResponsesApp:
     @property
     def store(self) -> "ResponseStore":
         if self._store is None:
-            from pilotlight.response_store.response_file import (
-                ResponseFile,  # imported at the first use, because SQLite takes 9 ms to import
-            )
+            # imported at the first use, because SQLite takes 9 ms to import
+            from pilotlight.response_store.response_file import ResponseFile
             from pilotlight.response_store.storage import ResponseStore
 
             kept = self._keeping
@@ -229,9 +226,8 @@ class ResponsesApp:
     async def _create(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         raw, fields = await self._asked(read_body)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
-            return await self._app(
-                _sized(scope, raw), _replayed(raw, receive), send
-            )  # the inner application explains the error
+            # the inner application explains the error
+            return await self._app(_sized(scope, raw), _replayed(raw, receive), send)
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
         if asked.conversation is not None and not asked.is_stored:
             said = "leave store out" if self._keeping.is_on else "responses are not stored here"

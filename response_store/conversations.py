@@ -23,9 +23,8 @@ Fields = dict[str, Any]
 class Conversations:
     def __init__(self, store: "ResponseStore") -> None:
         self._store = store
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = (
-            WeakValueDictionary()
-        )  # one lock per conversation, because each change is a read and a write
+        # one lock per conversation, because each change is a read and a write
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())

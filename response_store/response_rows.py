@@ -88,9 +88,8 @@ class EventPage(NamedTuple):
 
 class Confirmed(NamedTuple):
     made: set[Name]  # responses that this maker computes, according to the database
-    taken: dict[
-        Name, KeptResponse | None
-    ]  # new state of each reported response that another process changed; None if it was deleted
+    # new state of each reported response that another process changed; None if it was deleted
+    taken: dict[Name, KeptResponse | None]
 
 
 def schema(number: str, blob: str) -> str:

@@ -63,9 +63,8 @@ class ResponseStore:
         self._unwritten: list[_Write] = []
         self._writing: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
-        self._refused: set[Name] = (
-            set()
-        )  # responses that were reported to clients as not stored, although the database may have stored them
+        # responses that were reported to clients as not stored, although the database may have stored them
+        self._refused: set[Name] = set()
         self._taking_back: asyncio.Task[None] | None = None
         self._has_started = asyncio.Event()
         self._is_closed = False

@@ -32,6 +32,11 @@ class Exchange:
         self.messages.append(message)
         self._changed.set()
 
+    def send_part(self, part: bytes) -> None:
+        """Send a part of the body, instead of the whole one."""
+        self._incoming.get_nowait()
+        self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": True})
+
     def disconnect(self) -> None:
         self._incoming.put_nowait({"type": "http.disconnect"})
 

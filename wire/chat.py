@@ -23,9 +23,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
-    accepted_prediction_tokens: int = (
-        0  # accepted drafts of speculative decoding, as counted by the site that finished the answer
-    )
+    # accepted drafts of speculative decoding, as counted by the site that finished the answer
+    accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0  # predicted tokens that were rejected; they are not completion tokens
 
 

@@ -5,7 +5,8 @@ the length of a prompt is checked after tokenisation.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -251,6 +252,15 @@ def read_arguments(text: str) -> str | dict[str, Any]:
 def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
     """Return the ApiError for a part of a body; its message begins with the part's name `param`."""
     return ApiError(word, f"{param}: {sentence}", param=param)
+
+
+@contextmanager
+def naming(param: str) -> Iterator[None]:
+    """Turn a ValidationError of the work inside into the ApiError for the part `param` of the body."""
+    try:
+        yield
+    except ValidationError as error:
+        raise refused(str(error), param, error.word) from None
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:

@@ -222,9 +222,8 @@ class Ticket:
     backend: Backend
     tokens: int
     sent_at: float
-    late_at: (
-        float | None
-    )  # when its answer should have started; None if its duration does not depend on the queue alone
+    # when its answer should have started; None if its duration does not depend on the queue alone
+    late_at: float | None
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
     is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet

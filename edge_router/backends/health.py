@@ -5,9 +5,7 @@ A probe also measures the round trip. Clock, sleep and randomness are injected; 
 
 import asyncio
 import logging
-import os
 import random
-import ssl
 import uuid
 from collections.abc import Awaitable, Callable, Collection
 from types import SimpleNamespace
@@ -18,20 +16,17 @@ import msgspec
 
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
-from pilotlight.sites.network import HealthConfig, RelayConfig
+from pilotlight.edge_router.backends.site_sessions import reason_of
+from pilotlight.sites.network import HealthConfig
 from pilotlight.support.time_limits import time_limit
 from pilotlight.wire.hop.headers import CLOCK, HOP, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop, told_clock
 from pilotlight.wire.hop.status import decode_status
-from pilotlight.wire.http.client import KEEP_ALIVE_S
 
 JITTER = 0.2  # share of the interval by which it varies: routers that start together must not probe together
 STARTING_SHARE = 0.25  # share of the interval while a site has never been healthy, because it is probably starting
 # wait after a failed probe, as a share of the interval: short, because the site's streams wait for the next probe's result
 DOUBT_SHARE = 0.1
-PROBES_PER_S = (
-    # limit for all sites together, a fifth of a core: a probe takes 0.2 ms
-    1000.0
-)
+PROBES_PER_S = 1000.0  # limit for all sites together, a fifth of a core: a probe takes 0.2 ms
 MAX_STATUS_BYTES = 4 << 20
 STATUS_PATH = "/status"
 
@@ -175,44 +170,3 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
             return ProbeReply(bytes(body), response.status, trips.count, response.headers.get(REFUSAL, "")), told_s
 
     return fetch
-
-
-def connection_trace() -> aiohttp.TraceConfig:
-    """Return a trace that counts the round trip of a TCP handshake.
-    A TLS handshake takes one more, which is not counted: only the first probe on a new connection is wrong, and later ones correct it."""
-    trace = aiohttp.TraceConfig()
-
-    async def on_create_end(session: object, context: SimpleNamespace, params: object) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx.count += 1
-
-    trace.on_connection_create_end.append(on_create_end)
-    return trace
-
-
-def connector(tls: ssl.SSLContext | None = None) -> aiohttp.TCPConnector:
-    return aiohttp.TCPConnector(ssl=tls or True, limit=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=60)
-
-
-def client_session(
-    tcp: aiohttp.BaseConnector, relay: RelayConfig, *traces: aiohttp.TraceConfig
-) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=tcp,
-        connector_owner=False,
-        auto_decompress=False,  # the client decodes the response
-        skip_auto_headers=("user-agent", "accept", "content-type"),
-        cookie_jar=aiohttp.DummyCookieJar(),  # cookies of sites are not kept
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=relay.connect_timeout_s
-        ),  # the default total timeout of 300 s would cut streams
-        trace_configs=list(traces),
-    )
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the reason of a failure.
-    For a failed connection aiohttp's own message begins with its TLS setting."""
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return f"cannot connect: {os.strerror(error.os_error.errno)}"
-    return str(error) or type(error).__name__

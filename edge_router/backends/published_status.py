@@ -48,9 +48,8 @@ class PublishedStatus:
     def _set(self, status: SiteStatus, asked_at: float) -> None:
         self.status, self.at = status, asked_at
         served = status.functions.functions if status.functions is not None else ()
-        self.functions = frozenset(
-            each.name.partition("@")[0] for each in served
-        )  # names without the digest of a deployed version
+        # names without the digest of a deployed version
+        self.functions = frozenset(each.name.partition("@")[0] for each in served)
         queues_ms = [
             1000 * m.queued_tokens / m.prefill_tokens_per_s for m in status.models if m.prefill_tokens_per_s > 0
         ]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from pilotlight.edge_router.backends.health import reason_of
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.backends.site_sessions import reason_of
 from pilotlight.edge_router.requests.request import aside_if_large
 from pilotlight.support.time_limits import time_limit
 from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, sign_hop

@@ -72,9 +72,8 @@ class DurableStream:
         self.events = EventBuffer()
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
-        self.last_words = ApiError(
-            "aborted", "the stream was stopped"
-        )  # the error if the stream is stopped from outside
+        # the error if the stream is stopped from outside
+        self.last_words = ApiError("aborted", "the stream was stopped")
         self._max_bytes = int(config.max_stream_mib * 2**20)
         self._decoder = EventDecoder(self._max_bytes)
 

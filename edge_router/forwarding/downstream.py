@@ -44,13 +44,11 @@ class ResponseWriter(Protocol):
     @property
     def is_streaming(self) -> bool:
         """Tell whether an event stream has started, so that a failure becomes an event instead of a status."""
-        ...
 
     def cut(self, error: ApiError) -> None: ...
 
     def look(self, now: float, awake_since: float) -> None:
         """Check the time limits (timeouts.py)."""
-        ...
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
 
@@ -60,7 +58,6 @@ class ResponseWriter(Protocol):
 
     def write_now(self, batch: bytes) -> bool:
         """Send whole events if that needs no wait. Returns whether they were sent."""
-        ...
 
     async def end_stream(self) -> None: ...
 

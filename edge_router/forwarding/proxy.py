@@ -19,10 +19,9 @@ from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.request_state import RequestState, StartedAnswer, StreamRecovery
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.stages import Close, Stage
-from pilotlight.edge_router.forwarding.upstream import SiteConnections, StreamLost, UpstreamAttempt, UpstreamResponse
+from pilotlight.edge_router.forwarding.request_state import Close, RequestState, Stage, StartedAnswer, StreamRecovery
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
+from pilotlight.edge_router.forwarding.upstream import SiteConnections, UpstreamAttempt, UpstreamResponse
 from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large, parse_durable
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference

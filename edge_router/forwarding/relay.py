@@ -69,7 +69,9 @@ _SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
 class DeliveryLog:
     """The delivered tokens of one answer, from all sites that computed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """`max_bytes` is the limit of a delivery to the next site, if it is not MAX_DELIVERED_BYTES."""
+        self._max_bytes = MAX_DELIVERED_BYTES if max_bytes is None else max_bytes
         self.num_tokens = 0
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
@@ -136,7 +138,7 @@ class DeliveryLog:
             return b""
         choices = tuple(Delivered(tuple(choice.token_ids), choice.finish_reason) for choice in self._choices)
         encoded = encode_delivery(Delivery(choices, self._last.cached_tokens, self._last.num_events))
-        if len(encoded) > MAX_DELIVERED_BYTES:
+        if len(encoded) > self._max_bytes:
             raise ContinuationError(f"the answer is too long to be continued: {self.num_tokens} tokens")
         return encoded
 

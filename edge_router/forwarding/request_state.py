@@ -4,15 +4,15 @@ This module has facts of a request, and the rules by which they change. Sending,
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.upstream import AttemptLimits, StreamLost
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
+from pilotlight.edge_router.forwarding.timeouts import AttemptLimits
 from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.edge_router.telemetry.tracing import RequestTrace
@@ -51,9 +51,8 @@ class SiteTries:
     declined: set[str] = field(default_factory=set)  # sites that declined
     is_paid: bool = False  # the next try is paid already, from the budget of retries
     num_silent: int = 0  # sites that were left because they were silent
-    repeated: str = (
-        ""  # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
-    )
+    # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
+    repeated: str = ""
 
     def failed(self, site: str, failure: SiteFailed) -> None:
         self.excluded.add(site)
@@ -296,6 +295,12 @@ class RequestState:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
             sentence += f"; no other site could continue it: {tried}"
         return ApiError("upstream_lost", sentence)
+
+
+Close = Callable[[BaseException | None, float], None]
+"""Gets the error that ended the request, and the seconds since it arrived."""
+Stage = Callable[[RequestState], Awaitable[Close | None]]
+"""Returns the function that closes the stage (stages.py), if any. Raises ApiError to refuse the request."""
 
 
 class RetryBudget:

@@ -1,8 +1,8 @@
-"""Reasons why a site did not answer, and which responses come from the site itself."""
+"""Reasons why a site did not answer or stopped, and which responses come from the site itself."""
 
 from typing import Literal
 
-from pilotlight.edge_router.forwarding.relay import error_of
+from pilotlight.edge_router.forwarding.relay import Cause, error_of
 from pilotlight.wire.hop.headers import QUEUE, REFUSAL
 from pilotlight.wire.http.client import ResponseParser
 
@@ -22,9 +22,8 @@ Failure = Literal[
 ]
 
 SPENT_STATUSES = frozenset({502, 503, 504})
-FAILING_STATUSES = frozenset(
-    {429, 500}
-)  # the cause may be the site, a proxy in front of it, or an error in the request that every site would report
+# The cause may be the site, a proxy in front of it, or an error in the request that every site would report.
+FAILING_STATUSES = frozenset({429, 500})
 
 
 class SiteFailed(Exception):
@@ -45,6 +44,14 @@ class SiteFailed(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.queued_tokens = queued_tokens  # length of the queue of a site that declines
+
+
+class StreamLost(Exception):
+    """The site stopped in the middle of its stream."""
+
+    def __init__(self, cause: Cause, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
 
 
 _KINDS: dict[str, Failure] = {

@@ -3,20 +3,15 @@
 A stage opens when a request is known, may refuse it, and returns the function that closes it at the request's end.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from pilotlight.edge_router.admission.filter import EXPECTED_TOKENS, TenantLimits
-from pilotlight.edge_router.forwarding.request_state import RequestState
+from pilotlight.edge_router.forwarding.request_state import Close, RequestState, Stage
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
 from pilotlight.edge_router.metering.objectives import Objectives
 from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.telemetry.tracing import Tracing
-
-Close = Callable[[BaseException | None, float], None]
-"""Gets the error that ended the request, and the seconds since it arrived."""
-Stage = Callable[[RequestState], Awaitable[Close | None]]
-"""Returns the function that closes the stage, if any. Raises ApiError to refuse the request."""
 
 
 class Stages:

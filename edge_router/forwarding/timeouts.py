@@ -6,7 +6,7 @@ A timer for each would be set and cleared for every token. The objects themselve
 import asyncio
 import time
 from operator import methodcaller
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pilotlight.support.background import for_each
 
@@ -15,11 +15,23 @@ LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked ag
 LOOKED_AT_ONCE = 64
 
 
+class AttemptLimits(NamedTuple):
+    first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
+    stall_s: float  # silence after which the stream moves to another site, if possible
+    is_continuation: bool  # the stream was started by another site
+
+
+class AnswerLimits(NamedTuple):
+    # size of a response that is not a stream: it is read whole, so that another site can answer if this one fails
+    max_body_bytes: int = 64 << 20
+    # wait for the end of the HTTP body after the last event: then the connection can be reused
+    last_chunk_s: float = 0.5
+
+
 class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
         """End a wait that has lasted too long. Times are on `time.monotonic`'s clock.
         This process was stopped until `awake_since`, so silence before then means nothing."""
-        ...
 
 
 class SilenceWatch:

@@ -7,11 +7,10 @@ import re
 import ssl
 import time
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import (
-    Cause,
     DeliveryLog,
     Forward,
     OpaqueRelay,
@@ -21,8 +20,8 @@ from pilotlight.edge_router.forwarding.relay import (
     StreamDone,
     StreamRelay,
 )
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed, plain_failure, raise_refusal
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, SilenceWatch
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost, plain_failure, raise_refusal
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits, AttemptLimits, SilenceWatch
 from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
@@ -39,21 +38,10 @@ from pilotlight.wire.http.client import (
     UpstreamConnection,
 )
 
-# Limit of a response that is not a stream. It is read whole, so that another site can answer if this one fails.
-MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # responses of functions up to this known length are relayed in one piece
 AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
-LAST_CHUNK_S = 0.5  # wait for the end of the HTTP body after the last event: then the connection can be reused
 OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
-
-
-class StreamLost(Exception):
-    """The site stopped in the middle of its stream."""
-
-    def __init__(self, cause: Cause, detail: str) -> None:
-        super().__init__(detail)
-        self.cause = cause
 
 
 class Forwarder(Protocol):
@@ -61,7 +49,6 @@ class Forwarder(Protocol):
 
     def forward(self, data: bytes) -> bool:
         """Send whole events if that needs no wait. Returns whether they were sent."""
-        ...
 
 
 class SitePace(Protocol):
@@ -69,21 +56,12 @@ class SitePace(Protocol):
 
     def may_leave(self) -> bool:
         """Tell whether the request can go elsewhere, before the first event."""
-        ...
 
     def is_frozen(self) -> bool:
         """Tell whether the site's probes fail."""
-        ...
 
     def is_stalled(self, silent_s: float) -> bool:
         """Tell whether a stream should continue elsewhere after a silence."""
-        ...
-
-
-class AttemptLimits(NamedTuple):
-    first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
-    stall_s: float  # silence after which the stream moves to another site, if possible
-    is_continuation: bool  # the stream was started by another site
 
 
 class UpstreamAttempt:
@@ -268,8 +246,8 @@ class UpstreamAttempt:
                 return b"".join(parts)
             parts.append(chunk)
             size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise SiteFailed("malformed", f"its answer is larger than {MAX_BODY_BYTES >> 20} MiB")
+            if size > (most := self._upstream.limits.max_body_bytes):
+                raise SiteFailed("malformed", f"its answer is larger than {most >> 20} MiB")
 
 
 class UpstreamResponse:
@@ -412,7 +390,7 @@ class UpstreamResponse:
         if self._connection.response.is_done:
             return
         try:
-            async with asyncio.timeout(LAST_CHUNK_S):
+            async with asyncio.timeout(self._upstream.limits.last_chunk_s):
                 while await self._connection.read():
                     pass
         except (TimeoutError, ConnectionLost, StreamLost):  # StreamLost: `look` ran between the last event and its task
@@ -422,8 +400,15 @@ class UpstreamResponse:
 class SiteConnections:
     """The connections to sites. `async with` it: leaving closes them all."""
 
-    def __init__(self, config: RelayConfig, secret: str, clocks: SiteClocks, tls: ssl.SSLContext | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RelayConfig,
+        secret: str,
+        clocks: SiteClocks,
+        tls: ssl.SSLContext | None = None,
+        limits: AnswerLimits | None = None,
+    ) -> None:
+        self.config, self.limits = config, limits or AnswerLimits()
         self.pool = ConnectionPool(config.connect_timeout_s, tls)
         self.silence = SilenceWatch(min(LOOK_AGAIN_S, config.idle_timeout_s) / 2)
         self._secret, self._clocks = secret, clocks

@@ -21,7 +21,15 @@ from pilotlight.edge_router.routing.views import Preference
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.http.client import SWITCHING_PROTOCOLS
-from pilotlight.wire.http.websocket import ABNORMAL, FAILED, GOING_AWAY, RESTARTING, WebSocket, WebSocketClose
+from pilotlight.wire.http.websocket import (
+    ABNORMAL,
+    FAILED,
+    GOING_AWAY,
+    RESTARTING,
+    SocketTimings,
+    WebSocket,
+    WebSocketClose,
+)
 
 MAX_MESSAGE_BYTES = 32 << 20  # limit of a site's message; the server limits a client's
 
@@ -33,8 +41,9 @@ Pairs = list[tuple[str, str]]
 class WebSocketRelay:
     """An ASGI application for all WebSockets."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+    def __init__(self, proxy: Proxy, timings: SocketTimings) -> None:
+        """`timings` are those of WebSockets to sites."""
+        self._proxy, self._timings = proxy, timings
         self._open: set[Tunnel] = set()
 
     def __len__(self) -> int:
@@ -43,7 +52,7 @@ class WebSocketRelay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
         client = Downstream(scope, _until_disconnect(receive), _instead_of_a_websocket(send))
-        handshake = _Handshake(self._proxy, client)
+        handshake = _Handshake(self._proxy, client, self._timings)
         await self._proxy.handle(client, handshake.run())
         if handshake.accepted is None:
             return
@@ -75,9 +84,9 @@ class _Handshake:
     """A handshake, which is sent to sites like any request.
     Afterwards the client has a plain response, or `accepted` is set."""
 
-    def __init__(self, proxy: Proxy, client: Downstream) -> None:
+    def __init__(self, proxy: Proxy, client: Downstream, timings: SocketTimings) -> None:
         self.accepted: _Accepted | None = None
-        self._proxy = proxy
+        self._proxy, self._timings = proxy, timings
         self._client = client
 
     async def run(self) -> None:
@@ -99,7 +108,9 @@ class _Handshake:
             return await client.respond(response.status, headers, response.body or b"")
         metrics.ended(site, "ok")
         transport, early = response.switched()
-        upstream = WebSocket(transport, is_client=True, early=early, max_message_bytes=MAX_MESSAGE_BYTES)
+        upstream = WebSocket(
+            transport, is_client=True, early=early, max_message_bytes=MAX_MESSAGE_BYTES, timings=self._timings
+        )
         self.accepted = _Accepted(site, upstream, headers)
 
 

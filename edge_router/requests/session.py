@@ -48,9 +48,8 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
     session: bytes | None  # digest of the name that the client gave the conversation
     prefixes: tuple[Prefix, ...]  # the shortest first
     tokens: int
-    short_digests: tuple[
-        tuple[int, int], ...
-    ] = ()  # (short digest, tokens up to there), longest first: looked up in published digests
+    # (short digest, tokens up to there), longest first: looked up in published digests
+    short_digests: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, session: bytes | None, prefixes: tuple[Prefix, ...], tokens: int) -> "ConversationFingerprint":
@@ -156,9 +155,8 @@ class SessionTable:
         now = self._clock()
         for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:
             self._put(prefix.digest, site, prefix.tokens, now)
-        if (
-            conversation.prefixes and not conversation.prefixes[0].is_telling
-        ):  # renew the shared prefix, because one of its conversations is in use
+        if conversation.prefixes and not conversation.prefixes[0].is_telling:
+            # renew the shared prefix, because one of its conversations is in use
             self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
         if conversation.session is not None:
             self._put(conversation.session, site, conversation.tokens, now)

@@ -74,10 +74,8 @@ class Assumptions:
     delay_share: float = 1.0
     # limit of a client's additional wait to use its cache, as a multiple of the least or the usual cost, whichever is smaller
     repeat_share: float = 2.0
-    queue_slack_ms: float = (
-        # excess of a queue over its limit at which a site does not decline yet: asking another site costs a round trip or two
-        150.0
-    )
+    # excess of a queue over its limit at which a site does not decline yet: asking another site costs a round trip or two
+    queue_slack_ms: float = 150.0
 
 
 class Priced(NamedTuple):

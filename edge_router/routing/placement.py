@@ -11,9 +11,8 @@ from blake3 import blake3
 from pilotlight.edge_router.routing.views import BackendView
 
 BOUND = 1.25  # a site gets no new conversations while its occupancy is above this multiple of the mean
-ALWAYS_FREE = (
-    0.05  # a site below this occupancy never counts as full, because a mean over a few requests has no meaning
-)
+# A site below this occupancy never counts as full, because a mean over a few requests has no meaning.
+ALWAYS_FREE = 0.05
 MAX_WALK = 16  # the cheapest sites, of which one is chosen by hashing: a 17th would not improve the balance
 
 

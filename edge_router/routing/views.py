@@ -23,10 +23,8 @@ class Home(msgspec.Struct, frozen=True):
 
     site: str
     cached_tokens: int
-    by_name: (
-        # the client named the session itself, so it wants to keep its site; otherwise the router recognised its messages
-        bool
-    )
+    # the client named the session itself, so it wants to keep its site; otherwise the router recognised its messages
+    by_name: bool
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
@@ -37,9 +35,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
     placement_key: bytes | None = None  # equal for all turns of one conversation, different between tenants
     home: Home | None = None
     client: Place | None = None  # None if it is near the router
-    held: Mapping[str, int] = msgspec.field(
-        default_factory=dict
-    )  # site -> tokens of this prompt that this router has sent there
+    # site -> tokens of this prompt that this router has sent there
+    held: Mapping[str, int] = msgspec.field(default_factory=dict)
     digests: tuple[tuple[int, int], ...] = ()  # (short digest of a prefix, tokens up to there), longest first
     now_s: float = 0.0  # time of the decision, on the clock of the views' times
 
@@ -65,13 +62,11 @@ class BackendView(msgspec.Struct, frozen=True):
     pending_requests: int = 0  # requests that were sent after the status and have not started to answer
     pending_tokens: int = 0  # prompt tokens of the pending requests
     pending_since_s: float = 0.0  # when the first pending request was sent
-    unanswered_tokens: int = (
-        0  # prompt tokens sent to the site after its oldest unanswered request; the status does not reduce them
-    )
+    # prompt tokens sent to the site after its oldest unanswered request; the status does not reduce them
+    unanswered_tokens: int = 0
     lateness_ms: float = 0.0  # mean delay of its answers beyond this router's predictions
-    proven_lateness_ms: float = (
-        0.0  # mean lateness without the most delayed answer; only this moves a conversation from its cache
-    )
+    # mean lateness without the most delayed answer; only this moves a conversation from its cache
+    proven_lateness_ms: float = 0.0
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
@@ -165,7 +160,6 @@ class Preference(msgspec.Struct, frozen=True):
 class Policy(Protocol):
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         """Return the sites to try, best first; empty if none is usable."""
-        ...
 
 
 HEALTHY_FLOOR = 0.5  # ejections count only if this share of the usable sites is left: if many fail at once, they are rarely at fault

@@ -12,7 +12,6 @@ changes: a change is answered when all sites serve it, or with the names of thos
 
 import asyncio
 import hmac
-import os
 import ssl
 import time
 import uuid
@@ -23,22 +22,22 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.backends.health import connector
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.backends.site_sessions import connector
 from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
 from pilotlight.edge_router.services.function_logs import log_query, merged_logs
 from pilotlight.edge_router.services.function_secrets import FunctionSecrets
-from pilotlight.sites.config import ConfigError, router_state_directory
+from pilotlight.sites.config import ConfigError
 from pilotlight.support import atomic_files
 from pilotlight.wire.credentials import Access, Account, bearer_token
 from pilotlight.wire.errors import ApiError, message_of
@@ -63,16 +62,7 @@ from pilotlight.wire.hop.deployments import (
     encode,
 )
 from pilotlight.wire.hop.function_logs import LOGS_PATH, LoggedInvocation
-from pilotlight.wire.hop.headers import (
-    DEPLOY_TOKEN_ENV,
-    FOR_ROUTERS,
-    HOP,
-    HOP_SECRET_ENV,
-    REQUEST_ID,
-    Hop,
-    hop_is_genuine,
-    sign_hop,
-)
+from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, FOR_ROUTERS, HOP, REQUEST_ID, Hop, hop_is_genuine, sign_hop
 from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.asgi import read_body
 
@@ -282,7 +272,7 @@ class DeploymentApi:
         digest = request.path_params["digest"]
         if request.method == "PUT":
             self._guard.author(request)
-            if not self._bundles.has(digest):
+            if not self._bundles.renew(digest):
                 try:
                     await self._bundles.put(digest, request.stream())
                 except BundleError as error:
@@ -309,7 +299,7 @@ class DeploymentApi:
         new = await _parsed(request, NewVersion)
         _named(name)
         deployment = self._deployments.expected(name, new.expected_revision, author)
-        if not self._bundles.has(new.digest):
+        if not self._bundles.renew(new.digest):
             raise ApiError("invalid_request", f"there is no bundle {new.digest}; upload it first")
         self._hosts.check(name, new.routes, author, deployment.account)
         number = max((version.number for version in deployment.versions), default=0) + 1
@@ -517,8 +507,7 @@ class DeploymentApi:
                 unconfirmed[site] = tried.detail
             elif changed.shares and changed.runs_at(site):
                 self._backends[site].published.serves(changed.name)
-        fields = {name: getattr(changed, name) for name in changed.__struct_fields__}
-        made = Changed(**fields, unconfirmed=unconfirmed, addresses=self._hosts.addresses(changed))
+        made = Changed(**asdict(changed), unconfirmed=unconfirmed, addresses=self._hosts.addresses(changed))
         return Response(encode(made), status, media_type=JSON)
 
     def _change(self, deployment: Deployment) -> None:
@@ -570,23 +559,6 @@ class DeploymentApi:
     def _forget_bundles(self) -> None:
         known = self._deployments.known.values()
         self._bundles.forget({version.digest for deployment in known for version in deployment.versions})
-
-
-def deployment_api(
-    backends: Mapping[str, Backend],
-    access: Access,
-    clocks: SiteClocks,
-    places: DataPlaces,
-    hosts: FunctionHosts,
-    tls: ssl.SSLContext | None = None,
-    on_change: Callable[[], None] = lambda: None,
-) -> DeploymentApi:
-    """Return the deployment API; token, secret and directory come from the environment.
-
-    `on_change` is called after each change.
-    """
-    guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
-    return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:

@@ -8,6 +8,7 @@ returns.
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,8 +20,6 @@ from pilotlight.wire.credentials import tenant_of
 from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
 
-LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 30.0  # pause after a site refused an adapter or could not get it
 CARRY_S = 300.0  # time to copy one adapter from or to a site
 LIST_BYTES = 64 << 20
 CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit, too
@@ -28,9 +27,21 @@ CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit, too
 log = logging.getLogger(__name__)
 
 
+class FinetuneTimings(NamedTuple):
+    look_every_s: float = 1.0
+    try_again_s: float = 30.0  # pause after a site refused an adapter or could not get it
+
+
 class SiteFinetunes:
-    def __init__(self, backends: Mapping[str, Backend], places: DataPlaces, orders: SiteControl) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        places: DataPlaces,
+        orders: SiteControl,
+        timings: FinetuneTimings | None = None,
+    ) -> None:
         self.orders = orders
+        self._timings = timings or FinetuneTimings()
         self._backends = backends
         self._places = places
         self._told: dict[str, FinetuneList] = {}  # published lists, by site
@@ -94,12 +105,12 @@ class SiteFinetunes:
         loop = asyncio.get_running_loop()
         again_at = loop.time()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._timings.look_every_s)
             try:
                 changed = [site for site in self.keepers() if self._is_news(site)]
                 await asyncio.gather(*(self._ask(site) for site in changed))
                 if changed or loop.time() >= again_at:
-                    again_at = loop.time() + TRY_AGAIN_S
+                    again_at = loop.time() + self._timings.try_again_s
                     await self._even_out()
             except Exception:
                 log.exception("carrying fine-tunes between sites failed inside the router")

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
+from msgspec.structs import asdict
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.forwarding.downstream import Downstream
@@ -66,13 +67,13 @@ class RoutedFinetunes:
         owned = finetunes.of(finetunes.owner(head))
         match head.method, id, is_file:
             case "GET", None, False:
-                return _enveloped([_fields(each) for each in owned.values()])
+                return _enveloped([asdict(each.listed()) for each in owned.values()])
             case "POST", None, False:
                 return await self._create(client, owned, body)
             case "DELETE", str(), False:
                 finetune = _one_of(owned, id)
                 keeping = await finetunes.remove(finetune)
-                return _enveloped(_fields(finetune), keeping)
+                return _enveloped(asdict(finetune.listed()), keeping)
             case "POST", str(), True:
                 return await self._upload(client, _one_of(owned, id), body)
         raise ApiError("method_not_allowed", f"{head.path[:200]} does not take {head.method}")
@@ -133,11 +134,6 @@ def _one_of(owned: dict[str, Finetune], id: str | None) -> Finetune:
     if found is None:
         raise ApiError("not_found", f"there is no fine-tune {(id or '')[:100]!r}")
     return found
-
-
-def _fields(finetune: Finetune) -> dict[str, Any]:
-    listed = finetune.listed()
-    return {name: getattr(listed, name) for name in listed.__struct_fields__}
 
 
 def _enveloped(result: Any, messages: list[str] | None = None) -> Answer:

@@ -8,7 +8,6 @@ from starlette.datastructures import QueryParams
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogQuery
 
-TIMEOUT_S = 15.0
 TEXTS = ("since_s", "grep", "status", "limit")
 LogsAnswer = list[LoggedInvocation] | str  # a string is the reason why a site gave none
 

@@ -7,7 +7,7 @@ A token is valid once. The site is first written to the router's file, which the
 
 import asyncio
 import logging
-import os
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -17,11 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.joining.network_file import add_site
 from pilotlight.sites.joining.tokens import TokenError, Tokens, join_line
-from pilotlight.sites.network import SiteRef, load_network
+from pilotlight.sites.network import NetworkConfig, SiteRef, load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.joining import AUTHORITY_PATH, JOIN_PATH, Joined, JoinRequest, NetworkFace
@@ -45,17 +44,25 @@ class _Network(NamedTuple):
 
 
 class JoinRoutes:
-    def __init__(self, router: EdgeRouter, file: Path | None) -> None:
-        """Open the folder of `file`, the router's configuration.
+    def __init__(
+        self,
+        config: NetworkConfig,
+        secret: str,
+        file: Path | None,
+        sites: Container[str],
+        apply: Callable[[NetworkConfig], None],
+    ) -> None:
+        """Open the folder of `file`, the router's configuration; `apply` puts its changes into effect.
 
         Raises ConfigError if the folder cannot be used.
         """
-        self._router = router
+        self._config, self._secret = config, secret
+        self._sites, self._apply = sites, apply
         self._joining = asyncio.Lock()
         self._network: _Network | None = None
-        folder = router.network.join.directory
+        folder = config.join.directory
         if folder is not None and file is not None:
-            if not router.secret:
+            if not secret:
                 raise ConfigError(
                     f"machines that join need the network's secret: set hop.secret_file, or {HOP_SECRET_ENV}"
                 )
@@ -82,7 +89,7 @@ class JoinRoutes:
         assert self._network is not None
         folder, port, fingerprint = (
             self._network.folder,
-            self._router.network.listen.port,
+            self._config.listen.port,
             self._network.authority.fingerprint,
         )
         try:
@@ -93,7 +100,7 @@ class JoinRoutes:
     async def face(self, request: Request) -> Response:
         """Return the authority's certificate, which the machine checks by its token, and the location."""
         assert self._network is not None
-        place = self._router.network.place
+        place = self._config.place
         told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
         return Response(msgspec.json.encode(told), media_type=JSON)
 
@@ -109,8 +116,7 @@ class JoinRoutes:
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
-            self._router.reload(load_network(self._network.file))
-            self._router.tell_workers()
+            self._apply(load_network(self._network.file))
         log.info("site %s at %s has joined", asked.name, asked.url)
         return Response(msgspec.json.encode(joined), media_type=JSON)
 
@@ -118,9 +124,14 @@ class JoinRoutes:
         """Issue a certificate and add the site to the file. Raises ApiError."""
         from pilotlight.sites.joining.authority import AuthorityError
 
-        if asked.name in self._router.backends:
+        if asked.name in self._sites:
             raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
         place = {"city": asked.place.city, "latitude": asked.place.latitude, "longitude": asked.place.longitude}
+        try:
+            load_network(network.file)  # before the token is used, because a file with an error cannot be applied
+        except ConfigError as error:
+            log.error("%s could not join: %s", asked.name, error)
+            raise ApiError("internal_error", "the router's file has an error; the log has the reason") from None
         try:
             # first, because a file with an invalid site would stop the router's next start
             site = parse(SiteRef, {"name": asked.name, "url": asked.url, "place": place}, "the request to join")
@@ -134,7 +145,7 @@ class JoinRoutes:
         except OSError as error:
             log.error("%s could not join: %s", asked.name, error)
             raise ApiError("internal_error", "the network's folder cannot be written; the log has the reason") from None
-        return Joined(certificate.decode(), os.environ[HOP_SECRET_ENV])
+        return Joined(certificate.decode(), self._secret)
 
 
 def _host_of(url: str) -> str:

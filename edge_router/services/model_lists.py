@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import orjson
+from msgspec.structs import asdict
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.forwarding.downstream import Downstream
@@ -100,8 +101,7 @@ class ModelLists:
             sentence = "no model was found, but a site that may have it is unreachable: try again later"
             raise ApiError("no_site_available", sentence, retry_after_s=1)
         cards, info = page_of(shown, query)
-        told = {name: getattr(info, name) for name in info.__struct_fields__}
-        return Answer(200, orjson.dumps({**lists[0], "result": cards, "result_info": told}))
+        return Answer(200, orjson.dumps({**lists[0], "result": cards, "result_info": asdict(info)}))
 
     async def _one(self, client: Downstream, model: str) -> Answer:
         """Ask one site of each kind whether it has an adapter.

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import psycopg
@@ -20,13 +20,9 @@ from pilotlight.edge_router.metering.ledger.postgres import Connection, Postgres
 from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
 
-TURN_WITHIN_S = 3.0
-STANDS_STILL_S = 3.0  # an idle transaction of a writer is aborted after this time
 CLOSES_WITHIN_S = 2.0
-_LOCK = 0x70696C6F7402  # advisory lock: one writer at a time
+WRITERS_LOCK = 0x70696C6F7402  # advisory lock: one writer at a time
 _MAKES_TABLES = 0x70696C6F7403
-_TURN = f"""SELECT set_config('lock_timeout', '{TURN_WITHIN_S:.0f}s', TRUE),
-    set_config('idle_in_transaction_session_timeout', '{STANDS_STILL_S:.0f}s', TRUE), pg_advisory_xact_lock({_LOCK})"""
 _NOW = "EXTRACT(EPOCH FROM statement_timestamp())::DOUBLE PRECISION"
 _TRIGGERS = (
     """CREATE OR REPLACE FUNCTION response_counted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -46,14 +42,26 @@ _TRIGGERS = (
 )
 
 
+class WriterLimits(NamedTuple):
+    turn_within_s: float = 3.0  # wait for the end of the previous writer
+    stands_still_s: float = 3.0  # an idle transaction of a writer is aborted after this time
+
+    @property
+    def statement(self) -> bytes:
+        """Return the statement that begins a writer's turn."""
+        return f"""SELECT set_config('lock_timeout', '{self.turn_within_s:.0f}s', TRUE),
+            set_config('idle_in_transaction_session_timeout', '{self.stands_still_s:.0f}s', TRUE), pg_advisory_xact_lock({WRITERS_LOCK})""".encode()
+
+
 class PostgresResponses:
     """Stored responses in PostgreSQL. Work runs in a thread; callers wait at most `within_s`."""
 
     is_shared = True
     name = "the routers' database"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: WriterLimits | None = None) -> None:
         """Raises UsageStoreError for an invalid database URL."""
+        self._turn = (limits or WriterLimits()).statement
         self._database = PostgresDatabase(url, _make_tables)
         self._thread = ThreadPoolExecutor(1, "responses")
         self._is_closed = False
@@ -109,7 +117,7 @@ class PostgresResponses:
             connection.isolation_level = None if job.is_write else psycopg.IsolationLevel.REPEATABLE_READ
             with connection.transaction():
                 if job.is_write:
-                    connection.execute(_TURN)
+                    connection.execute(self._turn)
                 return job.work(TranslatedConnection(connection))
 
 

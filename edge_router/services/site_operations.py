@@ -48,7 +48,7 @@ class SiteOperations:
         """Return the catalogue of each site; for a site that is down or fails, the reason."""
         down = {name: each.detail or each.state for name, each in self._backends.items() if each.state == "unhealthy"}
         asked = [name for name in self._backends if name not in down]
-        return {**dict(zip(asked, await asyncio.gather(*map(self._catalogue, asked)), strict=True)), **down}
+        return await self._listed(asked, CATALOGUE_PATH, CATALOGUE_TIMEOUT_S, Catalogue) | down
 
     async def perform(self, site: str, operation: SiteOperation) -> None:
         backend = self._backend(site)
@@ -64,7 +64,7 @@ class SiteOperations:
     async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
         """Return the stores of each healthy site that serves functions; for a site that fails, the reason."""
         serving = [name for name, each in self._backends.items() if each.state == "healthy" and _has_functions(each)]
-        return dict(zip(serving, await asyncio.gather(*map(self._stores, serving)), strict=True))
+        return await self._listed(serving, STORES_PATH, STORE_TIMEOUT_S, tuple[FunctionStore, ...])
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:
         body = await self._answer(self._backend(site).name, STORES_PATH, query, STORE_TIMEOUT_S)
@@ -77,21 +77,21 @@ class SiteOperations:
             raise ApiError("upstream_timeout", f"{site}: {message_of(answer.body)}")
         return answer.body
 
-    async def _catalogue(self, site: str) -> Catalogue | str:
-        return await self._listed(site, CATALOGUE_PATH, CATALOGUE_TIMEOUT_S, Catalogue)
+    async def _listed(
+        self, sites: list[str], path: str, timeout_s: float, kind: type[AnswerT]
+    ) -> dict[str, AnswerT | str]:
+        """Return the list of each site, or the reason if it does not send one."""
 
-    async def _stores(self, site: str) -> tuple[FunctionStore, ...] | str:
-        return await self._listed(site, STORES_PATH, STORE_TIMEOUT_S, tuple[FunctionStore, ...])
+        async def listed(site: str) -> AnswerT | str:
+            answer = await self._orders.exchange("GET", site, path, timeout_s=timeout_s, most_bytes=MAX_ANSWER)
+            if answer.status != 200:
+                return message_of(answer.body)
+            try:
+                return _decoded(answer.body, kind)
+            except ApiError as error:
+                return error.message
 
-    async def _listed(self, site: str, path: str, timeout_s: float, kind: type[AnswerT]) -> AnswerT | str:
-        """Return a site's list, or the reason if it does not send one."""
-        answer = await self._orders.exchange("GET", site, path, timeout_s=timeout_s, most_bytes=MAX_ANSWER)
-        if answer.status != 200:
-            return message_of(answer.body)
-        try:
-            return _decoded(answer.body, kind)
-        except ApiError as error:
-            return error.message
+        return dict(zip(sites, await asyncio.gather(*map(listed, sites)), strict=True))
 
     async def _answer(self, site: str, path: str, asked: msgspec.Struct, timeout_s: float) -> bytes:
         """Send a message to a site. Raises ApiError with the site's reason."""

@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.metering.objectives import Objectives
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.page.counters import times_of, totals_by
 from pilotlight.page.source import Decision, Move, TimeHistogram
@@ -81,7 +80,6 @@ class RouterMetrics:
         self._lost = self._counts("streams_lost", about, "site", always=lambda: ((each.name,) for each in backends))
         about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
-        self.objectives: Objectives | None = None  # None without objectives
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self._num_predictions = 0
         # predictions that the page has not read yet
@@ -98,11 +96,6 @@ class RouterMetrics:
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value is read when metrics are collected."""
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
-
-    def judge(self, objectives: Objectives) -> None:
-        """Publish the state of objectives."""
-        self.objectives = objectives
-        self.registry.register(objectives)
 
     def ended(self, site: str, outcome: str) -> None:
         self._requests.by[site, outcome] += 1

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import orjson
@@ -14,10 +13,11 @@ from starlette.types import ExceptionHandler
 
 from pilotlight.dialects import ollama
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.metering.objectives import slo_answer
+from pilotlight.edge_router.metering.objectives import Objectives, slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
 from pilotlight.page.sessions import Sessions
+from pilotlight.support.version import own_version
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
 from pilotlight.wire.http.asgi import read_body
@@ -41,8 +41,10 @@ class OwnRoutes:
         places: ClientPlaces,
         sessions: Sessions,
         metrics: Callable[[], Awaitable[bytes]],
+        objectives: Objectives | None,
     ) -> None:
         """`metrics` returns the text of /metrics."""
+        self._objectives = objectives
         self._metrics = metrics
         self._place = place
         self._proxy = proxy
@@ -119,11 +121,10 @@ class OwnRoutes:
 
     async def slo(self, request: Request) -> Response:
         """Return the state of each objective."""
-        objectives = self._proxy.metrics.objectives
-        if objectives is None:
+        if self._objectives is None:
             sentence = "this router has no objectives: add [[objectives]] to its file"
             raise ApiError("not_found", sentence)
-        return _json(slo_answer(await objectives.states()))
+        return _json(slo_answer(await self._objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
         """Return the ranking of sites for a request without sending it.
@@ -212,10 +213,3 @@ def _age_s(now_s: float, at_s: float) -> float | None:
 
 def _json(fields: object, status: int = 200) -> Response:
     return Response(orjson.dumps(fields), status, media_type=JSON)
-
-
-def own_version() -> str:
-    try:
-        return version("pilotlight-inference")
-    except PackageNotFoundError:
-        return "unknown"  # the code runs from a tree that was not installed

@@ -66,9 +66,8 @@ class Siblings:
         Only for a worker that answers on its own socket."""
         while not self.is_first:
             try:
-                fcntl.flock(
-                    self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # held until `resign`, or until this process ends
+                # held until `resign`, or until this process ends
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 await asyncio.sleep(TAKE_OVER_EVERY_S)
                 continue

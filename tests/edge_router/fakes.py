@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from pilotlight.edge_router.app import build_app
-from pilotlight.edge_router.assembly import EdgeRouter
+from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.serve import serving
@@ -248,6 +248,7 @@ async def router(
     probe_interval_s: float = 0.05,
     tables: Mapping[str, Any] | None = None,
     until: Mapping[str, str] | None = None,
+    limits: RouterLimits | None = None,
     **relay: Any,
 ) -> AsyncIterator[Router]:
     """Start a router and wait for its sites.
@@ -262,7 +263,7 @@ async def router(
     }
     config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts, **(tables or {}))
     before = asyncio.all_tasks()
-    app = build_app(config, policy=policy)
+    app = build_app(config, policy=policy, limits=limits)
     proxy = app.edge.proxy
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -247,7 +247,7 @@ async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
 async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_loses_it_when_there_is() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[1].status_fields = {"models": (model_status("another"),)}
-        await asyncio.sleep(0.2)  # time for a probe to find it
+        await running.until(lambda: running.edge.backends["iad1"].view().model("ember") is None)
 
         async def drain(site: FakeSite, request: Any, response: Any) -> None:
             await response.write(DRAIN_NOTICE + marked_event(3))

@@ -60,11 +60,11 @@ class Client:
     """A client with a key, for whichever router runs."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str) -> None:
-        self._session, self._url, self._headers = session, url, asked_by(name)
+        self._session, self._url, self.headers = session, url, asked_by(name)
 
     async def ask(self, **fields: Any) -> Any:
         body = {"model": "ember", **fields}
-        async with self._session.post(self._url + PATH, json=body, headers=self._headers) as response:
+        async with self._session.post(self._url + PATH, json=body, headers=self.headers) as response:
             assert response.status == 200, await response.text()
             if not fields.get("stream"):
                 return await response.json()
@@ -72,7 +72,7 @@ class Client:
             return json.loads(last.data or b"")["response"]
 
     async def get(self, rest: str) -> tuple[int, bytes]:
-        async with self._session.get(f"{self._url}{PATH}/{rest}", headers=self._headers) as response:
+        async with self._session.get(f"{self._url}{PATH}/{rest}", headers=self.headers) as response:
             return response.status, await response.read()
 
     async def fields(self, rest: str) -> Any:

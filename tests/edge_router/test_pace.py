@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward
 from pilotlight.edge_router.forwarding.request_state import MAX_MOVES, SETTLED_S, RequestState, RetryBudget
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.upstream import AttemptLimits, SiteConnections, StreamLost, UpstreamAttempt
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
+from pilotlight.edge_router.forwarding.timeouts import AttemptLimits
+from pilotlight.edge_router.forwarding.upstream import SiteConnections, UpstreamAttempt
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.routing.selection import AttemptPace, first_token_limit_s, stall_limit_s
 from pilotlight.edge_router.routing.views import Preference, RouteRequest

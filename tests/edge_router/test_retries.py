@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.backends.backend import EJECT_AFTER
+from pilotlight.edge_router.forwarding.timeouts import AnswerLimits
 from pilotlight.wire.http.client import ConnectionPool, Origin, UpstreamConnection
 from tests.edge_router.fakes import (
     DONE,
@@ -180,9 +182,9 @@ async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
             assert await response.json() == {"id": "whole"}
 
 
-async def test_a_whole_answer_too_large_to_hold_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.upstream.MAX_BODY_BYTES", 1 << 20)
-    async with sites("ams1") as fakes, router(fakes) as running:
+async def test_a_whole_answer_too_large_to_hold_is_not_held() -> None:
+    limits = RouterLimits(answers=AnswerLimits(max_body_bytes=1 << 20))
+    async with sites("ams1") as fakes, router(fakes, limits=limits) as running:
         fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
         async with running.chat(stream=False) as response:
             assert response.status == 503

@@ -18,6 +18,7 @@ import pytest
 
 from pilotlight.edge_router import serve
 from pilotlight.edge_router.app import build_app
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.serve import SPARE_FILES, _drain, http_limits, reload
 from pilotlight.sites.network import DoorConfig, load_network
 from pilotlight.wire.errors import ApiError
@@ -302,11 +303,11 @@ def _is_running(pid: int) -> bool:
 
 
 async def test_a_hangup_takes_sites_in_and_lets_those_go_that_have_left_without_cutting_a_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.assembly.FORGET_EVERY_S", 0.05)
     place = '{ city = "Amsterdam", latitude = 52.31, longitude = 4.76 }'
-    async with sites("ams1", "iad1") as fakes, router(fakes[:1]) as running:
+    limits = RouterLimits(forget_every_s=0.05)
+    async with sites("ams1", "iad1") as fakes, router(fakes[:1], limits=limits) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         async with running.chat() as response:
             assert await response.content.readany() == event(0)

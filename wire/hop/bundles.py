@@ -12,11 +12,10 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 DIGEST = re.compile(r"^[0-9a-f]{64}\Z")
 MAX_BYTES = 64 << 20
-MAX_FILES = 10_000
 MAX_NAME_BYTES = 240
 # Files of a developer's machine that do not belong to a function, above all secrets.
 LEFT_OUT = frozenset({"__pycache__", "node_modules", ".git", ".venv", ".venv-workers", ".pilotlight", ".wrangler", ".pytest_cache"})  # fmt: skip
@@ -32,35 +31,43 @@ class BundleError(ValueError):
     """The folder or the bytes are not a valid bundle; the message names the file and the change to make."""
 
 
+class BundleLimits(NamedTuple):
+    num_bytes: int = MAX_BYTES
+    num_files: int = 10_000
+
+
+LIMITS = BundleLimits()
+
+
 def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, limits: BundleLimits = LIMITS) -> bytes:
     """Pack a folder; return the tar. Raises BundleError."""
     parts: list[bytes] = []
     count = size = 0
     for name, path in sorted(_files(folder, "")):
         count, size = count + 1, size + path.stat().st_size
-        _check_size(count, size)
+        _check_size(count, size, limits)
         content = path.read_bytes()
         parts += (_head(name, len(content)), content, bytes(-len(content) % _BLOCK))
     parts.append(_end(sum(map(len, parts))))
     data = b"".join(parts)
-    _check_size(count, len(data))
+    _check_size(count, len(data), limits)
     return data
 
 
-def check(data: bytes) -> int:
+def check(data: bytes, limits: BundleLimits = LIMITS) -> int:
     """Return the number of files. Raises BundleError for bytes that `pack` would not write."""
-    return sum(1 for _ in _entries(data))
+    return sum(1 for _ in _entries(data, limits))
 
 
 def unpack(data: bytes, folder: Path) -> None:
     """Unpack into a new folder.
     If it raises BundleError, some files may be in the folder."""
     folder.mkdir(parents=True)
-    for name, content in _entries(data):
+    for name, content in _entries(data, LIMITS):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -86,9 +93,9 @@ def _files(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
             raise BundleError(f"{name} is neither a file nor a folder")
 
 
-def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
-    if len(data) > MAX_BYTES:
-        raise BundleError(f"the bundle has {len(data)} bytes, of at most {MAX_BYTES}")
+def _entries(data: bytes, limits: BundleLimits) -> Iterator[tuple[str, bytes]]:
+    if len(data) > limits.num_bytes:
+        raise BundleError(f"the bundle has {len(data)} bytes, of at most {limits.num_bytes}")
     seen: set[str] = set()
     at = size = 0
     last = ""
@@ -100,7 +107,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
         last = name
         seen.add(name)
         size += length
-        _check_size(len(seen), size)
+        _check_size(len(seen), size, limits)
         at += len(head := _head(name, length))
         end = at + length
         if not data.startswith(head, at - len(head)) or any(data[end : end - end % -_BLOCK]):
@@ -171,12 +178,11 @@ def _check_name(name: str) -> None:
         raise BundleError(f"the name {name[:100]!r} cannot be in a bundle")
 
 
-def _check_size(count: int, size: int) -> None:
-    if count > MAX_FILES:
-        raise BundleError(
-            f"the folder has more than {MAX_FILES} files; leave out files that the function does not need"
-        )
-    if size > MAX_BYTES:
-        raise BundleError(
-            f"the folder has more than {MAX_BYTES >> 20} MiB; leave out files that the function does not need"
-        )
+def _check_size(count: int, size: int, limits: BundleLimits) -> None:
+    if count > limits.num_files:
+        excess = f"{limits.num_files} files"
+    elif size > limits.num_bytes:
+        excess = f"{limits.num_bytes >> 20} MiB"
+    else:
+        return
+    raise BundleError(f"the folder has more than {excess}; leave out files that the function does not need")

@@ -98,9 +98,8 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     services: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
     routes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=100)] = ()
     has_subdomain: bool = True
-    home: Annotated[str, Meta(max_length=100)] | None = (
-        None  # home for the function; empty to run everywhere; None to leave the home unchanged
-    )
+    # home for the function; empty to run everywhere; None to leave the home unchanged
+    home: Annotated[str, Meta(max_length=100)] | None = None
 
 
 class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,9 +139,8 @@ class Tried(msgspec.Struct, frozen=True):
     detail: str = ""
     # migrations that will rename or delete classes of objects when the version gets traffic
     moves: tuple[str, ...] = ()
-    misfits: bool = (
-        False  # it must not get traffic: it binds classes of objects that are gone, or renames classes to existing ones
-    )
+    # it must not get traffic: it binds classes of objects that are gone, or renames classes to existing ones
+    misfits: bool = False
 
 
 def encode(value: Any) -> bytes:

@@ -15,7 +15,6 @@ INTERNAL_PATH = "/internal/finetunes"  # router -> site: a list; paths below it 
 FINETUNES = re.compile(
     r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
 )
-PUBLIC = "public"  # instead of an id: the site's own adapters
 
 
 class Finetune(msgspec.Struct, frozen=True):

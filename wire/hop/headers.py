@@ -20,9 +20,8 @@ ACCOUNT = "x-pilotlight-account"  # router -> site: the account of the request's
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: decline if the queue is longer than this many ms
 WAITED = "x-pilotlight-waited"  # router -> site: ms that the request has waited at sites that failed or declined
-PREFIXES = (
-    "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/hop/prefixes.py)
-)
+# router -> site: short digests of the conversation's beginnings (wire/hop/prefixes.py)
+PREFIXES = "x-pilotlight-prefixes"
 QUEUE = "x-pilotlight-queue"  # site -> router: the site declines; the value is its queue in tokens
 CLOCK = "x-pilotlight-clock"  # site -> router: the signed time of a site that refuses a signature because of its time
 REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site is at fault and not the request, one of REFUSALS; functions cannot set it

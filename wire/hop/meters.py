@@ -25,9 +25,8 @@ MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # first slot of a file
 # first slot of a file of version 1, in which a slot's JSON may extend into its last eight words
 MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")
 FREE, OPEN = 0, 1
-OUTCOMES: tuple[Outcome, ...] = get_args(
-    Outcome
-)  # the state of an ended slot is OPEN + 1 + the position of its outcome here
+# The state of an ended slot is OPEN + 1 + the position of its outcome here.
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 SITE_AT, SITE_BYTES = 64, 64
 REQUEST_AT = SITE_AT + SITE_BYTES
 WORD = 8

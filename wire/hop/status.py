@@ -49,9 +49,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (counter)
     kv_store: str = ""  # name of the KV store that its prefix cache shares with other sites; "" if none answers
     kv_store_tokens_per_s: float = 0.0  # rate at which prompts are read from the store; 0 if not measured yet
-    prefixes: bytes = (
-        b""  # digest of its cached prefixes (wire/hop/prefixes.py); in an incremental status, those that were added
-    )
+    # digest of its cached prefixes (wire/hop/prefixes.py); in an incremental status, those that were added
+    prefixes: bytes = b""
     prefixes_dropped: bytes = b""  # in an incremental status: the prefixes that were removed
     prefixes_complete: bool = False  # the digest has all cached prefixes that routers have named to the site
 

@@ -173,7 +173,6 @@ class PieceTaker(Protocol):
 
     def take(self, piece: bytes, /) -> bool:
         """Take a piece; return whether the next one may come."""
-        ...
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):

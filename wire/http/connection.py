@@ -53,14 +53,14 @@ class HttpLimits(NamedTuple):
     stall_s: float = 60.0  # time for a client to read after its buffer became full
     write_buffer_bytes: int = 64 << 10  # unsent bytes above which the application waits, without the kernel's buffer
     max_message_bytes: int = 32 << 20  # limit of a WebSocket's message
+    close_s: float = 1.0  # wait for the peer's answer to the close of a WebSocket
     # limit of the bytes of all answers that clients have not read yet; the limit for one client address is a quarter of it
     max_unread_bytes: int = 256 << 20
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # per client address
     sweep_s: float = 0.5  # interval between checks of all connections
-    given_back_bytes: int = (
-        4 << 20
-    )  # once answers have had more unread bytes than this, memory is returned to the system when a quarter of them is left
+    # once answers have had more unread bytes than this, memory is returned to the system when a quarter of them is left
+    given_back_bytes: int = 4 << 20
 
 
 class ConnectionServer(ServerState, Protocol):
@@ -316,7 +316,7 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
     Until it is lost, the connection stays counted and does not answer other requests."""
 
     def open_websocket(headers: Headers) -> "WebSocket":
-        from pilotlight.wire.http.websocket import WebSocket
+        from pilotlight.wire.http.websocket import SocketTimings, WebSocket
 
         exchange.switched(headers)
         return WebSocket(
@@ -325,12 +325,12 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
             early=bytes(early),
             max_message_bytes=connection.server.limits.max_message_bytes,
             on_lost=lambda: connection.connection_lost(None),
+            timings=SocketTimings(close_s=connection.server.limits.close_s),
         )
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if (
-            "pilotlight.wire.http.websocket_handshake" not in sys.modules
-        ):  # the import takes 40 ms, and most processes never have a WebSocket
+        # the import takes 40 ms, and most processes never have a WebSocket
+        if "pilotlight.wire.http.websocket_handshake" not in sys.modules:
             await asyncio.to_thread(importlib.import_module, "pilotlight.wire.http.websocket_handshake")
         from pilotlight.wire.http.websocket_handshake import PendingUpgrade
 

@@ -29,7 +29,6 @@ class ServerState(Protocol):
 class ClientWatcher(Protocol):
     def gone(self) -> None:
         """Called when the client has left."""
-        ...
 
 
 class ExchangeConnection(Protocol):

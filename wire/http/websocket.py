@@ -16,9 +16,6 @@ from wsproto.connection import Connection as FrameCodec
 from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
-PING_S = 20.0  # interval of pings: below 60 s, after which proxies, including ours, take a silent connection for dead
-LOST_S = 50.0  # a peer is lost if it was pinged and is silent for this time
-CLOSE_S = 1.0  # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
 HELD_BYTES = 64 << 10  # bytes of unread messages; above this or HELD_MESSAGES the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
@@ -26,6 +23,14 @@ WRITE_BUFFER_BYTES = 64 << 10
 FRAMES_AT_ONCE = 32
 
 NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
+
+
+class SocketTimings(NamedTuple):
+    # interval of pings: below 60 s, after which proxies, including ours, take a silent connection for dead
+    ping_s: float = 20.0
+    lost_s: float = 50.0  # a peer is lost if it was pinged and is silent for this time
+    # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
+    close_s: float = 1.0
 
 
 class WebSocketClose(NamedTuple):
@@ -48,6 +53,7 @@ class WebSocket(asyncio.Protocol):
         early: bytes,
         max_message_bytes: int,
         on_lost: Callable[[], None] = lambda: None,
+        timings: SocketTimings | None = None,
     ) -> None:
         """`early` has the bytes that were read after the handshake.
         `on_lost` is called once, when the connection is gone."""
@@ -55,6 +61,8 @@ class WebSocket(asyncio.Protocol):
         self._codec = FrameCodec(ConnectionType.CLIENT if is_client else ConnectionType.SERVER)
         self._max_message_bytes = max_message_bytes
         self._on_lost = on_lost
+        timings = timings or SocketTimings()
+        self._close_s = timings.close_s
         self._incoming = _Incoming()
         self._end: WebSocketClose | None = None
         self._is_broken = False  # further bytes are ignored
@@ -63,7 +71,7 @@ class WebSocket(asyncio.Protocol):
         self._is_lost = False  # the connection was lost; its last frames are still handled
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0
-        self._watch = _Watch(self)
+        self._watch = _Watch(self, timings)
         self._loop = asyncio.get_running_loop()
         transport.set_protocol(self)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
@@ -91,12 +99,12 @@ class WebSocket(asyncio.Protocol):
             await self._watch.until_writable()
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Send a close, and end the connection when the peer has answered, or after CLOSE_S.
+        """Send a close, and end the connection when the peer has answered, or after a second.
         `receive` returns the peer's answer."""
         if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
             self._say_close(WebSocketClose(code, reason))
             self._read_on()
-            self._watch.close_within(CLOSE_S)
+            self._watch.close_within(self._close_s)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -177,16 +185,13 @@ class WebSocket(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _closed_by_peer(self, close: WebSocketClose) -> None:
-        if self._codec.state in (
-            ConnectionState.OPEN,
-            ConnectionState.LOCAL_CLOSING,
-        ):  # the bytes are not a valid frame
-            return self._fail(close)
+        if self._codec.state in (ConnectionState.OPEN, ConnectionState.LOCAL_CLOSING):
+            return self._fail(close)  # the bytes are not a valid frame
         if self._codec.state is ConnectionState.REMOTE_CLOSING:
             self._say_close(close)
         self._ended(close)
         self._transport.close()
-        self._watch.close_within(CLOSE_S)
+        self._watch.close_within(self._close_s)
 
     def _fail(self, close: WebSocketClose) -> None:
         """Close the connection because the peer sent invalid data."""
@@ -196,7 +201,7 @@ class WebSocket(asyncio.Protocol):
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
         self._ended(close)
-        self._watch.close_within(CLOSE_S)
+        self._watch.close_within(self._close_s)
 
     def _say_close(self, close: WebSocketClose) -> None:
         if not self._transport.is_closing():
@@ -249,14 +254,14 @@ class _Incoming:
 class _Watch:
     """Checks whether the peer is alive: pings a silent one; closes if it stays silent or does not read."""
 
-    def __init__(self, socket: WebSocket) -> None:
+    def __init__(self, socket: WebSocket, timings: SocketTimings) -> None:
         self.is_full = False  # the write buffer has reached its limit
         self.is_held = False  # the peer is not read
-        self._socket = socket
+        self._socket, self._timings = socket, timings
         self._heard_at = time.monotonic()
         self._writable = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(PING_S, self._look)
+        self._timer = self._loop.call_later(timings.ping_s, self._look)
 
     def heard(self) -> None:
         self._heard_at = time.monotonic()
@@ -278,7 +283,7 @@ class _Watch:
         self._timer.cancel()
 
     def _look(self) -> None:
-        if time.monotonic() - self._heard_at > LOST_S and not self.is_held:
+        if time.monotonic() - self._heard_at > self._timings.lost_s and not self.is_held:
             return self._socket.abort()
         self._socket.ping()
-        self._timer = self._loop.call_later(PING_S, self._look)
+        self._timer = self._loop.call_later(self._timings.ping_s, self._look)

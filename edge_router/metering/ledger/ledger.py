@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -31,16 +31,19 @@ from pilotlight.wire.hop.meters import FILE_NAME, MeterFile, MetersError, MeterS
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
-WRITE_EVERY_S = 0.1
-TRY_AGAIN_S = 1.0  # interval of attempts while the store cannot be written
-ANSWERS_WITHIN_S = 10.0  # longest wait for any answer of the store
-BATCH = 2000  # records written at once, in far less than that time
+BATCH = 2000  # records written at once, in far less time than `answers_within_s`
 NOTHING = ResourceUse()
 
 JournalHeader = TypeVar("JournalHeader")
 Answer = TypeVar("Answer")
 
 log = logging.getLogger("pilotlight.ledger")
+
+
+class LedgerTimings(NamedTuple):
+    write_every_s: float = 0.1
+    try_again_s: float = 1.0  # interval of attempts while the store cannot be written
+    answers_within_s: float = 10.0  # longest wait for any answer of the store
 
 
 class Ledger:
@@ -53,6 +56,7 @@ class Ledger:
         prices: PriceList,
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
+        timings: LedgerTimings | None = None,
     ) -> None:
         """Open the store.
 
@@ -61,7 +65,7 @@ class Ledger:
         """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
-        self._config = config
+        self._config, self._timings = config, timings or LedgerTimings()
         self._clock = clock
         self._ended: list[tuple[int, UsageRecord]] = []  # (meter's number, record) of ended requests, not written yet
         self._wake = asyncio.Event()
@@ -131,7 +135,7 @@ class Ledger:
     async def run(self) -> None:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(WRITE_EVERY_S if self.fault is None else TRY_AGAIN_S)
+            await asyncio.sleep(self._timings.write_every_s if self.fault is None else self._timings.try_again_s)
             await self.flush()
 
     async def flush(self) -> None:
@@ -184,7 +188,7 @@ class Ledger:
     async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
         """Return the store's answer. Raises UsageStoreError if the store fails or is late."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
-        if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
+        if not (await asyncio.wait({work}, timeout=self._timings.answers_within_s))[0]:
             self._store.interrupt()
         return await work
 

@@ -34,9 +34,8 @@ class SiteUsage:
         self._accounting = accounting
         self._ledger = accounting.ledger
         self._identity = ""
-        self._written: defaultdict[str, tuple[str, ...]] = defaultdict(
-            tuple
-        )  # site -> records that are written but not yet confirmed to the site
+        # site -> records that are written but not yet confirmed to the site
+        self._written: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
 
     async def run(self) -> None:
         while True:

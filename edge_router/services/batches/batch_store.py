@@ -18,11 +18,6 @@ from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # lifetime of results after a batch's end, and of a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch's time, after which its requests without an answer expire
-MOST_WAITING = 100_000  # waiting requests of one owner
-MOST_MODELS = 100  # models of one owner's waiting requests: each model has its own place in the queue
-MOST_BATCHES = 10_000  # batches of one owner, including those that ended within the day
-MOST_BYTES = 512 << 20  # bytes of one owner's files
-PART_BYTES = 1 << 20  # bytes read at once
 OUT_OF_TIME, CANCELLED = 0, -1  # stored as the status if there is no answer
 INPUT, OUTPUT = "batch", "batch_output"  # files' purposes
 
@@ -44,6 +39,17 @@ CREATE TABLE IF NOT EXISTS requests (
 CREATE INDEX IF NOT EXISTS requests_of ON requests (batch, status);
 CREATE INDEX IF NOT EXISTS requests_waiting ON requests (owner, model, number) WHERE status IS NULL;
 """
+
+
+class BatchLimits(NamedTuple):
+    """Limits of one owner's batches, and how they are worked on."""
+
+    num_waiting: int = 100_000  # waiting requests
+    num_models: int = 100  # models of waiting requests: each model has its own place in the queue
+    num_batches: int = 10_000  # batches, including those that ended within the day
+    file_bytes: int = 512 << 20
+    part_bytes: int = 1 << 20  # bytes read at once
+    first_wait_s: float = 1.0  # pause before the second attempt of a request; doubled before each later attempt
 
 
 class StoredBatch(NamedTuple):
@@ -97,7 +103,8 @@ _FILE = ", ".join(StoredFile._fields)
 class BatchStore:
     """Batches in the SQLite file `path`. Raises sqlite3.Error, OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: BatchLimits) -> None:
+        self._limits = limits
         self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
@@ -110,15 +117,13 @@ class BatchStore:
     def add_file(
         self, owner: str, name: str, purpose: str, content: bytes, now_s: int, keep_s: int = KEPT_S
     ) -> StoredFile:
-        """Store a file. Raises ApiError if the owner's files would be larger than MOST_BYTES."""
+        """Store a file. Raises ApiError if the owner's files would be larger than allowed."""
         with self._connection as connection:
             row = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
             ).fetchone()
-            if row[0] + len(content) > MOST_BYTES:
-                raise ApiError(
-                    "quota_exceeded", f"more than {MOST_BYTES >> 20} MiB of files: delete some", retry_after_s=60
-                )
+            if row[0] + len(content) > (most := self._limits.file_bytes):
+                raise ApiError("quota_exceeded", f"more than {most >> 20} MiB of files: delete some", retry_after_s=60)
             return self._write_file(owner, name, purpose, len(content), content, now_s, keep_s)
 
     def _write_file(
@@ -160,7 +165,7 @@ class BatchStore:
             kind, line = _line_of(*answer)
             if kind == wanted:
                 found += line
-            if len(found) >= PART_BYTES:
+            if len(found) >= self._limits.part_bytes:
                 return bytes(found), answer[1]
         return bytes(found), 0
 
@@ -174,7 +179,7 @@ class BatchStore:
         for _, number, name, status, answer in self.answers(batch.id, behind):
             found += b"," * (position > 0) + orjson.dumps(queued_response(position, name, status, answer))
             position += 1
-            if len(found) >= PART_BYTES:
+            if len(found) >= self._limits.part_bytes:
                 return bytes(found), number, position
         return bytes(found), 0, position
 
@@ -191,22 +196,22 @@ class BatchStore:
 
     def add(self, batch: StoredBatch, lines: Sequence[AskedLine]) -> StoredBatch:
         """Store a batch. Raises ApiError if the owner has too many batches or waiting requests."""
+        most = self._limits
         with self._connection as connection:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
-            if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:
+            if connection.execute(kept, (batch.owner,)).fetchone()[0] >= most.num_batches:
                 raise ApiError(
                     "quota_exceeded",
-                    f"your account already has {MOST_BATCHES} batches: delete files or wait for them to expire",
+                    f"your account already has {most.num_batches} batches: delete files or wait for them to expire",
                     retry_after_s=60,
                 )
             waiting = "SELECT model, COUNT(*) FROM requests WHERE owner = ? AND status IS NULL GROUP BY model"
             numbers = dict(connection.execute(waiting, (batch.owner,)).fetchall())
-            if sum(numbers.values()) + len(lines) > MOST_WAITING:
-                raise ApiError(
-                    "quota_exceeded", f"more than {MOST_WAITING} requests of your account would wait", retry_after_s=60
-                )
-            if len(numbers.keys() | {line.model for line in lines}) > MOST_MODELS:
-                sentence = f"requests of your account for more than {MOST_MODELS} models would wait"
+            if sum(numbers.values()) + len(lines) > most.num_waiting:
+                sentence = f"more than {most.num_waiting} requests of your account would wait"
+                raise ApiError("quota_exceeded", sentence, retry_after_s=60)
+            if len(numbers.keys() | {line.model for line in lines}) > most.num_models:
+                sentence = f"requests of your account for more than {most.num_models} models would wait"
                 raise ApiError("quota_exceeded", sentence, retry_after_s=60)
             marks = ", ".join("?" * len(batch))
             connection.execute(f"INSERT INTO batches ({', '.join(batch._fields)}) VALUES ({marks})", batch)

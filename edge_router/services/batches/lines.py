@@ -23,7 +23,7 @@ class AskedLine(NamedTuple):
     body: bytes
 
 
-def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fields]]:
+def read_lines(content: bytes, endpoint: str, most: int = MOST_REQUESTS) -> tuple[list[AskedLine], list[Fields]]:
     """Return a file's requests, and its errors in OpenAI's form; a file with errors is not processed."""
     lines: list[AskedLine] = []
     faults: list[Fields] = []
@@ -42,8 +42,8 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[AskedLine], list[Fie
             continue
         names.add(line.name)
         lines.append(line)
-    if not faults and not 1 <= len(lines) <= MOST_REQUESTS:
-        sentence = f"a batch has 1 to {MOST_REQUESTS} requests, and this file has {len(lines)}"
+    if not faults and not 1 <= len(lines) <= most:
+        sentence = f"a batch has 1 to {most} requests, and this file has {len(lines)}"
         faults.append({"code": "invalid_request", "line": None, "message": sentence, "param": None})
     return lines, faults
 

@@ -9,24 +9,18 @@ from msgspec.structs import asdict, replace
 
 from pilotlight.edge_router.backends.backend import EJECT_AFTER, EJECTED_MAX_S, EJECTED_S, Backend
 from pilotlight.edge_router.backends.discovery import Discovery
-from pilotlight.edge_router.backends.health import (
-    HealthMonitor,
-    ProbeError,
-    ProbeReply,
-    client_session,
-    connection_trace,
-    connector,
-    status_fetch,
-)
+from pilotlight.edge_router.backends.health import HealthMonitor, ProbeError, ProbeReply, status_fetch
 from pilotlight.edge_router.backends.probed_state import RECOVER_AFTER, SLOW_START_S
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.rtt import RoundTrip, seed_rtt_ms
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
+from pilotlight.edge_router.backends.site_sessions import client_session, connection_trace, connector
 from pilotlight.edge_router.routing.geo import distance_km
 from pilotlight.sites.network import HealthConfig, RelayConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.prefixes import encode_prefixes
 from pilotlight.wire.hop.status import Place, SiteStatus, decode_status, encode_status
+from tests.asgi import eventually
 from tests.edge_router.builders import PLACES, Clock, model_status, network, site_status
 from tests.edge_router.fakes import sites
 
@@ -43,7 +37,7 @@ class Probes:
         self.sequence = 0
         self.slept: list[float] = []
         self.chance = 0.5
-        self._reply: bytes | Exception | None = b""
+        self.says: bytes | Exception | None = b""
         self._http_status = 200
         self._took_s = 0.0
         self.refusal = ""
@@ -51,7 +45,7 @@ class Probes:
         self.monitor = HealthMonitor([self.backend], self._fetch, HEALTH, self.clock, self._sleep, lambda: self.chance)
 
     async def reply(self, reply: bytes | Exception | None, http_status: int = 200, took_s: float = 0.004) -> str:
-        self._reply, self._http_status, self._took_s = reply, http_status, took_s
+        self.says, self._http_status, self._took_s = reply, http_status, took_s
         await self.monitor.probe(self.backend)
         return self.backend.state
 
@@ -65,17 +59,24 @@ class Probes:
     async def _fetch(self, url: str, site: str) -> ProbeReply:
         assert url == "http://127.0.0.1:1/status"
         self.clock.advance(self._took_s)
-        if self._reply is None:
+        if self.says is None:
             await asyncio.Event().wait()
-        if isinstance(self._reply, Exception):
-            raise self._reply
-        assert self._reply is not None
-        return ProbeReply(self._reply, self._http_status, self.round_trips, self.refusal)
+        if isinstance(self.says, Exception):
+            raise self.says
+        assert self.says is not None
+        return ProbeReply(self.says, self._http_status, self.round_trips, self.refusal)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         if len(self.slept) >= 3:
-            raise asyncio.CancelledError
+            await asyncio.Event().wait()
+
+    async def pauses(self) -> list[float]:
+        """Probe repeatedly; return the first three pauses, in seconds."""
+        self.slept.clear()
+        async with background.running(self.monitor.run, "probes"):
+            await eventually(lambda: len(self.slept) == 3)
+        return self.slept
 
 
 async def test_the_first_good_probe_makes_a_site_healthy() -> None:
@@ -87,10 +88,8 @@ async def test_the_first_good_probe_makes_a_site_healthy() -> None:
 async def test_a_site_in_doubt_is_probed_again_soon_and_a_lost_one_at_leisure() -> None:
     site = Probes()
     await site.good()
-    site._reply = ConnectionRefusedError("refused")
-    with pytest.raises(asyncio.CancelledError):
-        await site.monitor._watch(site.backend)
-    assert site.slept == pytest.approx([0.1, 0.1, 1.0])
+    site.says = ConnectionRefusedError("refused")
+    assert await site.pauses() == pytest.approx([0.1, 0.1, 1.0])
     assert site.backend.state == "unhealthy"
 
 
@@ -221,17 +220,12 @@ async def test_probes_measure_the_round_trip() -> None:
 
 async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:
     site = Probes()
-    site._reply = ConnectionRefusedError()
+    site.says = ConnectionRefusedError()
     site.chance = 1.0
-    with pytest.raises(asyncio.CancelledError):
-        await site.monitor._watch(site.backend)
-    assert site.slept == pytest.approx([0.3, 0.3, 0.3])
-    site.slept.clear()
+    assert await site.pauses() == pytest.approx([0.3, 0.3, 0.3])
     await site.good()
     site.chance = 0.0
-    with pytest.raises(asyncio.CancelledError):
-        await site.monitor._watch(site.backend)
-    assert site.slept == pytest.approx([0.8, 0.8, 0.8])
+    assert await site.pauses() == pytest.approx([0.8, 0.8, 0.8])
 
 
 async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:

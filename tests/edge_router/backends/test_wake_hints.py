@@ -5,18 +5,18 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
-from pilotlight.edge_router.backends import site_control
-from pilotlight.edge_router.backends import wake_hints as hints_module
-from pilotlight.edge_router.backends.wake_hints import sleeping_winner
+from pilotlight.edge_router.backends.site_control import SiteAnswer, SiteControl
+from pilotlight.edge_router.backends.wake_hints import EVERY_S, MAX_UNDER_WAY, WakeHints, sleeping_winner
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.wire.hop.headers import HOP, HOP_SECRET_ENV, REQUEST_ID, Hop, signed_body
 from pilotlight.wire.hop.management import WAKE_PATH
-from tests.edge_router.builders import model_status, view
+from tests.edge_router.builders import Clock, model_status, view
 from tests.edge_router.fakes import FakeSite, Router, hang, reset_before_first_byte, router, sites, stream_of
 
 pytestmark = pytest.mark.process
@@ -107,34 +107,48 @@ async def test_the_hint_is_signed_and_names_the_model(hinted: Hinted) -> None:
     assert [request.path for request in hinted.awake.seen] == ["/ai/v1/chat/completions"], "the request went elsewhere"
 
 
-async def test_one_hint_in_a_while_is_enough(hinted: Hinted, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(5):
-        await hinted.ask()
-    await hinted.until("heeded", 1)
-    assert len(hinted.hints) == 1
-    monkeypatch.setattr(hints_module, "EVERY_S", 0.0)
-    await hinted.ask()
-    await hinted.until("heeded", 2)
-
-
-async def test_a_site_that_never_answers_delays_no_request(hinted: Hinted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_control, "TIMEOUT_S", 0.2)
+async def test_a_site_that_never_answers_delays_no_request(hinted: Hinted) -> None:
     hinted.asleep.behave = hang
     async with asyncio.timeout(30):
-        await hinted.ask()
+        for _ in range(5):
+            await hinted.ask()
     await hinted.until("failed", 1)
+    assert len(hinted.hints) == 1
 
 
-async def test_hints_are_bounded_and_what_is_too_much_is_counted(
-    hinted: Hinted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hints_module, "EVERY_S", 0.0)
-    monkeypatch.setattr(hints_module, "MAX_UNDER_WAY", 2)
-    hinted.asleep.behave = hang
-    for _ in range(5):
-        await hinted.ask()
-    await hinted.until("dropped", 3)
-    assert len(hinted.hints) <= 2
+class Unanswered:
+    """Control requests that no site answers."""
+
+    def __init__(self) -> None:
+        self.sites: list[str] = []
+
+    async def exchange(self, method: str, site: str, path: str, body: bytes) -> SiteAnswer:
+        self.sites.append(site)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_one_hint_in_a_while_is_enough() -> None:
+    orders, clock = Unanswered(), Clock()
+    preferences = [preference("ams1", 100.0), preference("iad1", 250.0, 200.0, residency="host")]
+    async with WakeHints(cast("SiteControl", orders), CollectorRegistry(), clock) as hints:
+        for after_s, num_sent in ((0.0, 1), (EVERY_S - 0.1, 1), (0.2, 2)):
+            clock.advance(after_s)
+            hints.consider("ember", preferences)
+            await asyncio.sleep(0)
+            assert len(orders.sites) == num_sent
+
+
+async def test_hints_are_bounded_and_what_is_too_much_is_counted() -> None:
+    orders, registry = Unanswered(), CollectorRegistry()
+    async with WakeHints(cast("SiteControl", orders), registry) as hints:
+        for i in range(MAX_UNDER_WAY + 1):
+            sleeping = preference(f"site{i}", 250.0, 200.0, residency="host")
+            hints.consider("ember", [preference("ams1", 100.0), sleeping])
+        await asyncio.sleep(0)
+        assert len(orders.sites) == MAX_UNDER_WAY
+        labels = {"site": f"site{MAX_UNDER_WAY}", "outcome": "dropped"}
+        assert registry.get_sample_value("pilotlight_router_wake_hints_total", labels) == 1
 
 
 @pytest.mark.parametrize("broken", [reset_before_first_byte, stream_of(1)])

@@ -130,17 +130,16 @@ def test_nothing_of_the_side_field_and_nothing_without_a_resume_point_reaches_th
     assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
 
 
-def test_an_answer_too_long_to_be_handed_to_another_site_is_not_continued(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log = DeliveryLog()
-    log.add(ResumePoint(0, (1000,) * 100))
-    size = len(log.delivery())
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", size)
-    assert len(log.delivery()) == size
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", size - 1)
+def test_an_answer_too_long_to_be_handed_to_another_site_is_not_continued() -> None:
+    def delivery(*limit: int) -> bytes:
+        log = DeliveryLog(*limit)
+        log.add(ResumePoint(0, (1000,) * 100))
+        return log.delivery()
+
+    size = len(delivery())
+    assert len(delivery(size)) == size
     with pytest.raises(ContinuationError, match="too long to be continued: 100 tokens"):
-        log.delivery()
+        delivery(size - 1)
 
 
 def test_a_choice_that_has_ended_does_not_continue() -> None:

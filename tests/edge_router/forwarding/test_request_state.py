@@ -11,8 +11,7 @@ from pilotlight.edge_router.forwarding.request_state import (
     StartedAnswer,
     StreamRecovery,
 )
-from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed
-from pilotlight.edge_router.forwarding.upstream import StreamLost
+from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed, StreamLost
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError
@@ -185,12 +184,9 @@ def test_a_clients_tokens_are_counted_once_whichever_router_has_counted_them_bef
     assert (fresh.recovery.lost, fresh.request.answer_name) == (None, started.name)
 
 
-def test_another_routers_stream_with_too_many_delivered_tokens_is_not_continued(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log = DeliveryLog()
+def test_another_routers_stream_with_too_many_delivered_tokens_is_not_continued() -> None:
+    log = DeliveryLog(max_bytes=1)
     log.add(ResumePoint(0, (1, 2, 3)))
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)
     with pytest.raises(ApiError, match=r"the router was lost before the end of its answer: .*too long") as refused:
         proxied().continue_answer(StartedAnswer(AnswerName(5, 6, "0" * 24), log, "j.2"), 40.0)
     assert refused.value.word == "upstream_lost"

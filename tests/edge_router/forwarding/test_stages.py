@@ -3,8 +3,7 @@
 import pytest
 
 from pilotlight.edge_router.assembly import EdgeRouter
-from pilotlight.edge_router.forwarding.request_state import RequestState
-from pilotlight.edge_router.forwarding.stages import Close
+from pilotlight.edge_router.forwarding.request_state import Close, RequestState
 from pilotlight.edge_router.requests.request import Head, RequestParser
 from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.sites.network import RelayConfig

@@ -8,17 +8,10 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
-from pilotlight.edge_router.forwarding import upstream as upstream_module
 from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S
-from pilotlight.edge_router.forwarding.upstream import (
-    AttemptLimits,
-    SiteConnections,
-    StreamLost,
-    UpstreamAttempt,
-    UpstreamResponse,
-)
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits, AttemptLimits
+from pilotlight.edge_router.forwarding.upstream import SMALL_BYTES, SiteConnections, UpstreamAttempt, UpstreamResponse
 from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, Head, RequestParser, ValidRequest
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.hop.headers import ROUTE
@@ -30,6 +23,7 @@ NEVER = float("-inf")
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream; charset=utf-8\r\n"
 MARKED = SSE + b"x-pilotlight-marks: 1\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
+SMALL = bytes(SMALL_BYTES)
 
 
 def chunk(data: bytes) -> bytes:
@@ -119,13 +113,14 @@ class Attempt:
         is_continuation: bool = False,
         num_kept: int = 0,
         first_byte_s: float = 60.0,
+        limits: AnswerLimits | None = None,
     ) -> None:
         self.pool, self.pace, self.log = Pool(num_kept), Pace(), DeliveryLog()
-        self.upstream = SiteConnections(RelayConfig(idle_timeout_s=30.0), "", SiteClocks([]))
+        self.upstream = SiteConnections(RelayConfig(idle_timeout_s=30.0), "", SiteClocks([]), limits=limits)
         self.upstream.pool = cast(Any, self.pool)
-        limits = AttemptLimits(first_byte_s, 10.0, is_continuation)
+        times = AttemptLimits(first_byte_s, 10.0, is_continuation)
         self.attempt = UpstreamAttempt(
-            self.upstream, "ams1", "http://h:1", request or asked(), limits, cast(Any, self.pace), self.log
+            self.upstream, "ams1", "http://h:1", request or asked(), times, cast(Any, self.pace), self.log
         )
         self.task = asyncio.ensure_future(self.attempt.response())
 
@@ -185,11 +180,8 @@ async def test_an_answer_in_one_piece_is_read_whole_and_leaves_its_connection_to
 
 
 @pytest.mark.parametrize(("num_bytes", "is_taken"), [(8, True), (9, False)])
-async def test_an_answer_in_one_piece_has_a_largest_size(
-    num_bytes: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upstream_module, "MAX_BODY_BYTES", 8)
-    attempt = Attempt()
+async def test_an_answer_in_one_piece_has_a_largest_size(num_bytes: int, is_taken: bool) -> None:
+    attempt = Attempt(limits=AnswerLimits(max_body_bytes=8))
     if is_taken:
         assert (await attempt.response(whole(b"x" * num_bytes))).body == b"x" * num_bytes
     else:
@@ -254,17 +246,17 @@ async def test_a_kept_connection_that_was_closed_meanwhile_says_nothing_of_its_s
 @pytest.mark.parametrize(
     ("answer", "is_stream", "body"),
     [
-        (whole(b"12345"), False, b"12345"),
-        (whole(b"123456")[:-1], True, None),
+        (whole(SMALL), False, SMALL),
+        (whole(SMALL + b"x")[:-1], True, None),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"1"), True, None),
         (whole(b"{}", b"503 Unavailable"), False, b"{}"),
         (SSE + b"transfer-encoding: chunked\r\n\r\n", True, None),
     ],
+    ids=["small", "large", "of unknown length", "a failure", "events"],
 )
 async def test_a_functions_response_is_passed_on_in_one_piece_where_it_is_known_to_be_small(
-    answer: bytes, is_stream: bool, body: bytes | None, monkeypatch: pytest.MonkeyPatch
+    answer: bytes, is_stream: bool, body: bytes | None
 ) -> None:
-    monkeypatch.setattr(upstream_module, "SMALL_BYTES", 5)
     response = await Attempt(asked("/fn/f")).response(answer)
     assert (response.is_opaque, response.body, response.has_answered) == (is_stream, body, True)
 
@@ -415,12 +407,9 @@ async def test_a_functions_stream_that_stands_still_is_left_alone_until_its_time
         assert await waiting == [Forward(b"a")]
 
 
-async def test_the_end_of_a_stream_is_waited_for_and_one_that_has_none_is_broken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(upstream_module, "LAST_CHUNK_S", 0.02)
+async def test_the_end_of_a_stream_is_waited_for_and_one_that_has_none_is_broken() -> None:
     for last, is_fit in ((b"0\r\n\r\n", True), (chunk(b"more"), False), (None, False)):
-        attempt = Attempt()
+        attempt = Attempt(limits=AnswerLimits(last_chunk_s=0.02))
         response = await attempt.response(*streaming(attempt))
         await attempt.hears(chunk(b":pl [0,[8]]\ndata: b\n\n" + DONE), last)
         with response:

@@ -6,9 +6,10 @@ from typing import Any, cast
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError, web
 
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.forwarding.websockets import Tunnel
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV, Hop, hop_is_genuine
-from pilotlight.wire.http.websocket import WebSocketClose
+from pilotlight.wire.http.websocket import SocketTimings, WebSocketClose
 from tests.edge_router.fakes import FakeSite, FirstThen, answer, refuse, reset_before_first_byte, router, sites
 from tests.edge_router.raw import wire
 
@@ -156,11 +157,10 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
         fakes[0].go_on.set()
 
 
-async def test_a_silent_site_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
+async def test_a_silent_site_is_given_up() -> None:
+    limits = RouterLimits(sockets=SocketTimings(ping_s=0.05, lost_s=0.4))
+    async with sites("ams1") as fakes, router(fakes, limits=limits) as running:
         fakes[0].behave = silent
-        monkeypatch.setattr("pilotlight.wire.http.websocket.PING_S", 0.05)
-        monkeypatch.setattr("pilotlight.wire.http.websocket.LOST_S", 0.4)
         socket = await running.http.ws_connect(running.url + "/fn/f/ws")
         message = await socket.receive(timeout=60)
         assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 1011, "the site ams1 was lost")
@@ -231,24 +231,6 @@ async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> Non
         running.tunnels.end()
         assert await client.hear_all() == b""
         fakes[0].go_on.set()
-
-
-async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection closed at once would be reset by the client's further bytes, even with unread data in its buffer."""
-    monkeypatch.setattr("pilotlight.wire.http.websocket.CLOSE_S", 30.0)
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = echo
-        await client.say(ASK)
-        await client.hear_until(b"\r\n\r\n")
-        running.tunnels.end()
-        assert await client.hear_until(RESTARTING) == RESTARTING
-        await running.until(lambda: fakes[0].active == 0)
-        for _ in range(3):
-            await client.say(b"\x82\xfe\xff\xff\0\0\0\0" + b"m" * 65535)
-        assert running.server.connections
-        assert not client.reader.at_eof()
-        client.writer.close()
-        await running.until(lambda: not running.server.connections)
 
 
 class Site:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pilotlight.edge_router.forwarding.downstream import DownstreamGone
 from pilotlight.edge_router.forwarding.relay import Cause
 from pilotlight.edge_router.forwarding.request_state import RequestState
-from pilotlight.edge_router.forwarding.upstream import StreamLost
+from pilotlight.edge_router.forwarding.site_failure import StreamLost
 from pilotlight.edge_router.metering.objectives import BUCKET_S, DAY_S, Objectives, ObjectiveState
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import ObjectiveConfig, RelayConfig

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery
 from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
 from pilotlight.wire.hop.headers import ACCOUNT, FOR_ROUTERS, HOP, HOPS, REQUEST_ID, Hop, sign_hop
@@ -53,7 +54,11 @@ ACME, BOB, ROOT = ({"authorization": f"Bearer {name}"} for name in ("alice", "bo
 
 @asynccontextmanager
 async def metered(
-    fakes: list[FakeSite], directory: Path, monkeypatch: pytest.MonkeyPatch, **tables: Any
+    fakes: list[FakeSite],
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: RouterLimits | None = None,
+    **tables: Any,
 ) -> AsyncIterator[Router]:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     given = {
@@ -64,7 +69,7 @@ async def metered(
         "ledger": {"directory": str(directory)},
         **tables,
     }
-    async with router(fakes, policy=FirstThen("ams1", "iad1"), tables=given) as running:
+    async with router(fakes, policy=FirstThen("ams1", "iad1"), tables=given, limits=limits) as running:
         yield running
 
 

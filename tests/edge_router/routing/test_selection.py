@@ -5,9 +5,9 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState
-from pilotlight.edge_router.forwarding.site_failure import SiteFailed
-from pilotlight.edge_router.forwarding.upstream import StreamLost
+from pilotlight.edge_router.forwarding.relay import DeliveryLog
+from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState, StartedAnswer
+from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
@@ -21,7 +21,7 @@ from pilotlight.edge_router.routing.selection import (
 from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.sites.network import RelayConfig
-from pilotlight.wire.hop.continuation import ResumePoint
+from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
 from tests.edge_router.builders import PLACES, Clock, model_status, network, view
 from tests.edge_router.nearest import NearestPolicy
 
@@ -99,14 +99,21 @@ class Hints:
 
 
 def selector(
-    *sites: Site, clock: Clock | None = None, hints: Hints | None = None, policy: Policy | None = None, **tables: Any
+    *sites: Site,
+    clock: Clock | None = None,
+    hints: Hints | None = None,
+    policy: Policy | None = None,
+    metrics: Any = None,
+    sessions: SessionTable | None = None,
+    **tables: Any,
 ) -> SiteSelector:
     clock = clock or Clock()
+    sessions = SessionTable(99, 60.0, clock) if sessions is None else sessions
     places = DataPlaces(network({name: "http://x:1" for name in PLACES}, **tables))
     backends: Any = {site.name: site for site in sites}
-    order, metrics, told = policy or cast(Any, InOrder()), cast(Any, Metrics()), cast(Any, hints or Hints())
+    order, told = policy or cast(Any, InOrder()), cast(Any, hints or Hints())
     finetunes = SiteFinetunes(backends, places, cast(Any, None))
-    return SiteSelector(backends, order, SessionTable(99, 60.0, clock), metrics, clock, places, finetunes, told)
+    return SiteSelector(backends, order, sessions, metrics or Metrics(), clock, places, finetunes, told)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +132,11 @@ def selector(
     ],
 )
 def test_a_failure_says_of_a_site_what_it_may_and_no_more(kind: Any, path: str, told: list[tuple[object, ...]]) -> None:
-    site = Site("ams1")
-    choosing = selector(site)
+    site, metrics = Site("ams1"), Metrics()
+    choosing = selector(site, metrics=metrics)
     choosing.note_failure(cast(Any, site), cast(Any, site), asked(path), SiteFailed(kind, "why", queued_tokens=9))
     assert site.told == told
-    assert cast(Any, choosing._metrics).told == [("tried", "ams1", kind)]
+    assert metrics.told == [("tried", "ams1", kind)]
 
 
 def test_an_answer_is_a_home_and_a_measure_of_predictions_where_it_is_the_first_try_of_a_stream() -> None:
@@ -138,11 +145,11 @@ def test_an_answer_is_a_home_and_a_measure_of_predictions_where_it_is_the_first_
             self.status, self.body, self.failure = status, body, None
 
     def told(proxied: RequestState, response: Response) -> tuple[bool, int]:
-        site = Site("ams1")
-        choosing = selector(site)
+        site, sessions = Site("ams1"), SessionTable(99, 60.0, Clock())
+        choosing = selector(site, sessions=sessions)
         choosing.note_answer(proxied, Preference(site.seen, 30.0, {}, "next"), cast(Any, response), 0.25)
         assert site.told in ([], [("first token", 30.0, 250.0)])
-        return choosing._sessions.recall(proxied.request.conversation).home is not None, len(site.told)
+        return sessions.recall(proxied.request.conversation).home is not None, len(site.told)
 
     assert told(RequestState(asked(), RELAY, 0.0), Response()) == (True, 1)
     assert told(RequestState(asked(), RELAY, 0.0), Response(399)) == (True, 1)
@@ -254,9 +261,7 @@ def streaming(request: ValidRequest | None = None, num_tokens: int = 1) -> Reque
     return proxied
 
 
-def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_one_may_have_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_one_may_have_it() -> None:
     assert [pace(streaming(), Site("iad1")).is_stalled(silent_s) for silent_s in (1.9, 2.0, 9.0)] == [False, True, True]
     slow = {"model": {"decode_tokens_per_s": 10.0}}
     assert [pace(streaming(), Site("iad1"), own=slow).is_stalled(silent_s) for silent_s in (4.9, 5.0)] == [False, True]
@@ -270,8 +275,9 @@ def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_o
     assert not pace(streaming(replace(asked(), model=None)), Site("iad1")).is_stalled(9.0)
     unmoved = RequestState(asked(), replace(RELAY, max_losses=0), 0.0)
     assert not pace(unmoved, Site("iad1")).is_stalled(9.0)
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 4)
-    long, draining = streaming(num_tokens=99), Site("ams1", state="draining")
+    long, draining = streaming(num_tokens=0), Site("ams1", state="draining")
+    long.continue_answer(StartedAnswer(AnswerName.fresh(), DeliveryLog(max_bytes=4), ""), 0.0)
+    long.log.add(ResumePoint(0, tuple(range(99))))
     assert not pace(long, Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
     assert not selector(draining, Site("iad1")).is_wanted_elsewhere(long, cast(Any, draining))
 

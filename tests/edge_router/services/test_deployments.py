@@ -39,7 +39,7 @@ from pilotlight.wire.hop.deployments import (
 )
 from pilotlight.wire.hop.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_hop, signed_body
 from pilotlight.wire.hop.status import FunctionsStatus
-from tests.asgi import Exchange, call
+from tests.asgi import Exchange, call, eventually
 from tests.edge_router.builders import network
 
 pytestmark = pytest.mark.process
@@ -408,12 +408,26 @@ async def test_of_two_deploys_at_once_one_is_refused(app: Starlette, fake: FakeS
     assert json.loads((await call(app, f"{PATH}/f", **TOKEN)).body)["revision"] == 1
 
 
+async def test_a_deploy_keeps_the_bundles_of_those_in_progress(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
+    slow, fast = bundle(tmp_path, "1"), bundle(tmp_path, "2")
+    await put(app, slow)
+    await put(app, fast)
+    held, opened = asyncio.Event(), fake.gate
+    fake.gate = held
+    trying = asyncio.ensure_future(deployed(app, slow, 0))
+    await eventually(lambda: bool(fake.tried))
+    fake.gate = opened
+    assert (await deployed(app, fast, 0, name="g")).status == 201
+    held.set()
+    assert (await trying).status == 201
+    assert (await call(app, f"{PATH}/bundles/{digest_of(slow)}", **TOKEN)).body == slow
+
+
 async def test_a_deploy_that_is_cut_off_leaves_nothing(app: Starlette, tmp_path: Path) -> None:
     data = bundle(tmp_path)
     headers = {**TOKEN, "content-length": str(len(data))}
     exchange = Exchange(app, "PUT", f"{PATH}/bundles/{digest_of(data)}", b"", headers)
-    exchange._incoming.get_nowait()
-    exchange._incoming.put_nowait({"type": "http.request", "body": data[:100], "more_body": True})
+    exchange.send_part(data[:100])
     exchange.disconnect()
     await exchange.done()
     assert [path for path in (tmp_path / "router").rglob("*") if path.is_file()] == []

@@ -13,9 +13,10 @@ import aiohttp
 import msgspec
 import pytest
 
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.backends.site_control import SiteAnswer
 from pilotlight.edge_router.routing.data_places import DataPlaces
-from pilotlight.edge_router.services import finetune_registry
+from pilotlight.edge_router.services.finetune_registry import FinetuneTimings, SiteFinetunes
 from pilotlight.runtime.app import build_app
 from pilotlight.runtime.models.finetunes import RECORD
 from pilotlight.runtime.serve import serve_app
@@ -71,8 +72,9 @@ class ServedSite(FakeSite):
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")
-    monkeypatch.setattr(finetune_registry, "LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(finetune_registry, "TRY_AGAIN_S", 0.1)
+
+
+SOON = RouterLimits(finetunes=FinetuneTimings(look_every_s=0.02, try_again_s=0.1))
 
 
 @asynccontextmanager
@@ -84,7 +86,7 @@ async def network(
         for site in sites.values():
             await site.start()
             stack.push_async_callback(site.stop)
-        yield await stack.enter_async_context(router([*sites.values()], tables=tables)), sites
+        yield await stack.enter_async_context(router([*sites.values()], tables=tables, limits=SOON)), sites
 
 
 async def told(answer: aiohttp.ClientResponse) -> dict[str, Any]:
@@ -239,9 +241,7 @@ async def test_without_the_networks_secret_nothing_is_taken(tmp_path: Path, monk
         assert (refused["status"], HOP_SECRET_ENV in refused["errors"][0]["message"]) == (404, True)
 
 
-async def test_a_site_that_refuses_is_asked_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune_registry, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(finetune_registry, "TRY_AGAIN_S", 3600.0)
+async def test_a_site_that_refuses_is_asked_again_after_a_pause() -> None:
     kept = FinetuneList("one", (Finetune("7", "owner", "", "tiny", "tone", is_whole=True),), ("7",))
     asked: list[str] = []
 
@@ -254,7 +254,7 @@ async def test_a_site_that_refuses_is_asked_again_after_a_pause(monkeypatch: pyt
     )
     nobodys: Any = SimpleNamespace(accounts=(), models=())
     orders: Any = SimpleNamespace(exchange=exchange, secret="")
-    known: Any = finetune_registry.SiteFinetunes({"ams1": site}, DataPlaces(nobodys), orders)
+    known = SiteFinetunes({"ams1": site}, DataPlaces(nobodys), orders, FinetuneTimings(0.0, 3600.0))
     running = asyncio.create_task(known.run())
     for _ in range(100):
         await asyncio.sleep(0)

@@ -45,6 +45,32 @@ async def test_a_line_of_the_running_router_is_good_once(
     assert "cannot be used: No such file" in (await join_line(app, key)).json["error"]["message"]
 
 
+class Joining:
+    """A network in a folder, its router, and a token for one machine."""
+
+    def __init__(self, folder: Path) -> None:
+        init(folder, "router", 8443, ("Oslo", 59.9, 10.7), 5)
+        self.file = folder / "network.toml"
+        self._app = build_app(load_network(self.file), file=self.file)
+        self._token = Tokens(folder).create(10, "0" * 64)
+
+    async def join(self, url: str = "https://osl2:8443/", latitude: float = 59.9) -> Exchange:
+        place = {"city": "Oslo", "latitude": latitude, "longitude": 10.7}
+        asked = {"token": self._token.secret, "name": "osl2", "url": url, "place": place}
+        body = json.dumps({**asked, "certificate_request": new_pair("osl2").request.decode()}).encode()
+        return await call(self._over_tls, "/network/join", body=body)
+
+    async def _over_tls(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "scheme": "https"}, receive, send)
+
+
+@pytest.fixture
+def joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Joining:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv(HOP_SECRET_ENV, "a secret of sixteen bytes or more")
+    return Joining(tmp_path / "net")
+
+
 @pytest.mark.parametrize(
     ("url", "latitude", "says"),
     [
@@ -54,30 +80,23 @@ async def test_a_line_of_the_running_router_is_good_once(
     ],
 )
 async def test_a_machine_that_would_make_the_routers_file_invalid_does_not_join(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, latitude: float, says: str
+    joining: Joining, url: str, latitude: float, says: str
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv(HOP_SECRET_ENV, "a secret of sixteen bytes or more")
-    folder = tmp_path / "net"
-    init(folder, "router", 8443, ("Oslo", 59.9, 10.7), 5)
-    file = folder / "network.toml"
-    app, before = build_app(load_network(file), file=file), file.read_bytes()
-    token = Tokens(folder).create(10, "0" * 64)
-
-    async def join(url: str, latitude: float) -> Exchange:
-        place = {"city": "Oslo", "latitude": latitude, "longitude": 10.7}
-        asked = {"token": token.secret, "name": "osl2", "url": url, "place": place}
-        body = json.dumps({**asked, "certificate_request": new_pair("osl2").request.decode()}).encode()
-        return await call(over_tls, "/network/join", body=body)
-
-    async def over_tls(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "scheme": "https"}, receive, send)
-
-    answer = await join(url, latitude)
+    before = joining.file.read_bytes()
+    answer = await joining.join(url, latitude)
     assert (answer.status, says in answer.json["error"]["message"]) == (400, True), answer.body
-    assert file.read_bytes() == before
-    assert (await join("https://osl2:8443/", 59.9)).status == 200, "the token is still valid"
-    assert [(site.name, site.url) for site in load_network(file).sites] == [("osl2", "https://osl2:8443")]
+    assert joining.file.read_bytes() == before
+    assert (await joining.join()).status == 200, "the token is still valid"
+    assert [(site.name, site.url) for site in load_network(joining.file).sites] == [("osl2", "https://osl2:8443")]
+
+
+async def test_an_error_in_the_routers_file_costs_a_machine_no_token(joining: Joining) -> None:
+    before = joining.file.read_text()
+    joining.file.write_text(f"no_such_key = 1\n{before}")
+    answer = await joining.join()
+    assert (answer.status, "the router's file has an error" in answer.json["error"]["message"]) == (500, True)
+    joining.file.write_text(before)
+    assert (await joining.join()).status == 200
 
 
 async def test_a_network_that_no_machine_may_join_offers_no_line(

@@ -18,8 +18,7 @@ import pytest
 
 from load_tests.postgres import Postgres
 from pilotlight.edge_router.app import build_app
-from pilotlight.edge_router.services import shared_responses
-from pilotlight.edge_router.services.shared_responses import PostgresResponses
+from pilotlight.edge_router.services.shared_responses import WRITERS_LOCK, PostgresResponses, WriterLimits
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import EXPIRES_S
@@ -45,9 +44,11 @@ OFTEN = StoreTimings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.0
 
 
 @asynccontextmanager
-async def opened(server: Postgres, max_bytes: int = 1 << 30, **timings: float) -> AsyncIterator[ResponseStore]:
+async def opened(
+    server: Postgres, max_bytes: int = 1 << 30, limits: WriterLimits | None = None, **timings: float
+) -> AsyncIterator[ResponseStore]:
     policy = RetentionPolicy(Path("nowhere"), max_bytes, 30 * DAY_S)
-    store = ResponseStore(policy, PostgresResponses(server.url), OFTEN._replace(**timings))
+    store = ResponseStore(policy, PostgresResponses(server.url, limits), OFTEN._replace(**timings))
     try:
         yield store
     finally:
@@ -393,10 +394,9 @@ def waits_for_its_turn(server: Postgres) -> Callable[[], Any]:
     return partial(asyncio.to_thread, ask, server, "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'")
 
 
-async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'30s'"))
-    goes_on = threading.Event()
-    async with opened(server) as a, opened(server) as b:
+async def test_who_writes_does_so_alone(server: Postgres) -> None:
+    patient, goes_on = WriterLimits(30.0, 30.0), threading.Event()
+    async with opened(server, limits=patient) as a, opened(server, limits=patient) as b:
         for store in (a, b):
             assert await store.keep(response("before"))
             await stop(store)
@@ -432,26 +432,21 @@ async def test_work_without_waiting_callers_delays_no_other(server: Postgres, le
 
 
 @pytest.mark.long
-async def test_a_router_that_stands_still_amid_its_turn_loses_it(
-    server: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'1s'"))
+async def test_a_router_that_stands_still_amid_its_turn_loses_it(server: Postgres) -> None:
+    limits = WriterLimits(1.0, 1.0)
     with psycopg.connect(server.url) as standing:
-        standing.execute(shared_responses._TURN.encode())
-        async with opened(server) as a:
+        standing.execute(limits.statement)
+        async with opened(server, limits=limits) as a:
             assert await a.keep(response("1"))
         with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
             standing.execute("SELECT 1")
 
 
 @pytest.mark.long
-async def test_a_waiter_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
-    server: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'1s'"))
+async def test_a_waiter_for_a_turn_that_does_not_come_keeps_no_connection_for_it(server: Postgres) -> None:
     with psycopg.connect(server.url) as holding:
-        holding.execute(f"SELECT pg_advisory_xact_lock({shared_responses._LOCK})".encode())
-        async with opened(server, answer_s=0.1) as a:
+        holding.execute(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})".encode())
+        async with opened(server, limits=WriterLimits(1.0, 1.0), answer_s=0.1) as a:
             for i in range(5):
                 assert not await a.keep(response(str(i)))
             a.timings = a.timings._replace(answer_s=5.0)
@@ -511,7 +506,7 @@ async def test_clients_continue_at_another_router_and_learn_when_one_was_killed(
             ]
             bob = Client(session, b_url, "bob")
             assert (await bob.get(first["id"]))[0] == 404
-            async with session.delete(f"{b_url}/v1/responses/{first['id']}", headers=at_b._headers) as deleted:
+            async with session.delete(f"{b_url}/v1/responses/{first['id']}", headers=at_b.headers) as deleted:
                 assert deleted.status == 200
             assert (await at_a.get(first["id"]))[0] == 404
 
@@ -523,7 +518,7 @@ async def test_clients_continue_at_another_router_and_learn_when_one_was_killed(
             assert await streamed(session, b_url, f"{made['id']}?stream=true&starting_after=0", 1) == events[1:]
             assert (await at_b.fields(made["id"]))["status"] == "in_progress"
             before = site.cancelled
-            async with session.post(f"{b_url}/v1/responses/{made['id']}/cancel", headers=at_b._headers) as cancelled:
+            async with session.post(f"{b_url}/v1/responses/{made['id']}/cancel", headers=at_b.headers) as cancelled:
                 assert (await cancelled.json())["status"] == "cancelled"
             async with asyncio.timeout(30):
                 while site.cancelled == before or (await at_a.fields(made["id"]))["status"] != "cancelled":
@@ -584,7 +579,7 @@ async def test_a_client_learns_what_is_not_kept_while_the_database_is_away_and_a
             assert (await alice.ask(input="one", stream=stream))["store"] is False
         assert await is_failing() == "1.0"
         body = {"model": "ember", "input": "hang", "background": True}
-        async with session.post(f"{url}/v1/responses", json=body, headers=alice._headers) as refused:
+        async with session.post(f"{url}/v1/responses", json=body, headers=alice.headers) as refused:
             assert (refused.status, refused.headers["retry-after"]) == (503, "5")
         await asyncio.to_thread(server.start)
         async with asyncio.timeout(30):

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.edge_router.telemetry.activity import TOKEN_GAPS_MS, RouterActivity
+from pilotlight.edge_router.telemetry.activity import RouterActivity
+from pilotlight.page.source import TimeHistogram
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.status import Place
 from tests.edge_router.builders import Clock
@@ -52,14 +53,14 @@ def test_what_came_between_two_looks_counts_once_per_token_at_its_mean() -> None
     class Stream:
         delivered_tokens = 1
 
-    stream, proxy = Stream(), SimpleNamespace(under_way=list[Stream]())
+    stream, metrics = Stream(), SimpleNamespace(requests=dict, first_tokens=lambda: TimeHistogram((), ()))
+    proxy = SimpleNamespace(under_way=[stream], ended_tokens=0, metrics=metrics, selector=SimpleNamespace(backends={}))
     activity = RouterActivity(Place("here", 0.0, 0.0), "1", cast("Any", proxy), clock)
-    proxy.under_way.append(stream)
     for tokens, passed_s in ((1, 0.0), (5, 0.1), (5, 0.5), (6, 0.5)):
         clock.now += passed_s
         stream.delivered_tokens = tokens
-        activity._look_at_streams()
-    gaps = dict(zip((*TOKEN_GAPS_MS, None), activity._gaps, strict=True))
+        counted = activity.counts().token_gaps
+    gaps = dict(zip((*counted.bounds_ms, None), counted.counts, strict=True))
     assert {bound: number for bound, number in gaps.items() if number} == {30: 4, 1200: 1}
 
 

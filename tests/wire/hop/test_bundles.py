@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.wire.hop import bundles
-from pilotlight.wire.hop.bundles import BundleError, check, digest_of, pack, unpack
+from pilotlight.wire.hop.bundles import BundleError, BundleLimits, check, digest_of, pack, unpack
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_secrets_of_a_workplace_stay_there(folder: Path) -> None:
     assert b"do-not-send" not in pack(folder)
 
 
-def test_links_pipes_and_large_folders_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_pipes_and_large_folders_are_refused(folder: Path) -> None:
     (folder / "link").symlink_to("/etc/passwd")
     with pytest.raises(BundleError, match="link is a link"):
         pack(folder)
@@ -59,13 +58,10 @@ def test_links_pipes_and_large_folders_are_refused(folder: Path, monkeypatch: py
     with pytest.raises(BundleError, match="pipe is neither a file nor a folder"):
         pack(folder)
     (folder / "pipe").unlink()
-    monkeypatch.setattr(bundles, "MAX_FILES", 2)
     with pytest.raises(BundleError, match="more than 2 files"):
-        pack(folder)
-    monkeypatch.setattr(bundles, "MAX_FILES", 10)
-    monkeypatch.setattr(bundles, "MAX_BYTES", 1 << 13)
+        pack(folder, BundleLimits(num_files=2))
     with pytest.raises(BundleError, match="MiB"):
-        pack(folder)
+        pack(folder, BundleLimits(num_bytes=1 << 13))
 
 
 def tar_of(*entries: tuple[str, bytes, dict[str, object]]) -> bytes:
@@ -169,19 +165,13 @@ def test_no_change_of_a_bundle_ends_in_anything_but_a_refusal(data: st.DataObjec
             check(changed)
 
 
-def test_a_bundle_is_as_large_as_it_may_be_packed_and_unpacked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_is_as_large_as_it_may_be_packed_and_unpacked(folder: Path) -> None:
     data = pack(folder)
-    monkeypatch.setattr(bundles, "MAX_FILES", 3)
-    for size, is_taken in ((len(data), True), (len(data) - 1, False)):
-        monkeypatch.setattr(bundles, "MAX_BYTES", size)
-        if is_taken:
-            assert (check(data), pack(folder)) == (3, data)
-        else:
-            with pytest.raises(BundleError, match="of at most"):
-                check(data)
-            with pytest.raises(BundleError, match="MiB"):
-                pack(folder)
-    monkeypatch.setattr(bundles, "MAX_BYTES", len(data))
-    monkeypatch.setattr(bundles, "MAX_FILES", 2)
+    just_enough, too_small = BundleLimits(len(data), 3), BundleLimits(len(data) - 1, 3)
+    assert (check(data, just_enough), pack(folder, just_enough)) == (3, data)
+    with pytest.raises(BundleError, match="of at most"):
+        check(data, too_small)
+    with pytest.raises(BundleError, match="MiB"):
+        pack(folder, too_small)
     with pytest.raises(BundleError, match="more than 2 files"):
-        check(data)
+        check(data, BundleLimits(len(data), 2))

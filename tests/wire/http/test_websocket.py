@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.wire.http.connection import HttpLimits
-from pilotlight.wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
+from pilotlight.wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, SocketTimings, WebSocket, WebSocketClose
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire
 from tests.wire.http.test_server import served
@@ -78,9 +78,11 @@ class Transport(asyncio.Transport):
 class Peer:
     """An open WebSocket on a fake transport, fed with the frames of a peer."""
 
-    def __init__(self, max_bytes: int = 1000) -> None:
+    def __init__(self, max_bytes: int = 1000, timings: SocketTimings | None = None) -> None:
         self.transport = Transport()
-        self.socket = WebSocket(self.transport, is_client=False, early=b"", max_message_bytes=max_bytes)
+        self.socket = WebSocket(
+            self.transport, is_client=False, early=b"", max_message_bytes=max_bytes, timings=timings
+        )
 
     def feed(self, data: bytes, at: list[int] | None = None) -> None:
         cuts = [0, *sorted(cut % (len(data) + 1) for cut in at or ()), len(data)]
@@ -308,20 +310,17 @@ async def test_a_connection_that_is_gone_when_it_becomes_a_socket_is_a_lost_one(
     assert (await socket.receive(), lost) == (WebSocketClose(1006), [True])
 
 
-async def test_a_close_waits_for_the_peers_own_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.websocket.CLOSE_S", 0.05)
+async def test_a_close_waits_for_the_peers_own_and_not_for_ever() -> None:
     for answer in (frame(CLOSE, struct.pack("!H", 1000)), frame(TEXT, b"not yet")):
-        async with Peer() as peer:
+        async with Peer(timings=SocketTimings(close_s=0.05)) as peer:
             peer.socket.close(4001, "enough")
             assert peer.close_code == 4001
             peer.feed(answer)
             await eventually(lambda peer=peer: peer.transport.has_ended)
 
 
-async def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.websocket.PING_S", 0.01)
-    monkeypatch.setattr("pilotlight.wire.http.websocket.LOST_S", 0.05)
-    async with Peer() as peer:
+async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
+    async with Peer(timings=SocketTimings(ping_s=0.01, lost_s=0.05)) as peer:
         await eventually(lambda: peer.transport.has_ended)
         assert bytes([0x80 | PING, 0]) in peer.transport.written
 
@@ -413,6 +412,21 @@ async def test_an_application_ends_a_socket_with_its_own_code_and_reason() -> No
             await shaken(client)
             await client.say(frame(CLOSE))
             assert await client.hear_all() == said
+
+
+@pytest.mark.process
+async def test_a_client_that_sends_on_has_time_to_hear_why_the_server_closes() -> None:
+    """A connection closed at once would be reset by the client's further bytes, even with unread data in its buffer."""
+    app = App({"type": "websocket.accept"}, {"type": "websocket.close", "code": 4000, "reason": "bye"})
+    async with served(app, HttpLimits(close_s=30.0)) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(HANDSHAKE)
+        assert (await client.hear_until(b"\x88\x05\x0f\xa0bye")).startswith(b"HTTP/1.1 101")
+        for _ in range(3):
+            await client.say(frame(BINARY, b"m" * 65535))
+        assert server.connections
+        assert not client.reader.at_eof()
+        client.writer.close()
+        await eventually(lambda: not server.connections)
 
 
 @pytest.mark.process

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from load_tests.postgres import Postgres
-from pilotlight.edge_router.metering.ledger.ledger import Ledger
+from pilotlight.edge_router.metering.ledger.ledger import Ledger, LedgerTimings
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageStore
 from pilotlight.edge_router.metering.ledger.postgres_store import PostgresStore
 from pilotlight.edge_router.metering.ledger.prices import PriceList
@@ -21,8 +21,8 @@ class Place(NamedTuple):
     directory: Path
     url: str | None = None  # None for a SQLite file in the directory
 
-    def ledger(self, **config: Any) -> Ledger:
-        return Ledger(LedgerConfig(store=self.url, **config), self.directory, PRICES)
+    def ledger(self, timings: LedgerTimings | None = None, **config: Any) -> Ledger:
+        return Ledger(LedgerConfig(store=self.url, **config), self.directory, PRICES, timings=timings)
 
     def store(self) -> UsageStore:
         return SqliteStore(self.directory / "usage.sqlite") if self.url is None else PostgresStore(self.url)

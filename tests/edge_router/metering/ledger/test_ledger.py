@@ -18,7 +18,7 @@ import pytest
 from load_tests.postgres import Postgres
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
-from pilotlight.edge_router.metering.ledger.ledger import Ledger
+from pilotlight.edge_router.metering.ledger.ledger import Ledger, LedgerTimings
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery, UsageStoreError
 from pilotlight.edge_router.requests.request import Head, RequestParser
 from pilotlight.sites.config import ConfigError
@@ -161,12 +161,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["refuse", "serve"])
-async def test_a_store_that_fails_under_load_loses_nothing(
-    failing: Failing, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, least in (("ANSWERS_WITHIN_S", 0.5), ("TRY_AGAIN_S", 0.1), ("WRITE_EVERY_S", 0.01)):
-        monkeypatch.setattr(f"pilotlight.edge_router.metering.ledger.ledger.{name}", least)
-    kept = failing.place.ledger(when_failing=policy, max_unwritten=1000)
+async def test_a_store_that_fails_under_load_loses_nothing(failing: Failing, policy: str) -> None:
+    soon = LedgerTimings(write_every_s=0.01, try_again_s=0.1, answers_within_s=0.5)
+    kept = failing.place.ledger(soon, when_failing=policy, max_unwritten=1000)
     taken = refused = 0
     under_way = kept.begin(asked(), "m")
 
@@ -316,9 +313,7 @@ async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accou
 async def test_what_could_not_be_written_is_tried_again_though_nothing_more_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.metering.ledger.ledger.WRITE_EVERY_S", 0.0)
-    monkeypatch.setattr("pilotlight.edge_router.metering.ledger.ledger.TRY_AGAIN_S", 0.01)
-    kept = Place(tmp_path).ledger()
+    kept = Place(tmp_path).ledger(LedgerTimings(write_every_s=0.0, try_again_s=0.01))
     add, failures = kept._store.add, ["once", "twice"]
 
     def failing_twice(records: Any) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from pilotlight.edge_router.services.batches import batch_store as batch_store
 from pilotlight.edge_router.services.batches.batch_store import (
     KEPT_S,
     WITHIN_S,
     BatchCounts,
+    BatchLimits,
     BatchStore,
     StoredBatch,
     batch_fields,
@@ -21,8 +21,13 @@ from pilotlight.wire.errors import ApiError
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[BatchStore]:
-    made = BatchStore(tmp_path / "batches.sqlite")
+def limits() -> BatchLimits:
+    return BatchLimits()
+
+
+@pytest.fixture
+def store(tmp_path: Path, limits: BatchLimits) -> Iterator[BatchStore]:
+    made = BatchStore(tmp_path / "batches.sqlite", limits)
     yield made
     made.close()
 
@@ -113,10 +118,10 @@ def test_requests_wait_in_their_order_each_owners_and_models_apart(store: BatchS
     assert sorted(store.waiting()) == [("acme", "ember"), ("bob", "ember")]
 
 
+@pytest.mark.parametrize("limits", [BatchLimits(part_bytes=15_000)])
 def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batch_and_are_read_in_parts(
-    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+    store: BatchStore,
 ) -> None:
-    monkeypatch.setattr(batch_store, "PART_BYTES", 15_000)
     store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # the default limit is 10^9 bytes
     asked(store, "a", "b", "c", "d")
     number = 0
@@ -177,18 +182,14 @@ def test_a_cancelled_batch_of_which_nothing_is_under_way_has_ended(store: BatchS
     assert store.batch(batch.id, "acme")[0].cancelled_s == 7, "it had ended"
 
 
-def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(
-    store: BatchStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_store, "MOST_WAITING", 3)
-    monkeypatch.setattr(batch_store, "MOST_BYTES", 10)
+@pytest.mark.parametrize("limits", [BatchLimits(num_waiting=3, num_models=2, file_bytes=10)])
+def test_what_waits_and_what_is_kept_of_one_owner_is_bounded(store: BatchStore) -> None:
     asked(store, "a", "b")
     with pytest.raises(ApiError, match="more than 3 requests of your account"):
         asked(store, "c", "d", id="batch_2")
     asked(store, "c", "d", id="batch_2", owner="bob")
     answer(store)
     asked(store, "c", "d", id="batch_3")
-    monkeypatch.setattr(batch_store, "MOST_MODELS", 2)
     several = [AskedLine("a", model, b"{}") for model in ("ember", "b", "c")]
     with pytest.raises(ApiError, match="for more than 2 models would wait"):
         store.add(asked(store, id="batch_4", owner="dave")._replace(id="batch_5"), several)

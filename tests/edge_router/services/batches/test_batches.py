@@ -13,7 +13,9 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from pilotlight.edge_router.services.batches import batch_store, queue, routes
+from pilotlight.edge_router.assembly import RouterLimits
+from pilotlight.edge_router.services.batches import routes
+from pilotlight.edge_router.services.batches.batch_store import BatchLimits
 from pilotlight.wire.hop.usage import USAGE
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import FakeSite, Router, answer, hang, refuse, router, sites
@@ -127,7 +129,11 @@ async def test_a_file_is_kept_for_as_long_as_its_client_wants(tmp_path: Path, mo
 async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+    async with (
+        sites("ams1") as fakes,
+        metered(fakes, tmp_path, monkeypatch, RouterLimits(batches=BatchLimits(num_batches=2))) as running,
+        client(running) as made,
+    ):
         content = lines("a", "a") + b"{\n" + lines("b", stream=True) + lines("c", model=7) + b"[]\n"
         batch = await started(made, content)
         assert batch.status == "failed"
@@ -145,7 +151,6 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
             await made.batches.create(input_file_id="x", endpoint="/v1/moderations", completion_window="24h")
         assert not fakes[0].seen
-        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # the number that exists
         with pytest.raises(openai.RateLimitError, match="already has 2 batches"):
             await started(made, lines("a"))
 
@@ -269,7 +274,6 @@ async def test_a_request_is_asked_again_while_the_network_cannot_answer(
 async def test_a_request_that_sites_fail_at_is_tried_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "FIRST_WAIT_S", 0.0)
     tried: list[str] = []
 
     async def fails(site: FakeSite, request: web.Request) -> web.StreamResponse:
@@ -278,7 +282,11 @@ async def test_a_request_that_sites_fail_at_is_tried_three_times(
         is_ready = said == "late" and tried.count("late") == 3
         return await echo(site, request) if is_ready else web.json_response({"error": {"message": "no"}}, status=500)
 
-    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+    async with (
+        sites("ams1") as fakes,
+        metered(fakes, tmp_path, monkeypatch, RouterLimits(batches=BatchLimits(first_wait_s=0.0))) as running,
+        client(running) as made,
+    ):
         fakes[0].behave = fails
         done = await ended(made, (await started(made, lines("late", "never"))).id)
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
@@ -288,14 +296,16 @@ async def test_a_request_that_sites_fail_at_is_tried_three_times(
 async def test_workers_ais_queue_answers_by_request_id_with_references(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
+    async with (
+        sites("ams1") as fakes,
+        metered(fakes, tmp_path, monkeypatch, RouterLimits(batches=BatchLimits(part_bytes=1))) as running,
+    ):
         fakes[0].behave = answer(200, {"result": {"response": "Hi"}, "success": True, "errors": [], "messages": []})
 
         async def run(fields: dict[str, Any], headers: dict[str, str] = ACME) -> tuple[int, Any]:
             async with running.http.post(running.url + RUN, json=fields, headers=headers) as response:
                 return response.status, await response.json()
 
-        monkeypatch.setattr(batch_store, "PART_BYTES", 1)  # so each part has one response
         _, told = await run({"requests": [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}]})
         assert told["result"]["status"] == "queued"
         poll = {"request_id": told["result"]["request_id"]}

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.services.batches import lines
 from pilotlight.edge_router.services.batches.lines import (
+    MOST_FAULTS,
+    MOST_REQUESTS,
     OUT_OF_TIME,
     AskedLine,
     queued_response,
@@ -56,17 +57,15 @@ def test_a_line_is_asked_as_it_stands() -> None:
     )
 
 
-def test_faults_and_requests_of_one_file_are_reported_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_FAULTS", 3)
-    monkeypatch.setattr(lines, "MOST_REQUESTS", 2)
-    assert [fault["line"] for fault in read_lines(b"{\n" * 5, CHAT)[1]] == [1, 2, 3]
+def test_faults_and_requests_of_one_file_are_reported_up_to_a_limit() -> None:
+    faults = read_lines(b"{\n" * (MOST_FAULTS + 1), CHAT)[1]
+    assert [fault["line"] for fault in faults] == [*range(1, MOST_FAULTS + 1)]
     rows = [line(custom_id=str(i)) for i in range(3)]
-    assert read_lines(b"\n".join(rows[:2]), CHAT)[1] == []
-    (fault,) = read_lines(b"\n".join(rows), CHAT)[1]
+    assert read_lines(b"\n".join(rows[:2]), CHAT, most=2)[1] == []
+    (fault,) = read_lines(b"\n".join(rows), CHAT, most=2)[1]
     assert (fault["line"], fault["message"]) == (None, "a batch has 1 to 2 requests, and this file has 3")
-    with pytest.raises(ApiError, match="1 to 2 objects"):
-        read_queued({"requests": [{}] * 3}, "m")
-    assert len(read_queued({"requests": [{}] * 2}, "m")) == 2
+    with pytest.raises(ApiError, match=f"1 to {MOST_REQUESTS} objects"):
+        read_queued({"requests": [{}] * (MOST_REQUESTS + 1)}, "m")
 
 
 @pytest.mark.parametrize(

@@ -1,239 +1,125 @@
-"""The queue of batches alone: the key of each request, and requests that cannot be answered or stored."""
+"""The queue of batches: requests that cannot be answered, stored or read."""
 
 import asyncio
-import json
 import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pilotlight.edge_router.requests.request import Head
-from pilotlight.edge_router.services.batches import queue
-from pilotlight.edge_router.services.batches.batch_store import StoredBatch, WaitingRequest
-from pilotlight.edge_router.services.batches.queue import BatchAnswer, BatchQueue
-from pilotlight.wire.credentials import Access, Account, Key
-from pilotlight.wire.errors import ApiError
-from tests.edge_router.builders import Clock, model_status, site_status
+from pilotlight.edge_router.services.batches.batch_store import BatchLimits, StoredBatch
+from pilotlight.edge_router.services.batches.lines import AskedLine
+from pilotlight.edge_router.services.batches.queue import BatchQueue
+from pilotlight.edge_router.services.batches.sender import BatchAnswer
+from pilotlight.support import background
+from pilotlight.wire.credentials import Access
+from tests.asgi import eventually
+from tests.edge_router.builders import Clock, site_status
 
 NOW_S = 1000  # the time at which the clock of builders.py starts
-MINE = Key("mine", "0" * 64, account=Account("acme"))
-
-
-def waiting(key: str = "mine", owner: str = "acme", left_s: int = 60) -> WaitingRequest:
-    batch = StoredBatch("batch_1", owner, key, "/v1/chat/completions", "file-1", NOW_S, NOW_S + left_s)
-    return WaitingRequest(1, b"{}", batch)
 
 
 class Made:
-    """A queue whose requests get `answers`, one after the other."""
+    """A queue whose requests get one answer: a status, or none."""
 
-    def __init__(self, folder: Path, *answers: tuple[int, float], keys: tuple[Key, ...] = (MINE,), door: bool = True):
-        self.answers = list(answers)  # status and retry-after, in seconds, of each answer
-        self.asked: list[BatchAnswer] = []
-        access = Access(keys, is_required=door, clock=Clock())
-        self.queue = BatchQueue(folder / "batches.sqlite", cast("Any", self), access, Clock())
+    def __init__(self, folder: Path, status: int | None = 200, retry_after_s: float = 0.0) -> None:
+        self.answer = status, retry_after_s
+        self.num_cancelled = 0
+        self.slept: list[float] = []
+        view = SimpleNamespace(model=lambda name: name)
+        site = SimpleNamespace(state="healthy", status=site_status(), outstanding=0, view=lambda: view)
+        self.selector = SimpleNamespace(backends={"ams1": site})
+        self.admission = SimpleNamespace(is_draining=False)
+        access = Access((), is_required=False, clock=Clock())
+        self.queue = BatchQueue(folder / "b.sqlite", cast("Any", self), access, BatchLimits(), Clock(), self.sleep)
 
     def forward(self, answer: BatchAnswer, body: bytes) -> BatchAnswer:
         return answer
 
     async def handle(self, client: BatchAnswer, work: BatchAnswer) -> None:
-        self.asked.append(client)
-        client.status, client.retry_after_s = self.answers[len(self.asked) - 1]
+        status, client.retry_after_s = self.answer
+        if status is not None:
+            client.status = status
+            return
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if seconds >= 60:
+            await asyncio.Event().wait()
+
+    async def ask(self, left_s: float = 60) -> StoredBatch:
+        """Store a batch of one request."""
+        batch = StoredBatch("batch_1", "acme", "", "/v1/completions", "", NOW_S, cast("int", NOW_S + left_s))
+        return await self.queue.do(self.queue.store.add, batch, [AskedLine("a", "ember", b"{}")])
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[BatchQueue]:
+        try:
+            async with background.running(self.queue.run, "batches"), asyncio.timeout(60):
+                yield self.queue
+        finally:
+            await self.queue.close()
 
 
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the list of seconds that a queue waits; no time passes."""
-    found: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        found.append(seconds)
-
-    monkeypatch.setattr(queue, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("answers", "status", "waits"),
-    [
-        ([(200, 0.0)], 200, []),
-        ([(400, 0.0)], 400, []),
-        ([(503, 0.0)] * 8 + [(200, 0.0)], 200, [1, 2, 4, 8, 16, 32, 60, 60]),
-        ([(429, 5.0), (429, 1.0), (200, 0.0)], 200, [5, 2]),
-        ([(500, 0.0)] * 3, 500, [1, 2]),
-        ([(500, 0.0), (503, 0.0), (408, 0.0), (504, 0.0)], 504, [1, 2, 4]),
-    ],
-)
-async def test_a_request_is_asked_again_with_ever_longer_pauses_and_seldom_where_sites_fail_at_it(
-    tmp_path: Path, slept: list[float], answers: list[tuple[int, float]], status: int, waits: list[float]
+async def test_a_request_whose_batch_has_no_time_left_is_not_waited_for_and_frees_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Made(tmp_path, *answers)
-    assert (await made.queue._asked(waiting()))[0] == status
-    assert slept == waits
-    assert {each.request_id for each in made.asked} == {"batch_1.1"}, "billed once under its own name"
-    await made.queue.close()
+    made = Made(tmp_path, 503, retry_after_s=3600.0)
+    await made.ask(left_s=0.05)
+    with caplog.at_level("INFO", logger="pilotlight.batches"):
+        async with made.running() as queue:
+            await eventually(lambda: "was not answered in time" in caplog.text)
+            await eventually(lambda: queue.under_way == ())
 
 
-@pytest.mark.parametrize(
-    ("keys", "door", "key", "refusal"),
-    [
-        ((MINE,), True, "mine", None),
-        ((), False, "mine", "no longer exists"),
-        ((MINE,), True, "other", "no longer exists"),
-        ((MINE,), True, "", "this needs a key"),
-        ((MINE,), False, "", None),
-    ],
-)
-async def test_a_request_has_the_rights_that_its_key_has_now(
-    tmp_path: Path, keys: tuple[Key, ...], door: bool, key: str, refusal: str | None
-) -> None:
-    made = Made(tmp_path, (200, 0.0), keys=keys, door=door)
-    status, body = await made.queue._asked(waiting(key))
-    if refusal is None:
-        assert (status, made.asked[0].head.holder) == (200, MINE if key else None)
-    else:
-        assert (status, refusal in json.loads(body)["error"]["message"], made.asked) == (401, True, [])
-    await made.queue.close()
-
-
-@pytest.mark.parametrize(
-    ("key", "owner", "authorization"),
-    [("mine", "acme", None), ("", "anonymous", None), ("", "somebody", "Bearer batches-of-somebody")],
-)
-async def test_a_client_without_a_known_key_still_has_a_separate_prefix_cache(
-    tmp_path: Path, key: str, owner: str, authorization: str | None
-) -> None:
+async def test_an_answer_is_kept_when_it_can_be(tmp_path: Path) -> None:
     made = Made(tmp_path)
-    head = made.queue._head(waiting(key, owner).batch)
-    assert dict(head.headers).get("authorization") == authorization
-    assert head.is_for_batch
-    await made.queue.close()
+    batch, store = await made.ask(), cast("Any", made.queue.store)
+    faults, answered = [sqlite3.OperationalError("disk is full"), OSError("gone")], store.answered
 
+    def failing_twice(*arguments: Any) -> None:
+        if faults:
+            raise faults.pop(0)
+        answered(*arguments)
 
-async def test_a_request_whose_batch_has_no_time_left_is_not_waited_for_and_frees_its_place(tmp_path: Path) -> None:
-    made = Made(tmp_path, (503, 3600.0))
-    lane = queue._Lane("acme", "ember")
-    lane.num_open, lane.is_empty = 1, True
-    made.queue._lanes["acme", "ember"] = lane
-    made.queue._under_way[1] = cast("Any", None)
-    await made.queue._answer(lane, waiting(left_s=-1))
-    assert (lane.num_open, made.queue.under_way, made.queue._lanes) == (0, (), {})
-    await made.queue.close()
-
-
-async def test_an_answer_is_kept_when_it_can_be(tmp_path: Path, slept: list[float]) -> None:
-    made = Made(tmp_path)
-    faults = iter([sqlite3.OperationalError("disk is full"), OSError("gone"), None])
-
-    def answered(*_: Any) -> None:
-        if (fault := next(faults)) is not None:
-            raise fault
-
-    cast("Any", made.queue.store).answered = answered
-    await made.queue._keep(waiting(), 200, b"{}")
-    assert (slept, next(faults, "all")) == ([5, 5], "all")
-    await made.queue.close()
+    store.answered = failing_twice
+    async with made.running() as queue:
+        while not (await queue.do(queue.store.counts, batch)).answered:
+            await asyncio.sleep(0)
+    assert made.slept == [5, 5]
 
 
 async def test_a_stop_ends_what_is_under_way(tmp_path: Path) -> None:
-    made = Made(tmp_path)
-    task = asyncio.create_task(asyncio.Event().wait())
-    made.queue._under_way[1] = cast("Any", task)
-    await made.queue.close()
-    assert task.cancelled()
+    made = Made(tmp_path, None)
+    await made.ask()
+    async with made.running() as queue:
+        await eventually(lambda: queue.under_way == (1,))
+    assert made.num_cancelled == 1
     with pytest.raises(RuntimeError, match="shutdown"):
-        await made.queue.do(made.queue.store.waiting)
-
-
-async def test_a_stream_is_no_answer_to_a_request_of_a_batch() -> None:
-    answer = BatchAnswer(Head("POST", "/v1/completions", "/v1/completions", []), "batch_1.1")
-    with pytest.raises(ApiError, match="answered a request of a batch with a stream"):
-        await answer.start_stream(200, [])
-    assert answer.status == 500
-    await answer.refuse(ApiError("overloaded", "Full.", retry_after_s=7))
-    assert (answer.status, answer.retry_after_s) == (503, 7)
-
-
-def backend(state: str = "healthy", *, serves: bool = True, outstanding: int = 0) -> Any:
-    view = SimpleNamespace(model=lambda name: name if serves else None)
-    return SimpleNamespace(state=state, status=site_status(), outstanding=outstanding, view=lambda: view)
-
-
-@pytest.mark.parametrize(
-    ("sites", "num_open", "has_room"),
-    [
-        ((), 0, False),
-        ((backend("draining"),), 0, False),
-        ((backend(),), queue.IDLE_BELOW - 1, True),
-        ((backend(),), queue.IDLE_BELOW, False),
-        ((backend(), backend()), queue.IDLE_BELOW, True),
-        ((backend(), backend(serves=False)), queue.IDLE_BELOW, False),  # a site without the model does not count
-        ((backend(outstanding=99), backend(serves=False)), 0, False),
-        ((backend(serves=False),), 0, True),  # the site will refuse it as unknown
-    ],
-)
-async def test_there_is_room_where_a_site_that_serves_the_model_is_idle(
-    tmp_path: Path, sites: tuple[Any, ...], num_open: int, has_room: bool
-) -> None:
-    made = Made(tmp_path)
-    cast("Any", made).selector = SimpleNamespace(backends=dict(enumerate(sites)))
-    for owner in ("acme", "bob"):
-        made.queue.added(owner, {"ember", "other"})
-        made.queue._lanes[owner, "other"].num_open = 99
-    made.queue._lanes["bob", "ember"].num_open = num_open
-    lane = made.queue._next_lane()
-    assert (lane is not None and (lane.owner, lane.model) == ("acme", "ember")) is has_room
-    await made.queue.close()
+        await queue.do(queue.store.waiting)
 
 
 async def test_an_owners_request_that_cannot_be_read_keeps_no_other_owner_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, asked = Made(tmp_path), list[str]()
-    cast("Any", made).selector = SimpleNamespace(backends={"ams1": backend()})
-    cast("Any", made).admission = SimpleNamespace(is_draining=False)
 
     def next_waiting(owner: str, model: str, last: int) -> None:
         asked.append(owner)
         if owner == "acme":
             raise ValueError("a row of another version")
 
-    monkeypatch.setattr(made.queue.store, "next_waiting", next_waiting)
+    cast("Any", made.queue.store).next_waiting = next_waiting
     for owner in ("acme", "bob"):
         made.queue.added(owner, {"ember"})
-    await made.queue._begin_requests()
-    assert asked == ["acme", "bob"]
+    async with made.running():
+        await eventually(lambda: asked == ["acme", "bob"])
     assert "a row of another version" in caplog.text
-    await made.queue.close()
-
-
-async def test_sites_are_looked_at_once_for_each_model_however_many_wait_for_it(tmp_path: Path) -> None:
-    made, site = Made(tmp_path), backend()
-    view, looks = site.view(), []
-    site.view = lambda: looks.append(view) or view
-    cast("Any", made).selector = SimpleNamespace(backends={"ams1": site})
-    for owner in ("acme", "bob", "carol"):
-        made.queue.added(owner, {"ember", "other"})
-    assert made.queue._next_lane() is not None
-    assert len(looks) == 2
-    await made.queue.close()
-
-
-@pytest.mark.parametrize(
-    ("status", "outstanding", "is_idle"),
-    [
-        (None, 0, False),  # without a status
-        (site_status(), 0, True),
-        (site_status(inflight=queue.IDLE_BELOW - 1), queue.IDLE_BELOW - 1, True),
-        (site_status(inflight=queue.IDLE_BELOW), 0, False),
-        (site_status(), queue.IDLE_BELOW, False),
-        (site_status(models=(model_status(), model_status("other", waiting=1))), 0, False),
-        (site_status(models=(model_status(queued_tokens=1),)), 0, False),
-    ],
-)
-def test_a_site_is_idle_without_a_queue_and_with_few_open_requests(
-    status: Any, outstanding: int, is_idle: bool
-) -> None:
-    assert queue._is_idle(cast("Any", SimpleNamespace(status=status, outstanding=outstanding))) is is_idle
