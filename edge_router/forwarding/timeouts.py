@@ -19,6 +19,8 @@ class AttemptLimits(NamedTuple):
     first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
     stall_s: float  # silence after which the stream moves to another site, if possible
     is_continuation: bool  # the stream was started by another site
+    # silence after which a request that cannot go elsewhere leaves a site whose probes fail: the site may only be busy
+    lost_s: float = 30.0
 
 
 class AnswerLimits(NamedTuple):

@@ -93,8 +93,8 @@ class UpstreamAttempt:
 
     async def response(self) -> "UpstreamResponse":
         """Send the request and wait for a response that can be forwarded.
-        Raises SiteFailed. A site that stops answering its probes is left at once: a frozen machine or a cut cable closes no connection. On
-        cancellation the connection is closed."""
+        Raises SiteFailed. A site that stops answering its probes is left at once if another site can answer: a frozen machine or a cut cable
+        closes no connection. On cancellation the connection is closed."""
         upstream = self._upstream
         upstream.silence.watched.add(self)
         try:
@@ -125,9 +125,13 @@ class UpstreamAttempt:
                 upstream.pool.put_back(self._connection)
 
     def site_lost(self, because: str) -> None:
-        """End the wait because the site's probes fail."""
-        self._lost_because = because
-        self._expire()
+        """End the wait because the site's probes fail, unless no other site can answer and the silence is not long yet.
+
+        It is called again after each further failed probe.
+        """
+        if self._pace.may_leave() or time.monotonic() - self._heard_at >= self._limits.lost_s:
+            self._lost_because = because
+            self._expire()
 
     def look(self, now: float, awake_since: float) -> None:
         if now >= self._until:

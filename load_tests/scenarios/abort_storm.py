@@ -45,7 +45,9 @@ SHARE = 0.95  # the throughput must return to this share of that before the stor
 AFTER_S = 5.0  # seconds in which the throughput must return
 LIMITS = "\n[limits]\nmax_inflight = 4096\n"
 SPLIT = "".join(f'\n[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in ("prefill", "decode"))
-CACHE = "kv_gib = 1"  # a site reserves at most eight times its KV cache: 800 long prompts
+CACHE = (
+    "kv_gib = 1"  # a site reserves at most eight times its KV cache: 410 long prompts, and twice as many with two hosts
+)
 SETTINGS: dict[str, dict[str, Any]] = {
     "one host": {"num_sites": 1, "site_settings": LIMITS, "engine_settings": CACHE},
     "prefill and decode": {
@@ -79,7 +81,9 @@ class Phase(NamedTuple):
 LONG = 500  # words of a long prompt: some 3,400 tokens, of the 4,096 that the model takes
 PHASES = (
     Phase("queued", 8, {"max_tokens": 32, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 2),
-    Phase("prefill", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 4),
+    Phase(
+        "prefill", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= 0.15 * CLIENTS
+    ),
     Phase(
         "transfer", LONG, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["pinned blocks"] > 0, needs_roles=True
     ),

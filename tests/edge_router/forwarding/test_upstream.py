@@ -83,10 +83,10 @@ class Pool:
 
 
 class Pace:
-    is_slow = is_dead = False
+    is_slow = is_dead = has_other_site = False
 
     def may_leave(self) -> bool:
-        return False
+        return self.has_other_site
 
     def is_frozen(self) -> bool:
         return self.is_dead
@@ -113,12 +113,13 @@ class Attempt:
         is_continuation: bool = False,
         num_kept: int = 0,
         first_byte_s: float = 60.0,
+        lost_s: float = 30.0,
         limits: AnswerLimits | None = None,
     ) -> None:
         self.pool, self.pace, self.log = Pool(num_kept), Pace(), DeliveryLog()
         self.upstream = SiteConnections(RelayConfig(idle_timeout_s=30.0), "", SiteClocks([]), limits=limits)
         self.upstream.pool = cast(Any, self.pool)
-        times = AttemptLimits(first_byte_s, 10.0, is_continuation)
+        times = AttemptLimits(first_byte_s, 10.0, is_continuation, lost_s)
         self.attempt = UpstreamAttempt(
             self.upstream, "ams1", "http://h:1", request or asked(), times, cast(Any, self.pace), self.log
         )
@@ -277,11 +278,28 @@ async def test_a_time_limit_ends_an_attempt_whatever_it_waits_for() -> None:
         attempt.attempt.look(now + 60.5, NEVER)
         failed = await attempt.failure()
         assert (failed.kind, "it sent nothing for" in failed.detail) == ("silent", True)
-    lost = Attempt()
+
+
+@pytest.mark.parametrize(("has_other_site", "lost_s"), [(True, 30.0), (False, 0.0)])
+async def test_a_site_whose_probes_fail_is_left_for_another_or_after_a_long_silence(
+    has_other_site: bool, lost_s: float
+) -> None:
+    lost = Attempt(lost_s=lost_s)
+    lost.pace.has_other_site = has_other_site
     await lost.settle()
     lost.attempt.site_lost("it does not answer")
     failed = await lost.failure()
     assert (failed.kind, failed.detail) == ("silent", "it became unhealthy before its first byte: it does not answer")
+
+
+async def test_a_request_that_no_other_site_can_answer_waits_for_a_busy_site_that_misses_probes() -> None:
+    attempt = Attempt()
+    await attempt.settle()
+    attempt.attempt.site_lost("/status did not answer within 1 s")
+    await attempt.settle()
+    assert not attempt.task.done()
+    with await attempt.response(*streaming(attempt)) as response:
+        assert response.has_answered
 
 
 async def test_a_time_limit_ends_the_wait_for_a_connection() -> None:
@@ -348,6 +366,7 @@ async def test_a_site_that_sends_heartbeats_is_at_work_when_most_of_the_time_is_
 
 async def test_a_site_that_sent_heartbeats_and_is_lost_has_failed_and_is_waited_for_no_more() -> None:
     attempt = Attempt()
+    attempt.pace.has_other_site = True
     await attempt.hears(MARKED + chunk(b": keep-alive\n\n"))
     attempt.attempt.site_lost("it does not answer")
     assert (await attempt.failure()).kind == "silent"
