@@ -14,7 +14,7 @@ from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.core.stats import EngineStats
 from pilotlight.engine.core.step import SampledToken
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.scheduling.plan import Chunk, Speculation
 from pilotlight.engine.scheduling.scheduler import Scheduler
 
