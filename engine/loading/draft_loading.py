@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.core.in_flight import Runner
 from pilotlight.engine.core.phases import Phases
+from pilotlight.engine.core.step_runner import Runner
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.families import eagle3_config
 from pilotlight.engine.description.sparse_config import SparseConfig

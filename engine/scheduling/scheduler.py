@@ -21,7 +21,6 @@ from operator import attrgetter
 
 from pilotlight.engine.core.bisection import Turn
 from pilotlight.engine.core.sequence import PENDING, Arrival, Sequence
-from pilotlight.engine.core.stats import SchedulerCounts
 from pilotlight.engine.kv.connector import KVConnector
 from pilotlight.engine.kv.lending.lease import Lease
 from pilotlight.engine.kv.manager import BlockManager
@@ -32,6 +31,7 @@ from pilotlight.engine.scheduling.awaited import Awaited
 from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, Speculation, StepPlan
 from pilotlight.engine.scheduling.preemption import Preemption
 from pilotlight.engine.scheduling.prompt_shares import PromptShares
+from pilotlight.engine.scheduling.scheduler_counts import SchedulerCounts
 from pilotlight.engine.scheduling.waiting import WaitingSequences
 from pilotlight.support.estimates import LAST_CHUNK_TOKENS
 
