@@ -14,7 +14,8 @@ from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.loading.decoder_loading import load_decoder
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
-from pilotlight.engine.loading.model_loading import ModelLoading, opened_source, start_moving
+from pilotlight.engine.loading.model_loading import ModelLoading, start_moving
+from pilotlight.engine.loading.opened_source import opened_source
 from pilotlight.engine.weights.filling import ReadingProgress
 
 

@@ -30,7 +30,6 @@ from pilotlight.engine.execution.runner import Forwarded, LaunchedStep, ModelRun
 from pilotlight.engine.kv.pool.block_parts import BlockParts
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 from pilotlight.engine.parallel.channel import NUM_CHANNELS, RankChannel, packed
-from pilotlight.engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
 from pilotlight.engine.parallel.far.far_ranks import FarRanks
 from pilotlight.engine.parallel.orders import (
     ClearSlab,
@@ -51,6 +50,7 @@ from pilotlight.engine.parallel.orders import (
     WarmUpPart,
 )
 from pilotlight.engine.parallel.part_runner import ForwardedPart, PartRunner
+from pilotlight.engine.parallel.rank_links import LOCALHOST, RankLinks, link, new_store
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.vision.picture import PreparedImage
 from pilotlight.engine.vision.picture_store import RunnerImages
