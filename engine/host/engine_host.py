@@ -74,7 +74,7 @@ class EngineHost:
         self._is_orphaned = is_orphaned
         self._journal = journal
         self._frames = StepFrames(transport)
-        self._models = HostedModels(loader, transport, self._frames)
+        self._models = HostedModels(loader.load, transport, self._frames)
         self._owes_ready = False
         self._waits_for_blocks = False
         self._is_stopping = False
@@ -96,7 +96,7 @@ class EngineHost:
             for command in self._transport.receive(self._receive_timeout_s()):
                 self._handle_command(command)
             self._send_ready()
-            self._models.collect()
+            self._models.collect(self._loader.take_results())
             working = [model for model in self._models.served.values() if model.engine.has_work]
             stepped = [model for model in working if self._broken is None and self._step(model)]
             if self._broken is not None:
