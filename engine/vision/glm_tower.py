@@ -22,6 +22,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 
 ROOTS = ("model.visual.", "visual.")
 FIRST = "post_conv_layernorm.weight"
+_LAYER = LayerNames("norm1", ["attn.qkv"], "attn.proj", "norm2", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj")
 
 
 class GlmEncoder:
@@ -45,7 +46,7 @@ class GlmEncoder:
         self.layers = [
             VisionLayer.load(
                 loader,
-                _layer_names(f"{root}blocks.{i}"),
+                _LAYER.under(f"{root}blocks.{i}"),
                 hidden,
                 output,
                 shape.num_heads,
@@ -91,15 +92,3 @@ class GlmEncoder:
         table = self.positions.float().view(side, side, -1).permute(2, 0, 1).unsqueeze(0)
         stretched = F.interpolate(table, (rows, columns), mode="bicubic", align_corners=False)
         return stretched[0].permute(1, 2, 0).flatten(0, 1).to(self.positions.dtype)
-
-
-def _layer_names(name: str) -> LayerNames:
-    return LayerNames(
-        f"{name}.norm1",
-        [f"{name}.attn.qkv"],
-        f"{name}.attn.proj",
-        f"{name}.norm2",
-        f"{name}.mlp.up_proj",
-        f"{name}.mlp.down_proj",
-        f"{name}.mlp.gate_proj",
-    )

@@ -22,6 +22,8 @@ from pilotlight.engine.weights.loader import WeightLoader
 _EPS = 1e-6
 ROOTS = ("visual.", "model.visual.")
 FIRST = "patch_embed.proj.weight"
+_LAYER = LayerNames("norm1", ["attn.qkv"], "attn.proj", "norm2", "mlp.linear_fc1", "mlp.linear_fc2")
+_GATED_LAYER = _LAYER._replace(up="mlp.up_proj", down="mlp.down_proj", gate="mlp.gate_proj")
 
 
 class Merger:
@@ -69,7 +71,7 @@ class GridEncoder:
         self.layers = [
             VisionLayer.load(
                 loader,
-                _layer_names(f"{root}blocks.{i}", shape.is_gated),
+                (_GATED_LAYER if shape.is_gated else _LAYER).under(f"{root}blocks.{i}"),
                 hidden,
                 shape.intermediate_size,
                 shape.num_heads,
@@ -158,16 +160,3 @@ def _layer_norm(loader: WeightLoader, size: int) -> Callable[[str], Compute]:
 
 def _rms_norm(loader: WeightLoader, size: int) -> Callable[[str], Compute]:
     return lambda name: RMSNorm.load(loader, name, size, NormKind(_EPS))
-
-
-def _layer_names(name: str, is_gated: bool) -> LayerNames:
-    up, down = ("up_proj", "down_proj") if is_gated else ("linear_fc1", "linear_fc2")
-    return LayerNames(
-        f"{name}.norm1",
-        [f"{name}.attn.qkv"],
-        f"{name}.attn.proj",
-        f"{name}.norm2",
-        f"{name}.mlp.{up}",
-        f"{name}.mlp.{down}",
-        f"{name}.mlp.gate_proj" if is_gated else None,
-    )

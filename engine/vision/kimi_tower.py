@@ -16,6 +16,7 @@ from pilotlight.engine.vision.tower import LayerNames, VisionLayer, frequencies,
 from pilotlight.engine.weights.loader import WeightLoader
 
 _ROOT = "vision_tower"
+_LAYER = LayerNames("norm0", ["wqkv"], "wo", "norm1", "mlp.fc0", "mlp.fc1")
 
 
 class PatchEncoder:
@@ -31,7 +32,14 @@ class PatchEncoder:
         self.positions = loader.tensor(f"{_ROOT}.patch_embed.pos_emb.weight", *shape.positions, hidden)
         gelu = partial(F.gelu, approximate="tanh")
         self.layers = [
-            VisionLayer.load(loader, _layer_names(i), hidden, shape.intermediate_size, shape.num_heads, gelu)
+            VisionLayer.load(
+                loader,
+                _LAYER.under(f"{_ROOT}.encoder.blocks.{i}"),
+                hidden,
+                shape.intermediate_size,
+                shape.num_heads,
+                gelu,
+            )
             for i in range(shape.num_layers)
         ]
         self.last_norm = LayerNorm.load(loader, f"{_ROOT}.encoder.final_layernorm", hidden, 1e-5)
@@ -73,10 +81,3 @@ class PatchEncoder:
         column = torch.arange(columns, device=device).repeat(rows)
         angles = torch.stack([column, row], 1).float().unsqueeze(1) * by_step.unsqueeze(1)  # [patches, steps, 2]
         return turns_of(angles.flatten(1))
-
-
-def _layer_names(i: int) -> LayerNames:
-    name = f"{_ROOT}.encoder.blocks.{i}"
-    return LayerNames(
-        f"{name}.norm0", [f"{name}.wqkv"], f"{name}.wo", f"{name}.norm1", f"{name}.mlp.fc0", f"{name}.mlp.fc1"
-    )

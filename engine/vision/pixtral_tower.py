@@ -16,6 +16,15 @@ from pilotlight.engine.weights.loader import WeightLoader
 _NORM = NormKind(1e-5)
 ROOTS = ("", "model.")
 FIRST = "vision_tower.patch_conv.weight"
+_LAYER = LayerNames(
+    "attention_norm",
+    ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    "attention.o_proj",
+    "ffn_norm",
+    "feed_forward.up_proj",
+    "feed_forward.down_proj",
+    "feed_forward.gate_proj",
+)
 
 
 class PixtralEncoder:
@@ -35,7 +44,7 @@ class PixtralEncoder:
         self.layers = [
             VisionLayer.load(
                 loader,
-                _layer_names(f"{tower}.transformer.layers.{i}"),
+                _LAYER.under(f"{tower}.transformer.layers.{i}"),
                 hidden,
                 shape.intermediate_size,
                 shape.num_heads,
@@ -67,15 +76,3 @@ class PixtralEncoder:
         squares = self.last_norm(x).view(rows // merge, merge, columns // merge, merge, -1).permute(0, 2, 4, 1, 3)
         first, last = self.projections
         return last.plain(F.gelu(first.plain(self.joined.plain(squares.reshape(-1, merge**2 * x.shape[1])))))
-
-
-def _layer_names(name: str) -> LayerNames:
-    return LayerNames(
-        f"{name}.attention_norm",
-        [f"{name}.attention.{part}_proj" for part in "qkv"],
-        f"{name}.attention.o_proj",
-        f"{name}.ffn_norm",
-        f"{name}.feed_forward.up_proj",
-        f"{name}.feed_forward.down_proj",
-        f"{name}.feed_forward.gate_proj",
-    )

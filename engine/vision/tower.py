@@ -17,7 +17,7 @@ Compute = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LayerNames(NamedTuple):
-    """A layer's tensors in the checkpoint."""
+    """The names of a layer's tensors, relative to the layer (see `under`)."""
 
     attention_norm: str
     qkv: Sequence[str]  # one tensor or several, which are stacked
@@ -26,6 +26,11 @@ class LayerNames(NamedTuple):
     up: str
     down: str
     gate: str | None = None
+
+    def under(self, layer: str) -> "LayerNames":
+        """Return the names in the checkpoint of a layer's tensors."""
+        single = {part: f"{layer}.{name}" for part, name in self._asdict().items() if isinstance(name, str)}
+        return self._replace(**single, qkv=[f"{layer}.{name}" for name in self.qkv])
 
 
 class Windows(NamedTuple):
