@@ -170,13 +170,12 @@ class _PlacedDecoder(NamedTuple):
     def _adapters(self, own: ModelRunner) -> AdapterStore | None:
         if own.adapters is None:
             return None
-        adapters = RunnerAdapters(own, own.adapters, self.loading.host.adapter_host_bytes)
-        return self.group.adapters(adapters, self.loading.spec.name)
+        host_bytes = self.loading.host.adapter_host_bytes
+        return RunnerAdapters(own, own.adapters, host_bytes, self.loading.spec.name, self.group.send)
 
     def _images(self, own: ModelRunner) -> ImageEncoder | None:
         tower, sizes = tower_of(own.model), self.loading.image_sizes(own.model)
         if tower is None or sizes is None:
             return None
         token_bytes = (1 + tower.num_deep) * self.loading.config.hidden_size * self.layout.dtype.itemsize
-        images = RunnerImages(own, sizes, token_bytes)
-        return self.group.images(images, self.loading.spec.name)
+        return RunnerImages(own, sizes, token_bytes, self.loading.spec.name, self.group.send)
