@@ -26,7 +26,7 @@ from pilotlight.engine.kv.transfer.block_copier import make_copier
 from pilotlight.engine.loading.drafts import LoadedDrafts, identity_of, read_words
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
-from pilotlight.engine.loading.model_loading import ModelLoading, start_moving
+from pilotlight.engine.loading.model_loading import ModelLoading
 from pilotlight.engine.models.decoder import tower_of
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.parallel.one_rank import OneRank
@@ -84,7 +84,7 @@ class _PlacedDecoder(NamedTuple):
             adapters=self._adapters(own),
             images=self._images(own),
         )
-        return LoadedModel(spec, engine, self.place, start_moving(weights, own), group)
+        return LoadedModel(spec, engine, self.place, loading.start_moving(weights, own), group)
 
     @property
     def _num_blocks(self) -> int:

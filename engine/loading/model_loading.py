@@ -42,6 +42,7 @@ from pilotlight.engine.weights.relocation import HugePages, Relocation
 from pilotlight.engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from pilotlight.engine.weights.source import DTYPE_NAMES, WeightSource
 from pilotlight.engine.weights.storage import MetaStorage
+from pilotlight.engine.weights.weight_limits import WeightLimits
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
@@ -68,6 +69,7 @@ class ModelLoading(NamedTuple):
     on_progress: ReadingProgress | None
     links: "RankLinks | None"
     drafts: PlannedDrafts | None
+    weight_limits: WeightLimits
 
     @property
     def shard(self) -> Shard:
@@ -171,10 +173,26 @@ class ModelLoading(NamedTuple):
         warm_up = self._ready_kernels(context_length, layout)
         device, lossless = self.arena.device, self.spec.lossless
         loaded = WeightLoad(
-            self.source, lay_out, layout.dtype, device, self.phases, self.on_progress, self.shard, lossless
+            self.source,
+            lay_out,
+            layout.dtype,
+            device,
+            self.phases,
+            self.on_progress,
+            self.shard,
+            lossless,
+            self.weight_limits,
         ).run()
         warm_up.wait()
         return loaded
+
+    def start_moving(self, loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+        """Start moving the model's weights to memory that is read faster."""
+        if isinstance(runner, PartRunner) and (loaded.pending is not None or loaded.in_files):
+            runner.balancer.may_write = False
+        if loaded.pending is not None:
+            return Relocation(loaded.pending, runner.replace_model, self.weight_limits)
+        return HugePages.start(loaded.memory, loaded.in_files, self.weight_limits)
 
     def _ready_kernels(self, context_length: int, layout: CacheLayout) -> BackgroundWarmUp:
         """Start to compile the model's kernels, unless this process has compiled them before."""
@@ -306,15 +324,6 @@ class ModelLoading(NamedTuple):
             whole_prompts,
             math.inf if whole_prompts else UNMEASURED_TOKENS,
         )
-
-
-def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
-    """Start moving a model's weights to memory that is read faster."""
-    if isinstance(runner, PartRunner) and (loaded.pending is not None or loaded.in_files):
-        runner.balancer.may_write = False
-    if loaded.pending is not None:
-        return Relocation(loaded.pending, runner.replace_model)
-    return HugePages.start(loaded.memory, loaded.in_files)
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:

@@ -20,6 +20,7 @@ from pilotlight.engine.weights.filling import ReadingProgress
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.pooling_recipe import read_recipe
 from pilotlight.engine.weights.source import WeightSource
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.rank_links import RankLinks
@@ -32,6 +33,7 @@ def opened_source(
     arena: Arena,
     links: "RankLinks | None",
     on_progress: ReadingProgress | None = None,
+    limits: WeightLimits = USUAL_LIMITS,
 ) -> Iterator[ModelLoading]:
     """Open a load: read its configuration, and open its checkpoint. Raises CheckpointError."""
     phases = Phases()
@@ -63,7 +65,7 @@ def opened_source(
                 f"{directory} is packed, so ranks cannot share its tensors; load the checkpoint that it was packed from"
             )
         yield ModelLoading(
-            spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links, drafts
+            spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links, drafts, limits
         )
     except StepError as error:
         source.discard_shared()
