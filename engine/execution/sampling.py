@@ -102,14 +102,19 @@ class PromptLogprobs:
 
 
 def prompt_logprobs(
-    logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, token_ids: "array[int]", num_top: int
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    token_ids: "array[int]",
+    num_top: int,
+    size: int = _PROMPT_LOGPROB_ROWS,
 ) -> PromptLogprobs:
     """Return the logprob and rank of each of `token_ids`. Does not wait for the device.
 
+    `size`: number of rows of logits in memory at once.
     `hidden` [tokens, hidden]: for each of these tokens, the hidden state of the token before it.
     """
     targets = to_device(torch.frombuffer(token_ids, dtype=torch.int64), hidden.device)
-    parts, size = [], _PROMPT_LOGPROB_ROWS
+    parts = []
     for some, wanted in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
         given = logits(some)
         taken = (*token_logprobs(given, wanted, num_top), token_ranks(given, wanted))

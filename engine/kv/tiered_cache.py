@@ -37,6 +37,7 @@ class TieredCache(Tiers):
         block_bytes: int,
         peers: "PeerLink | None" = None,
         store: StoreThread | None = None,
+        stored_per_step_bytes: int = _STORED_PER_STEP_BYTES,
     ) -> None:
         """Start the model's copying thread. `peers`: the link to hosts with which this model exchanges blocks.
 
@@ -52,6 +53,7 @@ class TieredCache(Tiers):
         self.has_store = store is not None
         self._peers = peers
         self._block_bytes = block_bytes
+        self._stored_per_step = max(1, stored_per_step_bytes // block_bytes)  # blocks
         self._prefill_tokens_per_s = 0.0
         self._pins: dict[Hashable, KeptSlots] = {}
         self._awaited: dict[str, bool] = {}  # hand-overs -> whether the sequence still computes
@@ -89,7 +91,7 @@ class TieredCache(Tiers):
         self._awaited = {name: is_open for name, is_open in self._awaited.items() if is_open}
         if not self._fresh:
             return
-        limit = len(self._fresh) if everything else max(1, _STORED_PER_STEP_BYTES // self._block_bytes)
+        limit = len(self._fresh) if everything else self._stored_per_step
         mark = self.mover.mark()
         started = list(self._fresh)[:limit]
         self._thread.store([BlockStore(block, self._fresh.pop(block), mark) for block in started])
