@@ -10,7 +10,7 @@ from pilotlight.engine.description.shapes import NormKind
 from pilotlight.engine.description.vision_config import PixtralVision
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import RMSNorm
-from pilotlight.engine.vision.tower import Compute, LayerNames, VisionLayer, turns_by_place
+from pilotlight.engine.vision.tower import Compute, LayerNames, VisionLayer, load_patches, turns_by_place
 from pilotlight.engine.weights.loader import WeightLoader
 
 _NORM = NormKind(1e-5)
@@ -31,11 +31,10 @@ class PixtralEncoder:
     num_deep = 0
 
     def __init__(self, shape: PixtralVision, loader: WeightLoader, root: str, decoder_size: int) -> None:
-        hidden, patch = shape.hidden_size, shape.patch_size
+        hidden = shape.hidden_size
         tower, projector = f"{root}vision_tower", f"{root}multi_modal_projector"
         self.shape = shape
-        self.patches = loader.empty(f"{root}{FIRST}", hidden, 3 * patch**2)
-        loader.read(f"{root}{FIRST}", self.patches, (hidden, 3, patch, patch), lambda weight: weight.flatten(1))
+        self.patches = load_patches(loader, f"{tower}.patch_conv", hidden, shape.patch_size)
 
         def norm(name: str) -> Compute:
             return RMSNorm.load(loader, name, hidden, _NORM)
