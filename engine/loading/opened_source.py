@@ -15,10 +15,10 @@ from pilotlight.engine.loading.drafts import read_words
 from pilotlight.engine.loading.model_loading import ModelLoading
 from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.planning.parallelism import Parallelism
-from pilotlight.engine.weights.config import architecture, read_config
+from pilotlight.engine.weights.config import architecture
 from pilotlight.engine.weights.filling import ReadingProgress
 from pilotlight.engine.weights.formats.weight_formats import read_format
-from pilotlight.engine.weights.pooling_recipe import read_recipe
+from pilotlight.engine.weights.pooling_recipe import read_model_config
 from pilotlight.engine.weights.source import WeightSource
 from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 
@@ -42,12 +42,7 @@ def opened_source(
         raise CheckpointError(
             f"{directory} is not a directory; a model is a directory with config.json and *.safetensors"
         )
-    raw_config = read_config(directory)
-    recipe = read_recipe(directory, raw_config)
-    if (
-        recipe is not None and not recipe.keeps_head
-    ):  # its logits are never used, and a separate head would only take memory
-        raw_config["tie_word_embeddings"] = True
+    raw_config, recipe = read_model_config(directory)
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     words = read_words(spec.speculate, config.cached_layers)
