@@ -43,6 +43,7 @@ from pilotlight.engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from pilotlight.engine.weights.source import DTYPE_NAMES, WeightSource
 from pilotlight.engine.weights.storage import MetaStorage
 from pilotlight.engine.weights.weight_limits import WeightLimits
+from pilotlight.kernels.dispatch import takes_triton
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
@@ -214,7 +215,7 @@ class ModelLoading(NamedTuple):
                 recipe is not None and recipe.classes is not None,
             )
 
-        return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
+        return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout), has_triton=takes_triton())
 
     def _bank(self, model: Model) -> AdapterBank | None:
         """Return slots for adapters, which take no memory until the first adapter is loaded."""
