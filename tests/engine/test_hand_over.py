@@ -132,8 +132,7 @@ def wait_until_zero(tiers: SharedTiers) -> None:
     assert peers is not None
 
     def nothing_is_held() -> bool:
-        pins = sum(slot.pins for slot in tiers.host._slots.values())
-        return not (peers.server.num_leased or peers.reader.num_open or pins)
+        return not (peers.server.num_leased or peers.reader.num_open or tiers.host.num_pinned)
 
     until(nothing_is_held, "every lease, read and pin has ended")
 

@@ -215,7 +215,7 @@ def test_after_a_cancel_nothing_is_written_any_more(rig: Rig) -> None:
     rig.cache[20:28] = -7
     assert rig.tiers.wait_until_idle(10)
     assert (rig.cache[20:28] == -7).all()
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_bad_content_that_is_being_stored_is_forgotten_too(rig: Rig) -> None:
@@ -266,7 +266,7 @@ def test_a_failed_step_calls_everything_off(rig: Rig) -> None:
     assert fetch.is_cancelled
     assert rig.tiers.load().num_pinned == 0
     assert not any(name(n) in rig.host for n in range(30, 40))
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,7 +280,7 @@ def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: p
     assert rig.lookup([name(0)], with_disk=True) == (0, 0)
     rig.store([7])
     assert name(7) not in rig.host
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_model_that_leaves_waits_for_the_copy_under_way(rig: Rig) -> None:
@@ -328,7 +328,7 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     cancelled = rig.tiers.read(chain)
     rig.tiers.cancel(cancelled)
     assert rig.disk.wait_until_idle(10)
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
     rig.close()
 
 
@@ -355,7 +355,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
     assert rig.disk.wait_until_idle(10)
     assert rig.lookup(chain, with_disk=True)[0] == 3
     assert rig.tiers.load().num_pinned == 0
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_damaged_block_of_the_host_tier_ends_the_fetch_before_it(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
     assert rig.tiers.wait_until_idle(10)
     assert fetch.num_blocks == 6
     assert all(holds(rig.cache[n], n) for n in range(6))
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_again_before(rig: Rig) -> None:

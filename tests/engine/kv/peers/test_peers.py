@@ -108,7 +108,7 @@ class Hosts:
         for close in self._closers:
             close()
         assert self.server.num_leased == 0
-        assert all(slot.pins == 0 for tier in (self.there, self.here) for slot in tier._slots.values())
+        assert self.there.num_pinned == self.here.num_pinned == 0
         self.there.close()
         self.here.close()
 
@@ -305,7 +305,7 @@ def test_a_lease_expires_with_its_reader(hosts: Hosts) -> None:
         reader.send(PeerHello(PEER_VERSION, (SHARED_MEMORY,)))
         reader.send(ReadBlocks(0, "one", IDENTITY, SIZE, (name(0), name(1), name(2))))
         until(lambda: hosts.server.num_leased == 2)
-        assert sum(slot.pins for slot in hosts.there._slots.values()) == 2
+        assert hosts.there.num_pinned == 2
         hosts.server_clock.skip(LEASE_S)
         until(lambda: hosts.server.num_expired == 1)
     assert hosts.server.num_leased == 0

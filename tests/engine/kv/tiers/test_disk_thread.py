@@ -1,6 +1,5 @@
 """The order of disk accesses if more blocks are computed than may be written: reads first, then blocks that were used again."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_no_more_is_written_than_may_be(rig: Rig) -> None:
     rig.offer(*range(10))
     until(lambda: rig.written() == [0])
-    time.sleep(0.1)
+    assert not rig.thread.wait_until_idle(0.1)
     assert rig.written() == [0], "only one block may be written by now"
     rig.pass_blocks(3)
     assert rig.written() == [0, 1, 2, 3]
