@@ -5,7 +5,7 @@ EAGLE-3 head belongs to the model it was trained for; an MTP layer is in the mod
 reason. Ranks that share the model's matrices share its drafter's as well.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from pilotlight.engine.loading.drafts import DraftTarget, LoadedDrafts, PlannedD
 from pilotlight.engine.models.decoder import Decoder
 from pilotlight.engine.models.draft_layers import DraftModel, FeatureDrafts
 from pilotlight.engine.models.eagle3 import Eagle3Head
-from pilotlight.engine.models.model_registry import find_family
+from pilotlight.engine.models.model import Family
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.weights.checkpoint import read_json
 from pilotlight.engine.weights.config import architecture, read_config
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     pass
 
 
-def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
+def plan_drafts(
+    words: DraftWords, config: Any, degrees: Parallelism, find_family: Callable[[Mapping[str, Any]], Family]
+) -> PlannedDrafts | None:
     """Read the configuration of the drafter in `words`; return None if it has no weights.
 
-    `config`: that of the model; `degrees`: how ranks share the model. Raises CheckpointError.
+    `config`: that of the model; `degrees`: how ranks share the model; `find_family`: finds a draft model's family. Raises CheckpointError.
     """
     if words.model is None:
         return None
@@ -61,7 +63,7 @@ def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> Planned
         )
     with named(words.directory):
         if words.model == "draft":
-            return PlannedDraftModel.of(words.directory, config)
+            return PlannedDraftModel.of(words.directory, config, find_family)
         return PlannedEagle3.of(words.directory, config)
 
 
@@ -78,12 +80,16 @@ class PlannedDraftModel(NamedTuple):
     directory: Path
     raw_config: Mapping[str, Any]
     config: Any
+    family: Family
     name: str = "draft"
 
     @classmethod
-    def of(cls, directory: Path, model: DecoderConfig) -> "PlannedDraftModel":
+    def of(
+        cls, directory: Path, model: DecoderConfig, find_family: Callable[[Mapping[str, Any]], Family]
+    ) -> "PlannedDraftModel":
         raw = read_config(directory)
-        config = find_family(raw).parse_config(raw)
+        family = find_family(raw)
+        config = family.parse_config(raw)
         if config.vocab_size != model.vocab_size:
             raise CheckpointError(
                 f"it has a vocabulary of {config.vocab_size} tokens, but the model has {model.vocab_size}"
@@ -92,21 +98,20 @@ class PlannedDraftModel(NamedTuple):
             raise CheckpointError(f"{architecture(raw)} generates nothing")
         if any(layer.is_state for layer in config.cached_layers):
             raise CheckpointError(f"{architecture(raw)} has a recurrent state, which cannot take back guessed tokens")
-        return cls(directory, raw, config)
+        return cls(directory, raw, config, family)
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
         return tuple(self.config.cached_layers)
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
-        family = find_family(self.raw_config)
         with named(self.directory):
             filled = _fill(
                 self.directory,
                 self.raw_config,
                 self.config,
                 target,
-                lambda loader: family.load(self.config, loader, target.context_length),
+                lambda loader: self.family.load(self.config, loader, target.context_length),
             )
         return LoadedDrafts(self.name, DraftModel(filled.model, target.num_caches), _num_bytes(filled))
 

@@ -46,7 +46,7 @@ def opened_source(
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     words = read_words(spec.speculate, config.cached_layers)
-    drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
+    drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host), find_family)
     if isinstance(drafts, PlannedMtp):
         config = drafts.config  # a config with which the model's load includes the layer that drafts
     phases.end("config")
