@@ -15,7 +15,7 @@ from pilotlight.engine.kv.tier_protocol import Tier, TierLoad, Tiers, Transfer
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.tiers.tier_read import TierBehind, TierRead
+from pilotlight.engine.kv.tiers.tier_read import TierRead
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, HostFetch, KeptSlots
 from pilotlight.engine.kv.transfer.host_thread import HostThread
@@ -43,10 +43,10 @@ class TieredCache(Tiers):
 
         Raises TierError if a block does not fit the host tier.
         """
-        self._behind: list[TierBehind] = [
+        self._behind: list[DiskThread | StoreThread] = [
             tier for tier in (disk, store) if tier is not None
         ]  # tiers beyond the host tier, nearest first
-        self.mover = BlockMover(host, self._behind, copier, block_bytes)
+        self.mover = BlockMover(host, self._offer, copier, block_bytes)
         self._host = host
         self._disk = disk
         self._store = store
@@ -235,6 +235,10 @@ class TieredCache(Tiers):
     def _begin(self, read: ReadT) -> ReadT:
         self._reads = [*(each for each in self._reads if not each.is_cancelled), read]
         return read
+
+    def _offer(self, name: bytes) -> None:
+        for tier in self._behind:
+            tier.offer(name)
 
     def _pin(self, owner: Hashable, slots: list[HostSlot]) -> None:
         if slots:
