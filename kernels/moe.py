@@ -109,7 +109,10 @@ def route_in_groups(
 
 
 def in_best_groups(scores: torch.Tensor, groups: int, top_groups: int, num_best: int) -> torch.Tensor:
-    """Return scores [tokens, experts], with -inf in all groups except those whose `num_best` best scores have the largest sums."""
+    """Return scores [tokens, experts], with -inf in all groups except the best.
+
+    Those are the groups whose `num_best` best scores have the largest sums.
+    """
     by_group = torch.unflatten(scores, 1, (groups, -1))
     of_groups = by_group.topk(num_best, dim=-1).values.sum(-1)
     is_left = torch.zeros_like(of_groups, dtype=torch.bool)

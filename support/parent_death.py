@@ -1,4 +1,7 @@
-"""The end of a process whose parent has died, on Linux. On other systems these functions only check the parent's id."""
+"""The end of a process whose parent has died, on Linux.
+
+On other systems these functions only check the parent's id.
+"""
 
 import ctypes
 import os
@@ -15,7 +18,7 @@ def notify_at_parents_death(number: signal.Signals) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies, even while stopped; exit if the parent has died already."""
+    """Let the kernel kill this process, even a stopped one, when its parent dies; exit if it has died."""
     notify_at_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)

@@ -1,4 +1,7 @@
-"""The interface between an engine and what computes its steps: a model on this rank, a group of ranks, or a fake in tests."""
+"""The interface between an engine and what computes its steps.
+
+That is a model on this rank, a group of ranks, or a fake in tests.
+"""
 
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol

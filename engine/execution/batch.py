@@ -1,4 +1,7 @@
-"""One step's input as tensors, whose token dimension has first decodes, then prompt chunks. This module is independent of models."""
+"""One step's input as tensors, whose token dimension has first decodes, then prompt chunks.
+
+This module is independent of models.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A step's numbers packed consecutively: they are copied to the device in one transfer, and a model reads views of them."""
+"""A step's numbers, packed to be copied to the device in one transfer. A model reads views of them."""
 
 from array import array
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Grammars that answers must follow, each compiled once for all sequences that request it, in a thread.
+"""Grammars that answers must follow, each compiled once, in a thread, for all sequences.
 
 This module is independent of logits, and of which sequence waits for a grammar (engine/scheduling/awaited.py).
 """

@@ -1,4 +1,7 @@
-"""The process groups that link ranks: Gloo on CPUs, NCCL on GPUs. Ranks find each other through the first rank's store."""
+"""The process groups that link ranks: Gloo on CPUs, NCCL on GPUs.
+
+Ranks find each other through the first rank's store.
+"""
 
 import socket
 from datetime import timedelta

@@ -32,9 +32,9 @@ def _byte_level(token: str) -> bytes:
 
 
 def _word_marks(token: str, has_bytes: bool) -> bytes:
-    """Return the bytes of SentencePiece's spelling: U+2581 is a space, and <0x0A> a byte if the decoder supports that.
+    """Return the bytes of SentencePiece's spelling.
 
-    A leading space is kept, because an answer may continue a text.
+    U+2581 is a space, and <0x0A> a byte if the decoder supports that. A leading space is kept, because an answer may continue a text.
     """
     if has_bytes and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:

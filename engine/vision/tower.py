@@ -148,7 +148,7 @@ def load_patches(loader: WeightLoader, name: str, hidden: int, patch: int, momen
 def stretched(
     learned: torch.Tensor, rows: int, columns: int, mode: str, *, align_corners: bool = False
 ) -> torch.Tensor:
-    """Return learned positions [rows, columns, hidden], interpolated to an image's patches: [rows * columns, hidden]."""
+    """Return learned positions [rows, columns, hidden], interpolated to an image's rows * columns patches."""
     if learned.shape[:2] == (rows, columns):
         return learned.flatten(0, 1)
     table = learned.float().permute(2, 0, 1).unsqueeze(0)

@@ -86,7 +86,7 @@ _FUSED: dict[Activation, int] = {silu_and_mul: ops.SILU, gelu_tanh_and_mul: ops.
 
 
 def gated_native(product: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the C library's form of a product with an activation, which is fused with the product if the library can.
+    """Return the C library's form of a product with an activation, fused with it if possible.
 
     `product(library, x, weight, bias, activation)`: C's form of the product; 0 for no activation.
     """
