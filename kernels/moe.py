@@ -100,16 +100,24 @@ def route_in_groups(
     scores = logits.float().sigmoid()
     biased = scores + bias.float()
     if top_groups < groups:
-        by_group = torch.unflatten(biased, 1, (groups, -1))
-        chosen_groups = by_group.topk(2, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
-        is_left = torch.zeros(logits.shape[0], groups, dtype=torch.bool, device=logits.device)
-        is_left.scatter_(1, chosen_groups, True)
-        biased = by_group.masked_fill(~is_left.unsqueeze(-1), -torch.inf).flatten(1)
+        biased = in_best_groups(biased, groups, top_groups, 2)
     expert_ids = biased.topk(top_k, dim=-1).indices
     weights = scores.gather(1, expert_ids)
     if renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return weights * scale, expert_ids
+
+
+def in_best_groups(scores: torch.Tensor, groups: int, top_groups: int, num_best: int) -> torch.Tensor:
+    """Return scores [tokens, experts], with -inf in all groups except the best.
+
+    Those are the groups whose `num_best` best scores have the largest sums.
+    """
+    by_group = torch.unflatten(scores, 1, (groups, -1))
+    of_groups = by_group.topk(num_best, dim=-1).values.sum(-1)
+    is_left = torch.zeros_like(of_groups, dtype=torch.bool)
+    is_left.scatter_(1, of_groups.topk(top_groups, dim=-1).indices, True)
+    return by_group.masked_fill(~is_left.unsqueeze(-1), -torch.inf).flatten(1)
 
 
 def _check(

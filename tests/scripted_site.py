@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from load_tests.random_checkpoint import EMBER, ember_vocab
 from pilotlight.engine.api.protocol import ModelInfo, ModelSpec, Submit, TokenOutput
-from pilotlight.engine.grammar.constraints import Matcher
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarCompiler
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
+from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.app import build_app
 from pilotlight.runtime.serve import serve_app
@@ -102,7 +102,7 @@ class ScriptedEngine(FakeEngineClient):
         """Return why an answer does not follow the request's grammar; empty if it does."""
         if submit.constraint is None:
             return ""
-        matcher = Matcher.at_start(self._compiler.compile(submit.constraint), self._compiler)
+        matcher = self._compiler.matcher(self._compiler.compile(submit.constraint))
         try:
             for token in tokens:
                 if not matcher.is_complete:

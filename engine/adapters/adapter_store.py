@@ -1,29 +1,35 @@
 """A model's adapters in one process: read from a disk, and put into the slots of its runner.
 
-The only or first rank chooses the slot of each adapter; other ranks follow.
+The only or first rank chooses the slot of each adapter, and sends orders to the others: all place their parts between the same two steps.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pilotlight.engine.adapters.bank import AdapterBank
 from pilotlight.engine.adapters.content import SlotContent
 from pilotlight.engine.api.protocol import AdapterSource
 from pilotlight.engine.execution.runner import ModelRunner
+from pilotlight.engine.parallel.orders import PlaceAdapter, ReadAdapter
 
 _MOST_READ = 16  # limit of adapters that a rank keeps in memory until they are placed
 
 
 class RunnerAdapters:
-    def __init__(self, runner: ModelRunner, bank: AdapterBank, host_bytes: int) -> None:
-        """`bank`: the adapter bank of `runner`."""
+    def __init__(
+        self, runner: ModelRunner, bank: AdapterBank, host_bytes: int, model: str, send: Callable[[object], None]
+    ) -> None:
+        """`bank`: the adapter bank of `runner`; `send`: sends orders about `model` to other ranks."""
         self.num_slots = bank.num_slots
         self.host_bytes = host_bytes
         self._runner = runner
         self._bank = bank
+        self._model = model
+        self._send = send
 
     def announce(self, source: AdapterSource) -> None:
-        pass  # nothing to prepare: `read` follows
+        self._send(ReadAdapter(self._model, source))
 
     def read(self, source: AdapterSource) -> SlotContent:
         return self._bank.read(source)
@@ -32,6 +38,7 @@ class RunnerAdapters:
         return content.values.nbytes
 
     def place(self, slot: int, source: AdapterSource, content: SlotContent) -> None:
+        self._send(PlaceAdapter(self._model, slot, source))
         self._runner.place_adapter(slot, content)
 
 

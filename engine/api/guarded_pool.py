@@ -5,7 +5,6 @@ arguments and result in JSON. A child runs one job at a time, within limits of C
 independent of what a job computes and how long a caller waits.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -23,6 +22,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from pilotlight.support.parent_death import die_with
 
 EndReason = Literal[
     "crash",  # the child was ended by a signal that the job caused
@@ -329,10 +330,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
-    if os.getppid() != parent:  # the parent has died already
-        return
+    die_with(parent)
     threading.stack_size(STACK_BYTES)
     serving = threading.Thread(target=_serve, args=(socket.socket(fileno=descriptor),))
     serving.start()

@@ -17,12 +17,13 @@ from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.api.validation import refusal
 from pilotlight.engine.core.bisection import Suspects
-from pilotlight.engine.core.in_flight import ForwardedStep, InFlightSteps, Runner
+from pilotlight.engine.core.in_flight import ForwardedStep, InFlightSteps
 from pilotlight.engine.core.open_sequences import OpenSequences, error_output
 from pilotlight.engine.core.publishing import Publisher
 from pilotlight.engine.core.requirements import Requirements
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.core.stats import EngineStats, PublishedStep
+from pilotlight.engine.core.step_runner import Runner
 from pilotlight.engine.grammar.constraints import Grammars
 from pilotlight.engine.images.image_residency import ImageEncoder
 from pilotlight.engine.kv.lending.lease import Lease

@@ -9,49 +9,13 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pilotlight.engine.core.chunk_steps import step_of
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.core.step import ChoiceRow, RunResult, SampledToken, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, SampledToken
+from pilotlight.engine.core.step_runner import Launched, Runner
 from pilotlight.engine.scheduling.plan import Chunk
-
-
-class Launched(Protocol):
-    """A launched step."""
-
-    def collect(self) -> RunResult:
-        """Wait until the step has ended, and return its results."""
-
-
-class Runner(Protocol):
-    """A model that computes steps: a ModelRunner, or a fake in tests."""
-
-    # steps in flight at once: 1 if the runner computes on the host, 2 on a GPU, the number of stages in a pipeline
-    depth: int
-
-    @property
-    def num_graphs(self) -> int:
-        """Return the number of recorded step sizes."""
-
-    @property
-    def graph_failures(self) -> int:
-        """Return the number of failed attempts to record a step."""
-
-    def forward(self, step: StepInput) -> Any:
-        """Start the forward pass of a step; it runs after the previous choice, whose tokens it may use.
-
-        Returns the first argument of `choose`.
-        """
-
-    def choose(self, forwarded: Any, rows: SequenceOf[ChoiceRow]) -> Launched:
-        """Start the choice of tokens from rows of the step's logits. `rows`: ascending, may be empty."""
-
-    def scrub(self, blocks: SequenceOf[int]) -> None:
-        """Zero these blocks."""
-
-    def reset(self) -> None:
-        """Zero all blocks."""
 
 
 class ForwardedStep(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from pilotlight.engine.api.protocol import ErrorCode, TokenOutput
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.grammar.matcher import ConstraintError
 
 
 class OpenSequences:

@@ -9,12 +9,13 @@ from collections.abc import Sequence as SequenceOf
 
 from pilotlight.engine.api.errors import RankLostError
 from pilotlight.engine.api.protocol import FinishReason, TokenLogprobs, TokenOutput
-from pilotlight.engine.core.in_flight import CollectedStep, Runner
+from pilotlight.engine.core.in_flight import CollectedStep
 from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.core.stats import EngineStats
 from pilotlight.engine.core.step import SampledToken
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.core.step_runner import Runner
+from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.scheduling.plan import Chunk, Speculation
 from pilotlight.engine.scheduling.scheduler import Scheduler
 

@@ -23,7 +23,7 @@ from pilotlight.engine.api.protocol import (
     TokenLogprobs,
 )
 from pilotlight.engine.execution.token_counts import TokenCounts
-from pilotlight.engine.grammar.constraints import Matcher
+from pilotlight.engine.grammar.matcher import Matcher
 from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.kv.pool.block_table import BlockTable
 

@@ -1,12 +1,10 @@
 """Statistics of an engine: counts since its start, speeds, and times of its newest step."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from pilotlight.engine.core.in_flight import CollectedStep
 from pilotlight.engine.core.rates import Rates
-
-if TYPE_CHECKING:
-    from pilotlight.engine.core.in_flight import CollectedStep
+from pilotlight.engine.scheduling.scheduler_counts import SchedulerCounts
 
 
 class StepTimes(NamedTuple):
@@ -17,7 +15,7 @@ class StepTimes(NamedTuple):
 
 
 class PublishedStep(NamedTuple):
-    step: "CollectedStep"
+    step: CollectedStep
     num_tokens: int  # tokens that the step published
     publish_s: float
 
@@ -41,20 +39,3 @@ class EngineStats:
         device_s = step.result.device_s
         self.last_step = StepTimes(schedule_s, step_s - schedule_s - device_s - publish_s, device_s, publish_s)
         self.rates.count(step.num_prompt_tokens, step.num_decodes, num_tokens, step_s)
-
-
-@dataclass(slots=True)
-class SchedulerCounts:
-    """Counts of schedulers; the fields have the same names as in ModelLoad."""
-
-    prefix_queries: int = 0  # prompt tokens that were looked up
-    prefix_hits: int = 0  # prompt tokens that were found, on the device or in a tier
-    prefix_host_hits: int = 0  # tokens of prefix_hits that were found in the host tier
-    prefix_disk_hits: int = 0  # tokens of prefix_hits that were found in the disk tier
-    prefix_store_hits: int = 0  # tokens of prefix_hits that were found in the cluster's store
-    prefix_peer_hits: int = 0  # tokens of prefix_hits that were fetched from another host
-    preemptions: int = 0
-    swaps: int = 0  # preemptions whose blocks were kept in the host tier
-
-    def by_name(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}

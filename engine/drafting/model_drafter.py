@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence as SequenceOf
 
 from pilotlight.engine.core.chunk_steps import guessed_step
-from pilotlight.engine.core.in_flight import Runner
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.core.step import ChoiceRow
+from pilotlight.engine.core.step_runner import Runner
 from pilotlight.engine.drafting.costs import StepCosts
 from pilotlight.engine.drafting.drafter import DrafterError, known_tokens
 from pilotlight.engine.scheduling.plan import Chunk

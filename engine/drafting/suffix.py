@@ -21,7 +21,9 @@ _PRIORS = ((16, 0.9), (8, 0.85), (4, 0.7), (3, 0.55), (2, 0.35))
 class SuffixDrafter:
     name = "suffix"
 
-    def __init__(self) -> None:
+    def __init__(self, most_tenant_tokens: int = MOST_TENANT_TOKENS, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_tenant_tokens = most_tenant_tokens
+        self._most_tokens = most_tokens
         self._own: dict[Sequence, NgramIndex] = {}
         self._outputs: OrderedDict[bytes, NgramIndex] = OrderedDict()  # by tenant, the least recently used first
 
@@ -54,10 +56,11 @@ class SuffixDrafter:
         num_prompt = sequence.num_prompt_tokens - sequence.num_delivered_tokens
         text = sequence.token_ids[max(0, num_prompt - _BEFORE_OUTPUT) : known_tokens(sequence)]
         outputs = self._outputs.pop(sequence.tenant, None) or NgramIndex()
-        if len(outputs) + len(text) >= MOST_TENANT_TOKENS:
+        most = self._most_tenant_tokens
+        if len(outputs) + len(text) >= most:
             older, outputs = outputs, NgramIndex()
-            outputs.extend(older.tokens[len(older) - MOST_TENANT_TOKENS // 2 :])
-        outputs.extend([*text[-MOST_TENANT_TOKENS // 4 :], SEPARATOR])
+            outputs.extend(older.tokens[len(older) - most // 2 :])
+        outputs.extend([*text[-most // 4 :], SEPARATOR])
         self._outputs[sequence.tenant] = outputs
-        while sum(map(len, self._outputs.values())) > MOST_TOKENS:
+        while sum(map(len, self._outputs.values())) > self._most_tokens:
             self._outputs.popitem(last=False)

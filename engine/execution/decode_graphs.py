@@ -19,7 +19,8 @@ import torch
 
 from pilotlight.engine.core.step import StepInput
 from pilotlight.engine.device.transfer import copy_to_device
-from pilotlight.engine.execution.batch import Batch, PackedStep
+from pilotlight.engine.execution.batch import Batch
+from pilotlight.engine.execution.packed_step import PackedStep
 from pilotlight.engine.execution.state_places import StateGroups
 from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, padded, power_of_two
 from pilotlight.kernels.state.state_batch import NO_BLOCK

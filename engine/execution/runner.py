@@ -17,9 +17,10 @@ from pilotlight.engine.api.errors import StepError
 from pilotlight.engine.core.chunk_steps import scratch_step
 from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from pilotlight.engine.device.transfer import Mark, to_device, to_host
-from pilotlight.engine.execution.batch import Batch, build_batch
+from pilotlight.engine.execution.batch import Batch
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.execution.decode_graphs import CudaRecorder, DecodeGraphs, Outputs, ReadyStep
+from pilotlight.engine.execution.packed_step import build_batch
 from pilotlight.engine.execution.pooling import TextPooling
 from pilotlight.engine.execution.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
 from pilotlight.engine.execution.state_places import state_groups

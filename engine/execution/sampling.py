@@ -16,9 +16,8 @@ import torch
 
 from pilotlight.engine.api.protocol import SamplingParams, TokenLogprobs
 from pilotlight.engine.api.struct import replace
-from pilotlight.engine.core.step import ChoiceRow, SampledToken
+from pilotlight.engine.core.step import ChoiceRow, CountEntries, SampledToken
 from pilotlight.engine.device.transfer import to_device, to_host
-from pilotlight.engine.execution.token_counts import CountEntries
 from pilotlight.kernels.sampling.logprobs import token_logprobs, token_ranks
 from pilotlight.kernels.sampling.masks import mask_
 from pilotlight.kernels.sampling.penalties import LogitEntries, penalize_, restore_
@@ -103,14 +102,19 @@ class PromptLogprobs:
 
 
 def prompt_logprobs(
-    logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, token_ids: "array[int]", num_top: int
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    token_ids: "array[int]",
+    num_top: int,
+    size: int = _PROMPT_LOGPROB_ROWS,
 ) -> PromptLogprobs:
     """Return the logprob and rank of each of `token_ids`. Does not wait for the device.
 
+    `size`: number of rows of logits in memory at once.
     `hidden` [tokens, hidden]: for each of these tokens, the hidden state of the token before it.
     """
     targets = to_device(torch.frombuffer(token_ids, dtype=torch.int64), hidden.device)
-    parts, size = [], _PROMPT_LOGPROB_ROWS
+    parts = []
     for some, wanted in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
         given = logits(some)
         taken = (*token_logprobs(given, wanted, num_top), token_ranks(given, wanted))

@@ -13,13 +13,9 @@ from typing import NamedTuple
 
 from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall
 from pilotlight.engine.api.protocol import Constraint
-from pilotlight.engine.grammar.constraints import Matcher, satisfiable
-from pilotlight.engine.grammar.grammar_compiler import (
-    ConstraintError,
-    GrammarCompiler,
-    TokenizerUnreadableError,
-    refusal,
-)
+from pilotlight.engine.grammar.constraints import satisfiable
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler, TokenizerUnreadableError, refusal
+from pilotlight.engine.grammar.matcher import ConstraintError, Matcher
 
 CPU_S = 3.0  # limit of one check; a schema of 3,000 optional keys takes 0.7 s, one of ten keys takes 1 ms
 MEMORY_BYTES = 256 << 20  # limit of one check; a schema of 3,000 optional keys takes 20 MiB
@@ -57,7 +53,7 @@ def check(directory: str, size: int, eos_token_ids: list[int], kind: str, text: 
     constraint = Constraint(kind, text)  # type: ignore[arg-type]
     grammar = satisfiable(compiler, constraint)
     for seed in range(_WALKS):
-        draw, matcher = random.Random(seed), Matcher.at_start(grammar, compiler)
+        draw, matcher = random.Random(seed), compiler.matcher(grammar)
         try:
             matcher.foreseen((), _WALK_TOKENS)
             _walk(matcher, draw)

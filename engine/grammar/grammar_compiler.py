@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import Constraint
+from pilotlight.engine.grammar.matcher import ConstraintError, Matcher
 from pilotlight.engine.tokenizer.tokenizer_files import tokenizer_json
 
 if TYPE_CHECKING:
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 MAX_LEXER_STATES = 50_000
 _COMMENT_PATTERN_OR_TEXT = re.compile(r'//[^\n]*|/(?!/)(?:\\.|[^/\\\n])+/[a-z]*|"(?:\\.|[^"\\\n])*"i?')
 _LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance appends to its error messages
-
-
-class ConstraintError(Exception):
-    """A grammar cannot be enforced, or a token does not follow it; the message has the reason."""
 
 
 class TokenizerUnreadableError(ConstraintError):
@@ -40,11 +37,6 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._tags: list[str] = []  # added tokens such as <think>, which texts of a grammar must not contain
         self._lock = threading.Lock()
-
-    @property
-    def num_words(self) -> int:
-        """Return the length of a mask in 32-bit words."""
-        return -(-self._vocab_size // 32)
 
     def compile(self, constraint: Constraint) -> "LLMatcher":
         """Return a matcher at the start of the grammar. Raises ConstraintError."""
@@ -65,6 +57,11 @@ class GrammarCompiler:
         if matcher.is_error():
             raise ConstraintError(refusal(constraint, matcher.get_error()))
         return matcher
+
+    def matcher(self, grammar: "LLMatcher", *, is_optional: bool = False) -> Matcher:
+        """Return the state of a sequence at the start of a compiled grammar."""
+        num_words = -(-self._vocab_size // 32)
+        return Matcher(grammar.deep_copy(), num_words, self.tokenizer(), is_optional=is_optional)
 
     def tokenizer(self) -> "LLTokenizer":
         """Return the tokenizer, read at the first call. Raises TokenizerUnreadableError."""

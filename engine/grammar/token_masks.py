@@ -7,13 +7,14 @@ lengths, ends a sequence that has nothing to choose, and is independent of logit
 import math
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import CancelledError, Future
 
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.grammar.constraints import COMPILE_S, Grammars, Matcher, everything, forbid
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.grammar.constraints import COMPILE_S, Grammars
+from pilotlight.engine.grammar.matcher import ConstraintError, Matcher, everything
 from pilotlight.engine.scheduling.plan import Chunk
 
 
@@ -73,8 +74,20 @@ class TokenMasks:
         if num_short > 0:
             eos = () if sequence.sampling.ignore_eos else self._eos_token_ids
             for mask in masks[:num_short]:
-                forbid(mask, (*eos, *sequence.sampling.stop_token_ids))
+                _forbid(mask, (*eos, *sequence.sampling.stop_token_ids))
         return masks
+
+
+def _forbid(mask: "array[int]", token_ids: SequenceOf[int]) -> None:
+    """Forbid tokens in a mask, in place, unless no token would be left.
+
+    So an answer can end where its grammar allows nothing else.
+    """
+    words = array("i", mask)
+    for token_id in token_ids:
+        words[token_id // 32] &= ~(1 << token_id % 32) if token_id % 32 < 31 else 0x7FFFFFFF
+    if any(words):
+        mask[:] = words
 
 
 class AwaitedGrammar:

@@ -7,7 +7,6 @@ python -m pilotlight.engine.host.engine_host --address ipc:///run/pilotlight/ams
 """
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -43,6 +42,7 @@ from pilotlight.engine.host.transport import FrontEndGone, HostTransport
 from pilotlight.engine.weights import digests
 from pilotlight.kernels.cpu.build import BuildError, discard_libraries, forced_kind
 from pilotlight.support.logs import inherit_logging
+from pilotlight.support.parent_death import notify_at_parents_death
 
 if TYPE_CHECKING:
     from pilotlight.engine.api.keys import Keys
@@ -74,7 +74,7 @@ class EngineHost:
         self._is_orphaned = is_orphaned
         self._journal = journal
         self._frames = StepFrames(transport)
-        self._models = HostedModels(loader, transport, self._frames)
+        self._models = HostedModels(loader.load, transport, self._frames)
         self._owes_ready = False
         self._waits_for_blocks = False
         self._is_stopping = False
@@ -96,7 +96,7 @@ class EngineHost:
             for command in self._transport.receive(self._receive_timeout_s()):
                 self._handle_command(command)
             self._send_ready()
-            self._models.collect()
+            self._models.collect(self._loader.take_results())
             working = [model for model in self._models.served.values() if model.engine.has_work]
             stepped = [model for model in working if self._broken is None and self._step(model)]
             if self._broken is not None:
@@ -326,12 +326,9 @@ def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
     The signal also comes if only the thread that started this process ends, so the handler checks the parent's id. The host's loop checks it, too,
     because other systems have no such signal, and a signal may be lost.
     """
-    if not sys.platform.startswith("linux"):
-        return
     signal.signal(signal.SIGUSR1, lambda *_: stop() if os.getppid() != parent else None)
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGUSR1.value)
-    if os.getppid() != parent:  # the parent died before the call of prctl
+    notify_at_parents_death(signal.SIGUSR1)
+    if os.getppid() != parent:  # the parent died before the call
         stop()
 
 

@@ -3,20 +3,23 @@
 This module decides which results of the loader are still needed. It is independent of sequences and steps.
 """
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import LoadProgress, ModelFailed, ModelReady, ModelSpec, ModelUnloaded
-from pilotlight.engine.host.model_loader import ModelLoader
 from pilotlight.engine.host.step_frames import StepFrames
 from pilotlight.engine.host.transport import HostTransport
 
 if TYPE_CHECKING:
     from pilotlight.engine.loading.loaded_model import LoadedModel
 
+    LoadResult = LoadProgress | LoadedModel | ModelFailed
+
 
 class HostedModels:
-    def __init__(self, loader: ModelLoader, transport: HostTransport, frames: StepFrames) -> None:
-        self._loader = loader
+    def __init__(self, start_load: Callable[[ModelSpec], None], transport: HostTransport, frames: StepFrames) -> None:
+        """Prepare to serve. `start_load`: starts a load, whose results are passed to `collect` later."""
+        self._start_load = start_load
         self._transport = transport
         self._frames = frames
         self.served: dict[str, LoadedModel] = {}  # by name
@@ -32,7 +35,7 @@ class HostedModels:
         known = served.spec if served else self.loading.get(spec.name)
         if known is None:
             self.loading[spec.name] = spec
-            self._loader.load(spec)
+            self._start_load(spec)
         elif not known.loads_same(spec):
             message = f"{spec.name} is already loaded from {known.path}; unload it first"
             self._transport.send(ModelFailed(spec.name, "model_load_failed", message))
@@ -48,9 +51,9 @@ class HostedModels:
             model.close()
         self._transport.send(ModelUnloaded(name))
 
-    def collect(self) -> None:
-        """Handle results of the loader, and serve loaded models whose cache is free."""
-        for spec, result in self._loader.take_results():
+    def collect(self, results: "Iterable[tuple[ModelSpec, LoadResult]]") -> None:
+        """Handle results of loads, and serve loaded models whose cache is free."""
+        for spec, result in results:
             is_wanted = self.loading.get(spec.name) is spec  # otherwise it was unloaded while it loaded
             match result:
                 case ModelFailed() if is_wanted:

@@ -6,10 +6,10 @@ the cores to processes that serve. This module is independent of checkpoints and
 
 import gc
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady
+from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.device.fallbacks import fallbacks
 from pilotlight.engine.host.process import at_low_priority
 
@@ -41,7 +41,7 @@ def prepare(config: HostConfig, is_standby: bool) -> HostReady:
 
 
 def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
-    clock = _StageClock()
+    phases = Phases()
     import_libraries()
     import torch
 
@@ -49,7 +49,7 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
     from pilotlight.kernels.cpu import library
     from pilotlight.kernels.dispatch import takes_triton
 
-    clock.note("import")
+    phases.end("import")
     device = choose_device(config.device)
     weights_bytes = None
     if device.type == "cuda":
@@ -64,11 +64,11 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
     slower = fallbacks(config, device, has_triton=takes_triton())
     for sentence in slower:
         log.warning("%s", sentence)
-    clock.note("device")
+    phases.end("device")
     if is_standby:
         _warm_up(device)
-        clock.note("warm_up")
-    return HostReady(VERSION, tuple(clock.phases), weights_bytes, tuple(slower))
+        phases.end("warm_up")
+    return HostReady(VERSION, phases.spent, weights_bytes, tuple(slower))
 
 
 def _warm_up(device: "torch.device") -> None:
@@ -84,14 +84,3 @@ def _warm_up(device: "torch.device") -> None:
             product = torch.nn.functional.linear(rows, torch.ones(64, 64, dtype=dtype, device=device)).float()
             torch.softmax(product, -1).topk(4).indices.sort()
             torch.cat([product, product.cumsum(-1)])[torch.tensor([0, 1], device=device)].argmax(-1).tolist()
-
-
-class _StageClock:
-    def __init__(self) -> None:
-        self.phases: list[tuple[str, float]] = []
-        self._last = time.perf_counter()
-
-    def note(self, name: str) -> None:
-        now = time.perf_counter()
-        self.phases.append((name, now - self._last))
-        self._last = now

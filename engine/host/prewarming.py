@@ -7,7 +7,7 @@ device cannot access directly.
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 from pilotlight.engine.device.device import choose_device
 from pilotlight.engine.kv.arena import Arena
-from pilotlight.engine.loading.model_loading import opened_source
+from pilotlight.engine.loading.opened_source import opened_source
 
 
 def prewarm(spec: ModelSpec, host: HostConfig) -> None:

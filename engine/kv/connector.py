@@ -8,13 +8,13 @@ blocks and of running sequences.
 from collections.abc import Callable
 
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.core.stats import SchedulerCounts
 from pilotlight.engine.kv.manager import BlockManager
 from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix
 from pilotlight.engine.kv.pool.groups import CacheGroups
 from pilotlight.engine.kv.pool.prefix_index import block_name
 from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S, TRANSFER_TIMEOUT_S, Tiers, Transfer
 from pilotlight.engine.scheduling.awaited import Awaited
+from pilotlight.engine.scheduling.scheduler_counts import SchedulerCounts
 
 
 class KVConnector:

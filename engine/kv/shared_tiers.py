@@ -73,20 +73,21 @@ class SharedTiers:
         self.host.close()
 
 
-def open_tiers(config: HostConfig) -> SharedTiers | None:
+def open_tiers(config: HostConfig, patience_s: float = _PATIENCE_S) -> SharedTiers | None:
+    """Open the configured tiers. `patience_s`: how long to wait for directories that another host holds."""
     if not config.kv_host_bytes or config.kv_host_dir is None:
         return None
     try:
         # With several ranks the host joins their parts of a block, so no device accesses the slots.
         device = choose_device(config.device if len(config.group) < 2 else "cpu")
-        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S, device=device)
+        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=patience_s, device=device)
     except TierError as error:
         log.warning("%s; this engine host runs without KV tiers", error)
         return None
     disk = None
     if config.kv_disk_dir is not None and config.kv_disk_bytes:
         try:
-            opened = DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S)
+            opened = DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, patience_s)
             disk = DiskThread(opened, host, write_bytes_per_s=config.kv_disk_write_bytes_per_s or math.inf)
         except TierError as error:
             log.warning("%s; this engine host runs without a disk KV tier", error)

@@ -15,7 +15,7 @@ from pilotlight.engine.kv.tier_protocol import Tier, TierLoad, Tiers, Transfer
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.tiers.tier_read import TierBehind, TierRead
+from pilotlight.engine.kv.tiers.tier_read import TierRead
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, HostFetch, KeptSlots
 from pilotlight.engine.kv.transfer.host_thread import HostThread
@@ -37,21 +37,23 @@ class TieredCache(Tiers):
         block_bytes: int,
         peers: "PeerLink | None" = None,
         store: StoreThread | None = None,
+        stored_per_step_bytes: int = _STORED_PER_STEP_BYTES,
     ) -> None:
         """Start the model's copying thread. `peers`: the link to hosts with which this model exchanges blocks.
 
         Raises TierError if a block does not fit the host tier.
         """
-        self._behind: list[TierBehind] = [
+        self._behind: list[DiskThread | StoreThread] = [
             tier for tier in (disk, store) if tier is not None
         ]  # tiers beyond the host tier, nearest first
-        self.mover = BlockMover(host, self._behind, copier, block_bytes)
+        self.mover = BlockMover(host, self._offer, copier, block_bytes)
         self._host = host
         self._disk = disk
         self._store = store
         self.has_store = store is not None
         self._peers = peers
         self._block_bytes = block_bytes
+        self._stored_per_step = max(1, stored_per_step_bytes // block_bytes)  # blocks
         self._prefill_tokens_per_s = 0.0
         self._pins: dict[Hashable, KeptSlots] = {}
         self._awaited: dict[str, bool] = {}  # hand-overs -> whether the sequence still computes
@@ -89,7 +91,7 @@ class TieredCache(Tiers):
         self._awaited = {name: is_open for name, is_open in self._awaited.items() if is_open}
         if not self._fresh:
             return
-        limit = len(self._fresh) if everything else max(1, _STORED_PER_STEP_BYTES // self._block_bytes)
+        limit = len(self._fresh) if everything else self._stored_per_step
         mark = self.mover.mark()
         started = list(self._fresh)[:limit]
         self._thread.store([BlockStore(block, self._fresh.pop(block), mark) for block in started])
@@ -233,6 +235,10 @@ class TieredCache(Tiers):
     def _begin(self, read: ReadT) -> ReadT:
         self._reads = [*(each for each in self._reads if not each.is_cancelled), read]
         return read
+
+    def _offer(self, name: bytes) -> None:
+        for tier in self._behind:
+            tier.offer(name)
 
     def _pin(self, owner: Hashable, slots: list[HostSlot]) -> None:
         if slots:

@@ -12,7 +12,7 @@ from pilotlight.engine.description.shapes import Routing
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.kernels.moe import route, route_in_groups
+from pilotlight.kernels.moe import in_best_groups, route, route_in_groups
 
 
 class Router(Protocol):
@@ -110,11 +110,7 @@ class WideSoftmaxRouter:
         rule, scores = self.rule, self.proj(x.float(), context).softmax(-1)
         choosing = scores if self.bias is None else scores + self.bias
         if rule.top_groups < rule.groups:
-            by_group = torch.unflatten(choosing, 1, (rule.groups, -1))
-            of_groups = by_group.topk(rule.group_best, dim=-1).values.sum(-1)
-            is_left = torch.zeros_like(of_groups, dtype=torch.bool)
-            is_left.scatter_(1, of_groups.topk(rule.top_groups, dim=-1).indices, True)
-            choosing = by_group.masked_fill(~is_left.unsqueeze(-1), -torch.inf).flatten(1)
+            choosing = in_best_groups(choosing, rule.groups, rule.top_groups, rule.group_best)
         expert_ids = choosing.topk(rule.top_k, dim=-1).indices
         weights = scores.gather(1, expert_ids)
         if rule.renormalise:

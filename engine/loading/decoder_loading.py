@@ -23,10 +23,10 @@ from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.kv.tier_protocol import Tiers
 from pilotlight.engine.kv.transfer.block_copier import make_copier
-from pilotlight.engine.loading.draft_loading import LoadedDrafts, identity_of, read_words
+from pilotlight.engine.loading.drafts import LoadedDrafts, identity_of, read_words
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
-from pilotlight.engine.loading.model_loading import ModelLoading, start_moving
+from pilotlight.engine.loading.model_loading import ModelLoading
 from pilotlight.engine.models.decoder import tower_of
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.parallel.one_rank import OneRank
@@ -84,7 +84,7 @@ class _PlacedDecoder(NamedTuple):
             adapters=self._adapters(own),
             images=self._images(own),
         )
-        return LoadedModel(spec, engine, self.place, start_moving(weights, own), group)
+        return LoadedModel(spec, engine, self.place, loading.start_moving(weights, own), group)
 
     @property
     def _num_blocks(self) -> int:
@@ -170,13 +170,12 @@ class _PlacedDecoder(NamedTuple):
     def _adapters(self, own: ModelRunner) -> AdapterStore | None:
         if own.adapters is None:
             return None
-        adapters = RunnerAdapters(own, own.adapters, self.loading.host.adapter_host_bytes)
-        return self.group.adapters(adapters, self.loading.spec.name)
+        host_bytes = self.loading.host.adapter_host_bytes
+        return RunnerAdapters(own, own.adapters, host_bytes, self.loading.spec.name, self.group.send)
 
     def _images(self, own: ModelRunner) -> ImageEncoder | None:
         tower, sizes = tower_of(own.model), self.loading.image_sizes(own.model)
         if tower is None or sizes is None:
             return None
         token_bytes = (1 + tower.num_deep) * self.loading.config.hidden_size * self.layout.dtype.itemsize
-        images = RunnerImages(own, sizes, token_bytes)
-        return self.group.images(images, self.loading.spec.name)
+        return RunnerImages(own, sizes, token_bytes, self.loading.spec.name, self.group.send)

@@ -5,108 +5,42 @@ EAGLE-3 head belongs to the model it was trained for; an MTP layer is in the mod
 reason. Ranks that share the model's matrices share its drafter's as well.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.core.in_flight import Runner
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.families import eagle3_config
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.drafting.drafter_registry import DraftWords
-from pilotlight.engine.drafting.model_drafter import ModelDrafter
-from pilotlight.engine.execution.runner import ModelRunner
-from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
+from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
+from pilotlight.engine.loading.drafts import DraftTarget, LoadedDrafts, PlannedDrafts
 from pilotlight.engine.models.decoder import Decoder
-from pilotlight.engine.models.draft_layers import DraftLayers, DraftModel, FeatureDrafts
+from pilotlight.engine.models.draft_layers import DraftModel, FeatureDrafts
 from pilotlight.engine.models.eagle3 import Eagle3Head
-from pilotlight.engine.models.model import Model
-from pilotlight.engine.models.model_registry import find_family
-from pilotlight.engine.parallel.part_runner import PartRunner
+from pilotlight.engine.models.model import Family
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.weights.checkpoint import read_json
 from pilotlight.engine.weights.config import architecture, read_config
-from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.load import FilledModel, LayOut, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.engine.weights.shard import Shard
 from pilotlight.engine.weights.source import WeightSource
 
 if TYPE_CHECKING:
-    from pilotlight.engine.parallel.communicator import Communicator
-
-# Acceptance rates to assume until drafts have been verified: those that papers report for chat.
-_PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
+    pass
 
 
-class DraftTarget(NamedTuple):
-    """The model that a drafter drafts for, and the options of its load."""
-
-    model: Model
-    num_caches: int  # number of caches of the model's layers
-    context_length: int
-    dtype: torch.dtype
-    device: torch.device
-    shard: Shard  # this rank's part of every layer
-
-
-class LoadedDrafts(NamedTuple):
-    name: str
-    layers: DraftLayers
-    num_bytes: int
-
-    def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
-        """Return a separate runner over the model's blocks. `ranks`: ranks with the drafter's other parts."""
-        if ranks is None:
-            return ModelRunner(self.layers, layout, blocks)
-        return PartRunner(self.layers, layout, blocks, ranks)
-
-    def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
-        """Return the drafter. `runner`: computes its layers, on this rank or on all ranks."""
-        return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
-
-
-class PlannedDrafts(Protocol):
-    """A drafter with weights, whose configuration has been read."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def directory(self) -> Path | None:
-        """Return the directory of its checkpoint; None if it is in the model's."""
-
-    @property
-    def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """Return the caches of the drafter's layers, which follow the model's caches."""
-
-    def load(self, target: DraftTarget) -> LoadedDrafts:
-        """Load the drafter. Raises CheckpointError."""
-
-
-def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
-    """Return the drafters that the setting `speculate` names, for a model with the caches `layers`.
-
-    Raises CheckpointError for a drafter with weights if there are states: its guesses would change them.
-    """
-    read = DraftWords.read(words)
-    if read.model is not None and any(layer.is_state for layer in layers):
-        raise CheckpointError(
-            f"speculate: {read.model} drafts only for models without recurrent states, and this one has states; set it to suffix,grammar"
-        )
-    return read
-
-
-def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
+def plan_drafts(
+    words: DraftWords, config: Any, degrees: Parallelism, find_family: Callable[[Mapping[str, Any]], Family]
+) -> PlannedDrafts | None:
     """Read the configuration of the drafter in `words`; return None if it has no weights.
 
-    `config`: that of the model; `degrees`: how ranks share the model. Raises CheckpointError.
+    `config`: that of the model; `degrees`: how ranks share the model; `find_family`: finds a draft model's family. Raises CheckpointError.
     """
     if words.model is None:
         return None
@@ -129,15 +63,8 @@ def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> Planned
         )
     with named(words.directory):
         if words.model == "draft":
-            return PlannedDraftModel.of(words.directory, config)
+            return PlannedDraftModel.of(words.directory, config, find_family)
         return PlannedEagle3.of(words.directory, config)
-
-
-def identity_of(planned: PlannedDrafts | None) -> str:
-    """Return a string that identifies the drafter whose caches are in a block, "" without a drafter."""
-    if planned is None:
-        return ""
-    return f":{planned.name}" + (f":{fingerprint(planned.directory).hex()}" if planned.directory is not None else "")
 
 
 @contextmanager
@@ -153,12 +80,16 @@ class PlannedDraftModel(NamedTuple):
     directory: Path
     raw_config: Mapping[str, Any]
     config: Any
+    family: Family
     name: str = "draft"
 
     @classmethod
-    def of(cls, directory: Path, model: DecoderConfig) -> "PlannedDraftModel":
+    def of(
+        cls, directory: Path, model: DecoderConfig, find_family: Callable[[Mapping[str, Any]], Family]
+    ) -> "PlannedDraftModel":
         raw = read_config(directory)
-        config = find_family(raw).parse_config(raw)
+        family = find_family(raw)
+        config = family.parse_config(raw)
         if config.vocab_size != model.vocab_size:
             raise CheckpointError(
                 f"it has a vocabulary of {config.vocab_size} tokens, but the model has {model.vocab_size}"
@@ -167,21 +98,20 @@ class PlannedDraftModel(NamedTuple):
             raise CheckpointError(f"{architecture(raw)} generates nothing")
         if any(layer.is_state for layer in config.cached_layers):
             raise CheckpointError(f"{architecture(raw)} has a recurrent state, which cannot take back guessed tokens")
-        return cls(directory, raw, config)
+        return cls(directory, raw, config, family)
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
         return tuple(self.config.cached_layers)
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
-        family = find_family(self.raw_config)
         with named(self.directory):
             filled = _fill(
                 self.directory,
                 self.raw_config,
                 self.config,
                 target,
-                lambda loader: family.load(self.config, loader, target.context_length),
+                lambda loader: self.family.load(self.config, loader, target.context_length),
             )
         return LoadedDrafts(self.name, DraftModel(filled.model, target.num_caches), _num_bytes(filled))
 

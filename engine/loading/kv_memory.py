@@ -13,7 +13,7 @@ from pilotlight.engine.parallel.one_rank import OneRank
 from pilotlight.engine.planning.memory_plan import planned_kv_bytes
 
 if TYPE_CHECKING:
-    from pilotlight.engine.parallel.communicator import RankLinks
+    from pilotlight.engine.parallel.rank_links import RankLinks
     from pilotlight.engine.parallel.ranks import RankGroup
 
 

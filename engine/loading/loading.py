@@ -14,8 +14,10 @@ from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.loading.decoder_loading import load_decoder
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
-from pilotlight.engine.loading.model_loading import ModelLoading, opened_source, start_moving
+from pilotlight.engine.loading.model_loading import ModelLoading
+from pilotlight.engine.loading.opened_source import opened_source
 from pilotlight.engine.weights.filling import ReadingProgress
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 
 
 @torch.inference_mode()
@@ -25,9 +27,10 @@ def load_model(
     memory: KvMemory,
     on_progress: ReadingProgress | None = None,
     tiers: SharedTiers | None = None,
+    limits: WeightLimits = USUAL_LIMITS,
 ) -> LoadedModel:
     """Load a model. Raises CheckpointError."""
-    with opened_source(spec, host, memory.arena, memory.links, on_progress) as loading:
+    with opened_source(spec, host, memory.arena, memory.links, on_progress, limits) as loading:
         if not loading.config.cached_layers:
             if loading.recipe is None:
                 raise CheckpointError(
@@ -53,4 +56,4 @@ def _load_encoder(loading: ModelLoading) -> LoadedModel:
         loading.phases.end("warm_up")
     info = loading.info(context_length, loaded, context_length, num_texts)
     engine = Engine(info, runner, loading.limits(context_length, whole_prompts=True))
-    return LoadedModel(loading.spec, engine, place=None, under_weights=start_moving(loaded, runner))
+    return LoadedModel(loading.spec, engine, place=None, under_weights=loading.start_moving(loaded, runner))

@@ -1,20 +1,18 @@
 """A load on one rank after its configuration was read: its share of model and cache, and its weights."""
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from pilotlight.engine.adapters.bank import AdapterBank
-from pilotlight.engine.api.errors import CheckpointError, StepError
+from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig, ModelInfo, ModelSpec
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.config_registry import ArchitectureConfig
-from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.execution.text_head import TextHead
@@ -22,92 +20,39 @@ from pilotlight.engine.kv.arena import Arena
 from pilotlight.engine.kv.pool.block_parts import BlockParts
 from pilotlight.engine.kv.pool.groups import Windows
 from pilotlight.engine.kv.pool.layout import CacheLayout, in_fp8
-from pilotlight.engine.loading.draft_loading import (
-    DraftTarget,
-    LoadedDrafts,
-    PlannedDrafts,
-    PlannedMtp,
-    plan_drafts,
-    read_words,
-)
+from pilotlight.engine.loading.drafts import DraftTarget, LoadedDrafts, PlannedDrafts
 from pilotlight.engine.loading.dry_run import DryRun
 from pilotlight.engine.loading.warm_up import BackgroundWarmUp
 from pilotlight.engine.models.decoder import Decoder, tower_of
 from pilotlight.engine.models.draft_layers import DraftLayers
 from pilotlight.engine.models.model import Family, Model
-from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.parallel.part_runner import PartRunner
 from pilotlight.engine.planning.model_plan import choose_dtype_name, plan_model
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.scheduling.plan import SchedulerLimits
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.bundles.bundle_maps import register
-from pilotlight.engine.weights.config import architecture, eos_token_ids, read_config
+from pilotlight.engine.weights.config import eos_token_ids
 from pilotlight.engine.weights.filling import ReadingProgress
-from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.kv_scales import read_kv_scales
 from pilotlight.engine.weights.load import FilledModel, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.engine.weights.pooling_recipe import PoolingRecipe, read_recipe
+from pilotlight.engine.weights.pooling_recipe import PoolingRecipe
 from pilotlight.engine.weights.relocation import HugePages, Relocation
 from pilotlight.engine.weights.shard import WHOLE, ExpertShard, Shard, Stage
 from pilotlight.engine.weights.source import DTYPE_NAMES, WeightSource
 from pilotlight.engine.weights.storage import MetaStorage
+from pilotlight.engine.weights.weight_limits import WeightLimits
+from pilotlight.kernels.dispatch import takes_triton
 
 if TYPE_CHECKING:
-    from pilotlight.engine.parallel.communicator import Communicator, RankLinks
+    from pilotlight.engine.parallel.communicator import Communicator
+    from pilotlight.engine.parallel.rank_links import RankLinks
 
 _WARM_UP_TOKENS = 8
 # Prompt tokens of a step before the model's speed is measured. A host is killed when a step exceeds its deadline, which follows from that speed; a
 # busy or slow machine takes minutes for 2,048 tokens.
 UNMEASURED_TOKENS = 256
-
-
-@contextmanager
-def opened_source(
-    spec: ModelSpec,
-    host: HostConfig,
-    arena: Arena,
-    links: "RankLinks | None",
-    on_progress: ReadingProgress | None = None,
-) -> "Iterator[ModelLoading]":
-    """Open a load: read its configuration, and open its checkpoint. Raises CheckpointError."""
-    phases = Phases()
-    directory = Path(spec.path)
-    if not directory.is_dir():
-        raise CheckpointError(
-            f"{directory} is not a directory; a model is a directory with config.json and *.safetensors"
-        )
-    raw_config = read_config(directory)
-    recipe = read_recipe(directory, raw_config)
-    if (
-        recipe is not None and not recipe.keeps_head
-    ):  # its logits are never used, and a separate head would only take memory
-        raw_config["tie_word_embeddings"] = True
-    family = find_family(raw_config)
-    config = family.parse_config(raw_config)
-    words = read_words(spec.speculate, config.cached_layers)
-    drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
-    if isinstance(drafts, PlannedMtp):
-        config = drafts.config  # a config with which the model's load includes the layer that drafts
-    phases.end("config")
-    # Several ranks do not map the file: each has only its part of the weights, in its own memory.
-    weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
-    fused = config.fused if isinstance(config, DecoderConfig) else ()
-    source = WeightSource(directory, architecture(raw_config), weights_file, read_format(raw_config), fused)
-    try:
-        if links is not None and source.packed is not None and config.cached_layers:
-            raise CheckpointError(
-                f"{directory} is packed, so ranks cannot share its tensors; load the checkpoint that it was packed from"
-            )
-        yield ModelLoading(
-            spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links, drafts
-        )
-    except StepError as error:
-        source.discard_shared()
-        raise CheckpointError(str(error)) from error
-    finally:
-        source.close()
 
 
 class ModelLoading(NamedTuple):
@@ -125,6 +70,7 @@ class ModelLoading(NamedTuple):
     on_progress: ReadingProgress | None
     links: "RankLinks | None"
     drafts: PlannedDrafts | None
+    weight_limits: WeightLimits
 
     @property
     def shard(self) -> Shard:
@@ -228,10 +174,26 @@ class ModelLoading(NamedTuple):
         warm_up = self._ready_kernels(context_length, layout)
         device, lossless = self.arena.device, self.spec.lossless
         loaded = WeightLoad(
-            self.source, lay_out, layout.dtype, device, self.phases, self.on_progress, self.shard, lossless
+            self.source,
+            lay_out,
+            layout.dtype,
+            device,
+            self.phases,
+            self.on_progress,
+            self.shard,
+            lossless,
+            self.weight_limits,
         ).run()
         warm_up.wait()
         return loaded
+
+    def start_moving(self, loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
+        """Start moving the model's weights to memory that is read faster."""
+        if isinstance(runner, PartRunner) and (loaded.pending is not None or loaded.in_files):
+            runner.balancer.may_write = False
+        if loaded.pending is not None:
+            return Relocation(loaded.pending, runner.replace_model, self.weight_limits)
+        return HugePages.start(loaded.memory, loaded.in_files, self.weight_limits)
 
     def _ready_kernels(self, context_length: int, layout: CacheLayout) -> BackgroundWarmUp:
         """Start to compile the model's kernels, unless this process has compiled them before."""
@@ -253,7 +215,7 @@ class ModelLoading(NamedTuple):
                 recipe is not None and recipe.classes is not None,
             )
 
-        return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
+        return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout), has_triton=takes_triton())
 
     def _bank(self, model: Model) -> AdapterBank | None:
         """Return slots for adapters, which take no memory until the first adapter is loaded."""
@@ -363,15 +325,6 @@ class ModelLoading(NamedTuple):
             whole_prompts,
             math.inf if whole_prompts else UNMEASURED_TOKENS,
         )
-
-
-def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
-    """Start moving a model's weights to memory that is read faster."""
-    if isinstance(runner, PartRunner) and (loaded.pending is not None or loaded.in_files):
-        runner.balancer.may_write = False
-    if loaded.pending is not None:
-        return Relocation(loaded.pending, runner.replace_model)
-    return HugePages.start(loaded.memory, loaded.in_files)
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:

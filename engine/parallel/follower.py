@@ -6,7 +6,6 @@ step fails the process ends, because the other ranks wait for its part: its clos
 python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started only by engine/parallel/ranks.py
 """
 
-import ctypes
 import json
 import logging
 import os
@@ -40,6 +39,7 @@ from pilotlight.engine.parallel.orders import (
     WarmUpPart,
 )
 from pilotlight.support.logs import inherit_logging
+from pilotlight.support.parent_death import die_with
 
 if TYPE_CHECKING:
     from pilotlight.engine.kv.arena import Arena
@@ -139,7 +139,9 @@ def _or_end(work: Any) -> None:
 
 def main(words: list[str]) -> None:
     described = json.loads(words[0])
-    die_with(described["parent"])
+    die_with(
+        described["parent"]
+    )  # elsewhere than on Linux, this rank ends when its sockets to the first rank are closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal: the first rank decides when to end
     channels = [RankChannel.inherited(fd) for fd in described["channels"]]
     meeting = Meeting(described["address"], described["port"], described["address"])
@@ -181,18 +183,6 @@ def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Aren
     config = msgspec.json.decode(described, type=HostConfig)
     config = replace(config, threads=config.threads or threads)
     return config, make_part_arena(config, rank)
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when the first rank dies, even while stopped or in a collective.
-
-    On systems other than Linux, this rank ends when its sockets to the first rank are closed.
-    """
-    if sys.platform.startswith("linux"):
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

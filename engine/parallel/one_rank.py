@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 from pilotlight.engine.api.protocol import ModelSpec
 
 if TYPE_CHECKING:
-    from pilotlight.engine.adapters.adapter_store import RunnerAdapters
     from pilotlight.engine.execution.runner import ModelRunner
     from pilotlight.engine.kv.pool.block_parts import BlockParts
     from pilotlight.engine.kv.transfer.block_copier import BlockCopier
-    from pilotlight.engine.vision.picture_store import RunnerImages
 
 
 class OneRank:
     links = None
     copies = 1
+
+    def send(self, order: object) -> None: ...
 
     def load(self, spec: ModelSpec, context_length: int, first_slab: int, num_blocks: int) -> None: ...
 
@@ -33,12 +33,6 @@ class OneRank:
         return own
 
     def drafting(self, own: "ModelRunner", model: str) -> "ModelRunner":
-        return own
-
-    def adapters(self, own: "RunnerAdapters", model: str) -> "RunnerAdapters":
-        return own
-
-    def images(self, own: "RunnerImages", model: str) -> "RunnerImages":
         return own
 
     def copier(self, own: "BlockCopier", model: str, parts: "BlockParts") -> "BlockCopier":

@@ -16,12 +16,13 @@ from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.kv.arena import Arena
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier, make_copier
-from pilotlight.engine.loading.model_loading import ModelLoading, opened_source, start_moving
+from pilotlight.engine.loading.model_loading import ModelLoading
+from pilotlight.engine.loading.opened_source import opened_source
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.parallel.channel import Meeting, RankChannel
-from pilotlight.engine.parallel.communicator import RankLinks, link
 from pilotlight.engine.parallel.orders import FetchBlocks, LoadPart, StoreBlocks, WarmUpPart
 from pilotlight.engine.parallel.part_runner import ForwardedPart, PartRunner
+from pilotlight.engine.parallel.rank_links import RankLinks, link
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.weights.digests import content_fingerprint
 from pilotlight.engine.weights.relocation import HugePages, Relocation
@@ -109,7 +110,7 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
         runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout, drafts)
         assert isinstance(runner, PartRunner), "a rank has others"
         drafting = drafts and drafts.runner(layout, runner.kv_cache, memory.links.serving)
-        moving = start_moving(loaded, runner)
+        moving = loading.start_moving(loaded, runner)
         adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)
         return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving, deque(), drafting)
 

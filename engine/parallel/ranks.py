@@ -21,39 +21,31 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import torch
 
-from pilotlight.engine.adapters.adapter_store import RunnerAdapters
-from pilotlight.engine.adapters.content import SlotContent
 from pilotlight.engine.api.errors import CheckpointError, RankLostError
-from pilotlight.engine.api.protocol import AdapterSource, HostConfig, ModelSpec
+from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from pilotlight.engine.execution.runner import Forwarded, LaunchedStep, ModelRunner
 from pilotlight.engine.kv.pool.block_parts import BlockParts
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 from pilotlight.engine.parallel.channel import NUM_CHANNELS, RankChannel, packed
-from pilotlight.engine.parallel.communicator import LOCALHOST, RankLinks, link, new_store
 from pilotlight.engine.parallel.far.far_ranks import FarRanks
 from pilotlight.engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
-    DropImage,
     DropModel,
-    EncodeImage,
     FetchBlocks,
     FinishStep,
     GuessTokens,
     LoadPart,
-    PlaceAdapter,
     RankReply,
-    ReadAdapter,
     ResetBlocks,
     ScrubBlocks,
     StoreBlocks,
     WarmUpPart,
 )
 from pilotlight.engine.parallel.part_runner import ForwardedPart, PartRunner
+from pilotlight.engine.parallel.rank_links import LOCALHOST, RankLinks, link, new_store
 from pilotlight.engine.planning.parallelism import Parallelism
-from pilotlight.engine.vision.picture import PreparedImage
-from pilotlight.engine.vision.picture_store import RunnerImages
 from pilotlight.engine.weights.digests import content_fingerprint
 
 log = logging.getLogger(__name__)
@@ -162,14 +154,6 @@ class RankGroup:
     def drafting(self, own: ModelRunner, model: str) -> "RankedRunner":
         """Return a runner of the model's drafter that also sends its steps to the other ranks."""
         return RankedRunner(own, model, self, GuessTokens)
-
-    def adapters(self, own: RunnerAdapters, model: str) -> "RankedAdapters":
-        """Return the object that puts adapters into the slots of all ranks."""
-        return RankedAdapters(own, model, self)
-
-    def images(self, own: RunnerImages, model: str) -> "RankedImages":
-        """Return the object that encodes images on all ranks."""
-        return RankedImages(own, model, self)
 
     def copier(self, own: BlockCopier, model: str, parts: BlockParts) -> "RankedCopier":
         """Return the object that copies all ranks' parts of the model's blocks."""
@@ -379,55 +363,6 @@ class RankedRunner:
     def reset(self) -> None:
         self._group.send(ResetBlocks(self._model))
         self.own.reset()
-
-
-class RankedAdapters:
-    """The adapters of a model that ranks share: all place their parts between the same two steps."""
-
-    def __init__(self, own: RunnerAdapters, model: str, group: RankGroup) -> None:
-        self.num_slots = own.num_slots
-        self.host_bytes = own.host_bytes
-        self._own = own
-        self._model = model
-        self._group = group
-
-    def announce(self, source: AdapterSource) -> None:
-        self._group.send(ReadAdapter(self._model, source))
-
-    def read(self, source: AdapterSource) -> SlotContent:
-        return self._own.read(source)
-
-    def num_bytes(self, content: SlotContent) -> int:
-        return self._own.num_bytes(content)
-
-    def place(self, slot: int, source: AdapterSource, content: SlotContent) -> None:
-        self._group.send(PlaceAdapter(self._model, slot, source))
-        self._own.place(slot, source, content)
-
-
-class RankedImages:
-    """The image encoder of a model that ranks share: every rank encodes all images.
-
-    All ranks do so between the same two steps.
-    """
-
-    def __init__(self, own: RunnerImages, model: str, group: RankGroup) -> None:
-        self.placeholder = own.placeholder
-        self.token_bytes = own.token_bytes
-        self._own = own
-        self._model = model
-        self._group = group
-
-    def prepare(self, data: bytes) -> PreparedImage:
-        return self._own.prepare(data)
-
-    def encode(self, name: bytes, piece: torch.Tensor) -> None:
-        self._group.send(EncodeImage(self._model, name, piece))
-        self._own.encode(name, piece)
-
-    def drop(self, name: bytes) -> None:
-        self._group.send(DropImage(self._model, name))
-        self._own.drop(name)
 
 
 class PipelinedStep(NamedTuple):

@@ -5,10 +5,10 @@ lost to the next more urgent arrival. This module is independent of tokens.
 """
 
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.core.stats import SchedulerCounts
 from pilotlight.engine.kv.lending.lease import Oldest
 from pilotlight.engine.kv.manager import BlockManager
 from pilotlight.engine.scheduling.plan import StepPlan
+from pilotlight.engine.scheduling.scheduler_counts import SchedulerCounts
 from pilotlight.engine.scheduling.waiting import WaitingSequences
 
 

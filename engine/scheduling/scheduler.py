@@ -21,7 +21,6 @@ from operator import attrgetter
 
 from pilotlight.engine.core.bisection import Turn
 from pilotlight.engine.core.sequence import PENDING, Arrival, Sequence
-from pilotlight.engine.core.stats import SchedulerCounts
 from pilotlight.engine.kv.connector import KVConnector
 from pilotlight.engine.kv.lending.lease import Lease
 from pilotlight.engine.kv.manager import BlockManager
@@ -32,6 +31,7 @@ from pilotlight.engine.scheduling.awaited import Awaited
 from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, Speculation, StepPlan
 from pilotlight.engine.scheduling.preemption import Preemption
 from pilotlight.engine.scheduling.prompt_shares import PromptShares
+from pilotlight.engine.scheduling.scheduler_counts import SchedulerCounts
 from pilotlight.engine.scheduling.waiting import WaitingSequences
 from pilotlight.support.estimates import LAST_CHUNK_TOKENS
 
@@ -67,7 +67,7 @@ class Scheduler:
         self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
         self._clock = clock
         self._is_computable = is_computable
-        self._speculation = speculation
+        self.speculation = speculation
         self._arrivals = count()
         if lease is not None:
             self._arrivals = lease.arrivals
@@ -185,8 +185,8 @@ class Scheduler:
         self._forget(sequence)
         self._connector.on_end(sequence)
         self.waiting.replace_leader(sequence)
-        if self._speculation is not None:
-            self._speculation.forget(sequence)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         if sequence in self.running:
@@ -255,9 +255,9 @@ class Scheduler:
 
     def _add_drafts(self, plan: StepPlan) -> None:
         """Let decoding sequences check drafts with the rest of the budget and of the blocks."""
-        if self._speculation is None or plan.budget <= 0:
+        if self.speculation is None or plan.budget <= 0:
             return
-        for sequence, drafts in self._speculation.drafts(plan).items():
+        for sequence, drafts in self.speculation.drafts(plan).items():
             if self._reserve(sequence, len(sequence.token_ids) + len(drafts)):
                 plan.add_drafts(sequence, drafts[: self._blocks.reserve_drafts(sequence, len(drafts))])
 

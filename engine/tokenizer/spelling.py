@@ -4,14 +4,12 @@ This module supports byte-level BPE, and SentencePiece's word marks with byte fa
 tokenizers library.
 """
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 WORD_MARK = "\u2581"  # SentencePiece's character for a space
-
-
-class Spelling(Protocol):
-    def to_bytes(self, token: str) -> bytes: ...
+Spelling = Callable[[str], bytes]  # returns the bytes of a token
 
 
 def _byte_level_alphabet() -> tuple[str, ...]:
@@ -22,37 +20,28 @@ def _byte_level_alphabet() -> tuple[str, ...]:
 
 
 BYTE_LEVEL_ALPHABET = _byte_level_alphabet()  # character by byte
+_BYTE_OF = {character: byte for byte, character in enumerate(BYTE_LEVEL_ALPHABET)}
 
 
-class _ByteLevel:
-    """A spelling with one character per byte."""
-
-    def __init__(self) -> None:
-        self._byte_of = {character: byte for byte, character in enumerate(BYTE_LEVEL_ALPHABET)}
-
-    def to_bytes(self, token: str) -> bytes:
-        try:
-            return bytes(self._byte_of[character] for character in token)
-        except KeyError:  # a token outside the alphabet is plain text
-            return token.encode()
+def _byte_level(token: str) -> bytes:
+    """Return the bytes of a token with one character per byte."""
+    try:
+        return bytes(_BYTE_OF[character] for character in token)
+    except KeyError:  # a token outside the alphabet is plain text
+        return token.encode()
 
 
-class _WordMarks:
-    """SentencePiece's spelling: U+2581 is a space, and <0x0A> a byte if the decoder supports that.
+def _word_marks(token: str, has_bytes: bool) -> bytes:
+    """Return the bytes of SentencePiece's spelling.
 
-    A leading space is kept, because an answer may continue a text.
+    U+2581 is a space, and <0x0A> a byte if the decoder supports that. A leading space is kept, because an answer may continue a text.
     """
-
-    def __init__(self, has_bytes: bool) -> None:
-        self._has_bytes = has_bytes
-
-    def to_bytes(self, token: str) -> bytes:
-        if self._has_bytes and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            try:
-                return bytes([int(token[3:5], 16)])
-            except ValueError:
-                return token.encode()
-        return token.replace(WORD_MARK, " ").encode()
+    if has_bytes and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            return token.encode()
+    return token.replace(WORD_MARK, " ").encode()
 
 
 def spelling_of(decoder: dict[str, Any] | None) -> Spelling | None:
@@ -63,10 +52,10 @@ def spelling_of(decoder: dict[str, Any] | None) -> Spelling | None:
     steps = [step for step in _steps(decoder) if step.get("type") != "Fuse"]
     kinds = {step.get("type") for step in steps}
     if kinds == {"ByteLevel"}:
-        return _ByteLevel()
+        return _byte_level
     marks = any(_reads_word_marks(step) for step in steps)
     if marks and all(_reads_word_marks(step) or _is_harmless(step) for step in steps):
-        return _WordMarks("ByteFallback" in kinds)
+        return partial(_word_marks, has_bytes="ByteFallback" in kinds)
     return None
 
 

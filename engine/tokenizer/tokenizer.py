@@ -251,7 +251,7 @@ class Tokenizer:
         token = self._token(token_id)
         if token is None:
             return b""
-        return self.decode_by_library([token_id]).encode() if self._spelling is None else self._spelling.to_bytes(token)
+        return self.decode_by_library([token_id]).encode() if self._spelling is None else self._spelling(token)
 
 
 def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:

@@ -26,13 +26,13 @@ from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, Wei
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.packed import find_packed, pack, pack_chunks, verify
 from pilotlight.engine.weights.checkpoint import packed_file
-from pilotlight.engine.weights.config import architecture, read_config
+from pilotlight.engine.weights.config import architecture
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.filling import DTYPES, Job
 from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.fused import open_divided
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.engine.weights.pooling_recipe import read_recipe
+from pilotlight.engine.weights.pooling_recipe import read_model_config
 from pilotlight.engine.weights.source import CHUNKED
 from pilotlight.engine.weights.storage import META, BundleMemory, BundleStorage, CheckpointStorage, LayoutPlan
 
@@ -51,10 +51,7 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
         raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
     if (packed := packed_file(directory)) is not None:
         return _unpack(packed, out, dtype_name, report, is_lossless)
-    raw_config = read_config(directory)
-    recipe = read_recipe(directory, raw_config)
-    if recipe is not None and not recipe.keeps_head:
-        raw_config["tie_word_embeddings"] = True
+    raw_config, _ = read_model_config(directory)
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     checkpoint = open_divided(directory, config.fused if isinstance(config, DecoderConfig) else ())

@@ -16,25 +16,26 @@ from pilotlight.engine.vision.tower import (
     LayerNames,
     VisionLayer,
     frequencies,
+    load_patches,
+    square,
+    stretched,
     turns_by_place,
 )
 from pilotlight.engine.weights.loader import WeightLoader
 
 ROOTS = ("model.visual.", "visual.")
 FIRST = "post_conv_layernorm.weight"
+_LAYER = LayerNames("norm1", ["attn.qkv"], "attn.proj", "norm2", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj")
 
 
 class GlmEncoder:
     num_deep = 0
 
     def __init__(self, shape: GlmVision, loader: WeightLoader, root: str, decoder_size: int) -> None:
-        hidden, patch, merge, output = shape.hidden_size, shape.patch_size, shape.merge, shape.output_size
+        hidden, merge, output = shape.hidden_size, shape.merge, shape.output_size
         self.shape = shape
         name = f"{root}patch_embed.proj"
-        self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
-        # The encoder takes videos, and sums products over frames. An image counts as equal frames, so the weights are summed over frames instead.
-        stored = (hidden, 3, shape.moments, patch, patch)
-        loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
+        self.patches = load_patches(loader, name, hidden, shape.patch_size, shape.moments)
         self.patch_bias = loader.tensor(f"{name}.bias", hidden)
 
         def norm(name: str) -> Compute:
@@ -45,7 +46,7 @@ class GlmEncoder:
         self.layers = [
             VisionLayer.load(
                 loader,
-                _layer_names(f"{root}blocks.{i}"),
+                _LAYER.under(f"{root}blocks.{i}"),
                 hidden,
                 output,
                 shape.num_heads,
@@ -75,7 +76,7 @@ class GlmEncoder:
         """Encode an image: patches [rows, columns, numbers] -> [tokens, hidden]"""
         rows, columns, _ = patches.shape
         x = self.first_norm(F.linear(patches.flatten(0, 1), self.patches, self.patch_bias))
-        x = x + self._stretched(rows, columns)
+        x = x + stretched(square(self.positions), rows, columns, "bicubic")
         by_step = frequencies(self.shape.head_dim, self.shape.theta, x.device)
         turns = turns_by_place(rows, columns, by_step, by_step)
         for layer in self.layers:
@@ -84,22 +85,3 @@ class GlmEncoder:
         squares = self.last_norm(x).view(rows // merge, merge, columns // merge, merge, -1).permute(0, 2, 4, 1, 3)
         joined = F.linear(squares.reshape(-1, merge**2 * x.shape[1]), self.joined, self.joined_bias)
         return self.merger(F.gelu(self.projection_norm(self.projection.plain(joined))))
-
-    def _stretched(self, rows: int, columns: int) -> torch.Tensor:
-        """Return the learned positions, interpolated to the image's patches: [rows * columns, hidden]."""
-        side = round(len(self.positions) ** 0.5)
-        table = self.positions.float().view(side, side, -1).permute(2, 0, 1).unsqueeze(0)
-        stretched = F.interpolate(table, (rows, columns), mode="bicubic", align_corners=False)
-        return stretched[0].permute(1, 2, 0).flatten(0, 1).to(self.positions.dtype)
-
-
-def _layer_names(name: str) -> LayerNames:
-    return LayerNames(
-        f"{name}.norm1",
-        [f"{name}.attn.qkv"],
-        f"{name}.attn.proj",
-        f"{name}.norm2",
-        f"{name}.mlp.up_proj",
-        f"{name}.mlp.down_proj",
-        f"{name}.mlp.gate_proj",
-    )

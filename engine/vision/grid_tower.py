@@ -16,12 +16,24 @@ from pilotlight.engine.description.shapes import NormKind
 from pilotlight.engine.description.vision_config import GridVision
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import LayerNorm, RMSNorm
-from pilotlight.engine.vision.tower import Compute, LayerNames, VisionLayer, Windows, frequencies, turns_by_place
+from pilotlight.engine.vision.tower import (
+    Compute,
+    LayerNames,
+    VisionLayer,
+    Windows,
+    frequencies,
+    load_patches,
+    square,
+    stretched,
+    turns_by_place,
+)
 from pilotlight.engine.weights.loader import WeightLoader
 
 _EPS = 1e-6
 ROOTS = ("visual.", "model.visual.")
 FIRST = "patch_embed.proj.weight"
+_LAYER = LayerNames("norm1", ["attn.qkv"], "attn.proj", "norm2", "mlp.linear_fc1", "mlp.linear_fc2")
+_GATED_LAYER = _LAYER._replace(up="mlp.up_proj", down="mlp.down_proj", gate="mlp.gate_proj")
 
 
 class Merger:
@@ -53,14 +65,11 @@ class Order(NamedTuple):
 
 class GridEncoder:
     def __init__(self, shape: GridVision, loader: WeightLoader, root: str, decoder_size: int) -> None:
-        hidden, patch = shape.hidden_size, shape.patch_size
+        hidden = shape.hidden_size
         self.shape = shape
         self.num_deep = len(shape.deep_layers)
         name = f"{root}patch_embed.proj"
-        self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
-        # The encoder takes videos, and sums products over frames. An image counts as equal frames, so the weights are summed over frames instead.
-        stored = (hidden, 3, shape.moments, patch, patch)
-        loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
+        self.patches = load_patches(loader, name, hidden, shape.patch_size, shape.moments)
         self.patch_bias = None if shape.is_gated else loader.tensor(f"{name}.bias", hidden)
         self.positions = (
             loader.tensor(f"{root}pos_embed.weight", shape.num_positions, hidden) if shape.num_positions else None
@@ -69,7 +78,7 @@ class GridEncoder:
         self.layers = [
             VisionLayer.load(
                 loader,
-                _layer_names(f"{root}blocks.{i}", shape.is_gated),
+                (_GATED_LAYER if shape.is_gated else _LAYER).under(f"{root}blocks.{i}"),
                 hidden,
                 shape.intermediate_size,
                 shape.num_heads,
@@ -108,7 +117,7 @@ class GridEncoder:
         order = self._order(rows, columns, patches.device)
         x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias)
         if self.positions is not None:
-            x = x + _stretched(self.positions, rows, columns)
+            x = x + stretched(square(self.positions), rows, columns, "bilinear", align_corners=True)
         by_step = frequencies(self.shape.head_dim, self.shape.theta, x.device)
         x, turns = x[order.patches], turns_by_place(rows, columns, by_step, by_step)[order.patches]
         deep = []
@@ -144,30 +153,9 @@ def _spans(squares: torch.Tensor, side: int, dim: int) -> list[tuple[torch.Tenso
     return [(part, length) for part, length in parts if part.shape[dim]]
 
 
-def _stretched(learned: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return the learned positions, interpolated to the image's patches: [rows * columns, hidden]."""
-    side = round(len(learned) ** 0.5)
-    table = learned.float().view(side, side, -1).permute(2, 0, 1).unsqueeze(0)
-    stretched = F.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)
-    return stretched[0].permute(1, 2, 0).flatten(0, 1).to(learned.dtype)
-
-
 def _layer_norm(loader: WeightLoader, size: int) -> Callable[[str], Compute]:
     return lambda name: LayerNorm.load(loader, name, size, _EPS)
 
 
 def _rms_norm(loader: WeightLoader, size: int) -> Callable[[str], Compute]:
     return lambda name: RMSNorm.load(loader, name, size, NormKind(_EPS))
-
-
-def _layer_names(name: str, is_gated: bool) -> LayerNames:
-    up, down = ("up_proj", "down_proj") if is_gated else ("linear_fc1", "linear_fc2")
-    return LayerNames(
-        f"{name}.norm1",
-        [f"{name}.attn.qkv"],
-        f"{name}.attn.proj",
-        f"{name}.norm2",
-        f"{name}.mlp.{up}",
-        f"{name}.mlp.{down}",
-        f"{name}.mlp.gate_proj" if is_gated else None,
-    )

@@ -12,26 +12,32 @@ import torch.nn.functional as F
 from pilotlight.engine.description.vision_config import PatchedVision
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import LayerNorm
-from pilotlight.engine.vision.tower import LayerNames, VisionLayer, frequencies, turns_of
+from pilotlight.engine.vision.tower import LayerNames, VisionLayer, frequencies, load_patches, stretched, turns_of
 from pilotlight.engine.weights.loader import WeightLoader
 
 _ROOT = "vision_tower"
+_LAYER = LayerNames("norm0", ["wqkv"], "wo", "norm1", "mlp.fc0", "mlp.fc1")
 
 
 class PatchEncoder:
     num_deep = 0
 
     def __init__(self, shape: PatchedVision, loader: WeightLoader, decoder_size: int) -> None:
-        hidden, patch = shape.hidden_size, shape.patch_size
+        hidden = shape.hidden_size
         self.shape = shape
-        stored = (hidden, 3, patch, patch)
-        self.patches = loader.empty(f"{_ROOT}.patch_embed.proj.weight", hidden, 3 * patch**2)
-        loader.read(f"{_ROOT}.patch_embed.proj.weight", self.patches, stored, lambda weight: weight.flatten(1))
+        self.patches = load_patches(loader, f"{_ROOT}.patch_embed.proj", hidden, shape.patch_size)
         self.patch_bias = loader.tensor(f"{_ROOT}.patch_embed.proj.bias", hidden)
         self.positions = loader.tensor(f"{_ROOT}.patch_embed.pos_emb.weight", *shape.positions, hidden)
         gelu = partial(F.gelu, approximate="tanh")
         self.layers = [
-            VisionLayer.load(loader, _layer_names(i), hidden, shape.intermediate_size, shape.num_heads, gelu)
+            VisionLayer.load(
+                loader,
+                _LAYER.under(f"{_ROOT}.encoder.blocks.{i}"),
+                hidden,
+                shape.intermediate_size,
+                shape.num_heads,
+                gelu,
+            )
             for i in range(shape.num_layers)
         ]
         self.last_norm = LayerNorm.load(loader, f"{_ROOT}.encoder.final_layernorm", hidden, 1e-5)
@@ -45,7 +51,8 @@ class PatchEncoder:
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
         """Encode an image: patches [rows, columns, numbers] -> [tokens, hidden]"""
         rows, columns, _ = patches.shape
-        x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias) + self._stretched(rows, columns)
+        x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias)
+        x = x + stretched(self.positions, rows, columns, "bicubic")
         turns = self._turns(rows, columns, x.device)
         for layer in self.layers:
             x = layer(x, turns)
@@ -54,14 +61,6 @@ class PatchEncoder:
         squares = x.view(rows // merge, merge, columns // merge, merge, -1).transpose(1, 2)
         first, last = self.projections
         return last.plain(F.gelu(first.plain(squares.reshape(rows * columns // merge**2, -1))))
-
-    def _stretched(self, rows: int, columns: int) -> torch.Tensor:
-        """Return the learned positions, interpolated to the image's patches: [rows * columns, hidden]."""
-        learned = self.positions
-        if learned.shape[:2] != (rows, columns):
-            table = learned.float().permute(2, 0, 1).unsqueeze(0)
-            learned = F.interpolate(table, (rows, columns), mode="bicubic")[0].permute(1, 2, 0)
-        return learned.flatten(0, 1).to(self.positions.dtype)
 
     def _turns(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
         """Return the rotations of every patch; rows and columns count from 0.
@@ -73,10 +72,3 @@ class PatchEncoder:
         column = torch.arange(columns, device=device).repeat(rows)
         angles = torch.stack([column, row], 1).float().unsqueeze(1) * by_step.unsqueeze(1)  # [patches, steps, 2]
         return turns_of(angles.flatten(1))
-
-
-def _layer_names(i: int) -> LayerNames:
-    name = f"{_ROOT}.encoder.blocks.{i}"
-    return LayerNames(
-        f"{name}.norm0", [f"{name}.wqkv"], f"{name}.wo", f"{name}.norm1", f"{name}.mlp.fc0", f"{name}.mlp.fc1"
-    )

@@ -14,6 +14,14 @@ from pilotlight.engine.vision.tower import LayerNames, VisionLayer, frequencies,
 from pilotlight.engine.weights.loader import WeightLoader
 
 _ROOT = "vision_model"
+_LAYER = LayerNames(
+    "input_layernorm",
+    ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    "mlp.fc1",
+    "mlp.fc2",
+)
 
 
 class TileEncoder:
@@ -29,7 +37,8 @@ class TileEncoder:
         self.positions = loader.tensor(f"{_ROOT}.positional_embedding_vlm", shape.side**2 + 1, hidden)
         self.first_norm = LayerNorm.load(loader, f"{_ROOT}.layernorm_pre", hidden, 1e-5)
         self.layers = [
-            VisionLayer.load(loader, _layer_names(i), hidden, inner, shape.num_heads) for i in range(shape.num_layers)
+            VisionLayer.load(loader, _LAYER.under(f"{_ROOT}.model.layers.{i}"), hidden, inner, shape.num_heads)
+            for i in range(shape.num_layers)
         ]
         self.last_norm = LayerNorm.load(loader, f"{_ROOT}.layernorm_post", hidden, 1e-5)
         adapter = f"{_ROOT}.vision_adapter.mlp"
@@ -61,18 +70,6 @@ class TileEncoder:
         by_column, by_row = angles.repeat(side, 1), angles.repeat_interleave(side, 0)
         found = torch.cat([by_column, by_row], 1)
         return turns_of(torch.cat([found, found.new_zeros(1, found.shape[1])]))
-
-
-def _layer_names(i: int) -> LayerNames:
-    name = f"{_ROOT}.model.layers.{i}"
-    return LayerNames(
-        f"{name}.input_layernorm",
-        [f"{name}.self_attn.{part}_proj" for part in "qkv"],
-        f"{name}.self_attn.o_proj",
-        f"{name}.post_attention_layernorm",
-        f"{name}.mlp.fc1",
-        f"{name}.mlp.fc2",
-    )
 
 
 def _joined(x: torch.Tensor, merge: int) -> torch.Tensor:

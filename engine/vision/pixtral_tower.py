@@ -10,23 +10,31 @@ from pilotlight.engine.description.shapes import NormKind
 from pilotlight.engine.description.vision_config import PixtralVision
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import RMSNorm
-from pilotlight.engine.vision.tower import Compute, LayerNames, VisionLayer, turns_by_place
+from pilotlight.engine.vision.tower import Compute, LayerNames, VisionLayer, load_patches, turns_by_place
 from pilotlight.engine.weights.loader import WeightLoader
 
 _NORM = NormKind(1e-5)
 ROOTS = ("", "model.")
 FIRST = "vision_tower.patch_conv.weight"
+_LAYER = LayerNames(
+    "attention_norm",
+    ["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    "attention.o_proj",
+    "ffn_norm",
+    "feed_forward.up_proj",
+    "feed_forward.down_proj",
+    "feed_forward.gate_proj",
+)
 
 
 class PixtralEncoder:
     num_deep = 0
 
     def __init__(self, shape: PixtralVision, loader: WeightLoader, root: str, decoder_size: int) -> None:
-        hidden, patch = shape.hidden_size, shape.patch_size
+        hidden = shape.hidden_size
         tower, projector = f"{root}vision_tower", f"{root}multi_modal_projector"
         self.shape = shape
-        self.patches = loader.empty(f"{root}{FIRST}", hidden, 3 * patch**2)
-        loader.read(f"{root}{FIRST}", self.patches, (hidden, 3, patch, patch), lambda weight: weight.flatten(1))
+        self.patches = load_patches(loader, f"{tower}.patch_conv", hidden, shape.patch_size)
 
         def norm(name: str) -> Compute:
             return RMSNorm.load(loader, name, hidden, _NORM)
@@ -35,7 +43,7 @@ class PixtralEncoder:
         self.layers = [
             VisionLayer.load(
                 loader,
-                _layer_names(f"{tower}.transformer.layers.{i}"),
+                _LAYER.under(f"{tower}.transformer.layers.{i}"),
                 hidden,
                 shape.intermediate_size,
                 shape.num_heads,
@@ -67,15 +75,3 @@ class PixtralEncoder:
         squares = self.last_norm(x).view(rows // merge, merge, columns // merge, merge, -1).permute(0, 2, 4, 1, 3)
         first, last = self.projections
         return last.plain(F.gelu(first.plain(self.joined.plain(squares.reshape(-1, merge**2 * x.shape[1])))))
-
-
-def _layer_names(name: str) -> LayerNames:
-    return LayerNames(
-        f"{name}.attention_norm",
-        [f"{name}.attention.{part}_proj" for part in "qkv"],
-        f"{name}.attention.o_proj",
-        f"{name}.ffn_norm",
-        f"{name}.feed_forward.up_proj",
-        f"{name}.feed_forward.down_proj",
-        f"{name}.feed_forward.gate_proj",
-    )

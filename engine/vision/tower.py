@@ -17,7 +17,7 @@ Compute = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LayerNames(NamedTuple):
-    """A layer's tensors in the checkpoint."""
+    """The names of a layer's tensors, relative to the layer (see `under`)."""
 
     attention_norm: str
     qkv: Sequence[str]  # one tensor or several, which are stacked
@@ -26,6 +26,11 @@ class LayerNames(NamedTuple):
     up: str
     down: str
     gate: str | None = None
+
+    def under(self, layer: str) -> "LayerNames":
+        """Return the names in the checkpoint of a layer's tensors."""
+        single = {part: f"{layer}.{name}" for part, name in self._asdict().items() if isinstance(name, str)}
+        return self._replace(**single, qkv=[f"{layer}.{name}" for name in self.qkv])
 
 
 class Windows(NamedTuple):
@@ -124,6 +129,36 @@ class GatedFeedForward(FeedForward):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.up_proj.plain(x).chunk(2, dim=-1)
         return self.down_proj.plain(self.activation(gate) * up)
+
+
+def load_patches(loader: WeightLoader, name: str, hidden: int, patch: int, moments: int | None = None) -> torch.Tensor:
+    """Load the projection of patches [hidden, 3 * patch * patch].
+
+    `moments`: number of frames over which an encoder of videos sums products; None for an encoder of images. An image counts as equal frames, so the
+    weights are summed over frames instead.
+    """
+    weight = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
+    stored = (hidden, 3, patch, patch) if moments is None else (hidden, 3, moments, patch, patch)
+    loader.read(
+        f"{name}.weight", weight, stored, lambda each: (each if moments is None else each.float().sum(2)).flatten(1)
+    )
+    return weight
+
+
+def stretched(
+    learned: torch.Tensor, rows: int, columns: int, mode: str, *, align_corners: bool = False
+) -> torch.Tensor:
+    """Return learned positions [rows, columns, hidden], interpolated to an image's rows * columns patches."""
+    if learned.shape[:2] == (rows, columns):
+        return learned.flatten(0, 1)
+    table = learned.float().permute(2, 0, 1).unsqueeze(0)
+    found = F.interpolate(table, (rows, columns), mode=mode, align_corners=align_corners)
+    return found[0].permute(1, 2, 0).flatten(0, 1).to(learned.dtype)
+
+
+def square(learned: torch.Tensor) -> torch.Tensor:
+    """Return positions [rows * columns, hidden] of a square image as [rows, columns, hidden]."""
+    return torch.unflatten(learned, 0, (round(len(learned) ** 0.5), -1))
 
 
 def frequencies(head_dim: int, theta: float, device: torch.device) -> torch.Tensor:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import open_file, read_bytes
+from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
-from pilotlight.engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
 # Names of the GGUF file, of the index of its tensors, and of the file with converted tensors in the directories that engine/gguf makes.

@@ -36,16 +36,12 @@ from pilotlight.engine.weights.storage import (
     WeightStorage,
     on_device,
 )
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.dispatch import takes_triton
 from pilotlight.kernels.matrices import lossless_speed
 
 log = logging.getLogger(__name__)
-
-# From this size on the engine serves from maps of the checkpoint, if it is stored in the model's form. A smaller model is copied in a tenth of a
-# second, and is then in its final memory.
-IN_PLACE_FROM_BYTES = 128 << 20
-IN_PLACE_SHARE = 0.5  # the checkpoint is only mapped if at least this share of its bytes can be
 
 _PRIVATE = BundleIdentity("", "", "", "")  # identity of layouts in private memory, which no other process sees
 
@@ -84,6 +80,7 @@ class WeightLoad(Generic[ModelT]):
         on_progress: ReadingProgress | None = None,
         shard: Shard = WHOLE,
         lossless: Lossless = "off",
+        limits: WeightLimits = USUAL_LIMITS,
     ) -> None:
         """Prepare a load. `lossless`: whether to keep matrices in 12 bits if possible."""
         self._source = source
@@ -107,6 +104,7 @@ class WeightLoad(Generic[ModelT]):
         self._device = device
         self._phases = phases
         self._report = on_progress or (lambda done, total: None)
+        self._limits = limits
         self._planned: LayoutPlan | None = None
 
     def run(self) -> FilledModel[ModelT]:
@@ -177,7 +175,7 @@ class WeightLoad(Generic[ModelT]):
         matrices = {
             name: matrix for name, matrix in self._matrices.items() if self._device.type == "cpu" or matrix.experts == 1
         }
-        coded = CodedTensors(storage.tensors, matrices)
+        coded = CodedTensors(storage.tensors, matrices, self._limits.coded_share)
         list(coded.survey())
         bundle = lay_out(source.identity(self._dtype, is_coded=True), source.facts, coded.specs)
         with new_bundle(path, bundle) as new:
@@ -301,7 +299,8 @@ class WeightLoad(Generic[ModelT]):
         wanted, in_files = plan.tensors, plan.in_files
         rest = [spec for spec in wanted if spec.name not in in_files]
         num_bytes, rest_bytes = (sum(spec.num_bytes for spec in some) for some in (wanted, rest))
-        if num_bytes < IN_PLACE_FROM_BYTES or num_bytes - rest_bytes < IN_PLACE_SHARE * num_bytes:
+        limits = self._limits
+        if num_bytes < limits.in_place_from_bytes or num_bytes - rest_bytes < limits.in_place_share * num_bytes:
             return None
         memory, allocate = self._private(rest)
         mapped = MappedTensors(in_files, allocate)

@@ -15,7 +15,7 @@ from pilotlight.engine.api.protocol import Activation, Pooling
 from pilotlight.engine.description.class_labels import CLASSIFIER, class_labels
 from pilotlight.engine.tokenizer.tokenizer import read_sentence_config
 from pilotlight.engine.weights.checkpoint import read_json
-from pilotlight.engine.weights.config import flag, positive_int, refusing_types
+from pilotlight.engine.weights.config import flag, positive_int, read_config, refusing_types
 
 _MODES: dict[str, Pooling] = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last", "last": "last",
@@ -70,6 +70,18 @@ class PoolingRecipe(NamedTuple):
     def keeps_head(self) -> bool:
         """True if the model's own output head is used."""
         return self.classes is not None and bool(self.classes.tokens)
+
+
+def read_model_config(directory: Path) -> tuple[dict[str, Any], PoolingRecipe | None]:
+    """Read a checkpoint's config.json and its recipe. Raises CheckpointError.
+
+    A head that the recipe does not use is tied to the embedding: a separate one would only take memory.
+    """
+    config = read_config(directory)
+    recipe = read_recipe(directory, config)
+    if recipe is not None and not recipe.keeps_head:
+        config["tie_word_embeddings"] = True
+    return config, recipe
 
 
 def read_recipe(directory: Path, config: Mapping[str, Any]) -> PoolingRecipe | None:

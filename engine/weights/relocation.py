@@ -23,16 +23,14 @@ from pilotlight.engine.weights.bundles.bundle_file import BundleFile, is_being_w
 from pilotlight.engine.weights.bundles.bundle_maps import cache_map, drop_removed_maps, map_cached
 from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
 from pilotlight.engine.weights.filling import Write, as_bytes
+from pilotlight.engine.weights.weight_limits import WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE, copy_to_huge
 
 log = logging.getLogger(__name__)
 
 _MOVE_BYTES = 32 << 20
-_SHARE = 0.25  # largest share of a core's time
-_FIRST_AFTER_S = 0.5  # delay of the start, because the request that woke the model comes first
 _LOOK_S = 0.05  # interval of checks whether the process is ending
-_LAST_STEP_S = 2.0  # after this time no step computes on the old pages any more, and they are unmapped
 
 ModelT = TypeVar("ModelT")
 T = TypeVar("T")
@@ -68,17 +66,16 @@ class Relocation(Generic[ModelT]):
         self,
         pending: PendingRelocation[ModelT],
         adopt: Callable[[ModelT], None],
-        first_after_s: float = _FIRST_AFTER_S,
-        share: float = _SHARE,
+        limits: WeightLimits,
     ) -> None:
         """Start the thread. `adopt` is called with the new model, which replaces the old one."""
         self.is_done = False
         self._pending: PendingRelocation[ModelT] | None = pending
         self._adopt: Callable[[ModelT], None] | None = adopt
-        self._share = share
+        self._limits = limits
         self._is_closed = threading.Event()
         # Not a daemon, because the thread holds tensors, and freeing one while the interpreter ends aborts the process.
-        self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="relocation")
+        self._thread = threading.Thread(target=self._run, name="relocation")
         self._thread.start()
 
     def close(self) -> None:
@@ -90,11 +87,11 @@ class Relocation(Generic[ModelT]):
         return not self._thread.is_alive()
 
     @torch.inference_mode()
-    def _run(self, first_after_s: float) -> None:
+    def _run(self) -> None:
         assert self._pending is not None
         path = self._pending.path
         try:
-            self._pause(first_after_s)
+            self._pause(self._limits.move_after_s)
             bundle, tensors = self._lay_out(self._pending)
             copy = partial(self._copy, self._pending, bundle, tensors)
             memory = self._copy_privately(bundle, copy) if path is None else self._share_bundle(bundle, path, copy)
@@ -110,7 +107,7 @@ class Relocation(Generic[ModelT]):
         coding = pending.coding
         if coding is not None and not coding.is_wanted():
             coding = None
-        tensors = CodedTensors(pending.tensors, {} if coding is None else coding.matrices)
+        tensors = CodedTensors(pending.tensors, {} if coding is None else coding.matrices, self._limits.coded_share)
         for _ in self._slowly(tensors.survey()):
             if pending.path is None:
                 self._check_needed()
@@ -123,7 +120,7 @@ class Relocation(Generic[ModelT]):
         self._check_needed()
         self._adopt(pending.rebuild(memory, bundle))
         self.is_done = True
-        self._pause(_LAST_STEP_S)
+        self._pause(self._limits.unmap_after_s)
 
     def _copy_privately(self, bundle: Bundle, copy: Callable[[Write], None]) -> torch.Tensor:
         memory = pages.empty((bundle.size,), torch.uint8)
@@ -168,7 +165,7 @@ class Relocation(Generic[ModelT]):
             step = next(steps, None)
             if step is None:
                 return
-            self._pause((time.thread_time() - began) * (1 / self._share - 1))
+            self._pause((time.thread_time() - began) * (1 / self._limits.move_share - 1))
             yield step
 
     def _check_needed(self) -> None:
@@ -211,28 +208,29 @@ class HugePages:
     def __init__(
         self,
         memory: torch.Tensor | None,
-        in_files: Sequence[torch.Tensor] = (),
-        first_after_s: float = _FIRST_AFTER_S,
-        share: float = _SHARE,
+        in_files: Sequence[torch.Tensor],
+        limits: WeightLimits,
     ) -> None:
         """Start the thread. `memory`: made by pages.small. `in_files`: tensors in read-only maps of files."""
         self.moved_bytes = 0
         self._memory = memory
         self._in_files = in_files
-        self._share = share
+        self._limits = limits
         self._closing = threading.Event()
         # Not a daemon, because the thread holds a tensor, and freeing one while the interpreter ends aborts the process.
-        self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="huge-pages")
+        self._thread = threading.Thread(target=self._run, name="huge-pages")
         self._thread.start()
 
     @classmethod
-    def start(cls, memory: torch.Tensor | None, in_files: Sequence[torch.Tensor] = ()) -> "HugePages | None":
+    def start(
+        cls, memory: torch.Tensor | None, in_files: Sequence[torch.Tensor], limits: WeightLimits
+    ) -> "HugePages | None":
         """Start a move; return None if there is nothing to move, or the system does not support it."""
         if memory is not None and (memory.nbytes < HUGE_PAGE or not pages.can_make_huge()):
             memory = None
         if not pages.can_copy_to_huge():
             in_files = ()
-        return cls(memory, in_files) if memory is not None or in_files else None
+        return cls(memory, in_files, limits) if memory is not None or in_files else None
 
     def close(self) -> None:
         """Stop after the current piece, without waiting for it; the thread holds the memory until then."""
@@ -242,7 +240,8 @@ class HugePages:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self, pause_s: float) -> None:
+    def _run(self) -> None:
+        pause_s = self._limits.move_after_s
         for num_bytes, move in self._moves():
             if self._closing.wait(pause_s) or not threading.main_thread().is_alive():
                 return
@@ -251,7 +250,7 @@ class HugePages:
                 log.info("the system has no more huge pages: the rest of the weights stays in small pages")
                 return
             self.moved_bytes += num_bytes
-            pause_s = (time.thread_time() - began) * (1 / self._share - 1)
+            pause_s = (time.thread_time() - began) * (1 / self._limits.move_share - 1)
 
     def _moves(self) -> Iterator[tuple[int, Callable[[], bool]]]:
         """Yield the number of bytes of each piece, and a function that moves it."""

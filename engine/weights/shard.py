@@ -8,35 +8,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.axis_range import AxisRange
 
 Split = Literal["rows", "columns"]
-
-
-class AxisRange(NamedTuple):
-    """A run of one dimension: all of it, or a rank's part."""
-
-    total: int
-    start: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-    @property
-    def is_whole(self) -> bool:
-        return self.end - self.start == self.total
-
-    def over(self, unit: int) -> "AxisRange":
-        """Return the run in units of `unit`, including units that it cuts."""
-        return AxisRange(*(-(-n // unit) for n in (self.total, self.start - self.start % unit, self.end)))
-
-    def require_units(self, unit: int, name: str, of: str) -> None:
-        """Raise CheckpointError if the run starts or ends within a unit of `unit`."""
-        if self.start % unit or (self.end % unit and self.end != self.total):
-            raise CheckpointError(
-                f"{name}: this rank's part, {self.start} to {self.end} of {self.total}, cuts {unit} {of}"
-            )
 
 
 class MatrixPart(NamedTuple):
@@ -58,7 +32,7 @@ class MatrixPart(NamedTuple):
                 f"{self.name} has {total} columns in groups of {group}; a group must divide them and be a multiple of {block}"
             )
         if group < total:
-            self.columns.require_units(group, self.name, "columns under one scale")
+            require_units(self.columns, group, self.name, "columns under one scale")
         return group
 
 
@@ -141,3 +115,9 @@ class Shard(NamedTuple):
 
 
 WHOLE = Shard()
+
+
+def require_units(span: AxisRange, unit: int, name: str, of: str) -> None:
+    """Raise CheckpointError if the run starts or ends within a unit of `unit`."""
+    if span.start % unit or (span.end % unit and span.end != span.total):
+        raise CheckpointError(f"{name}: this rank's part, {span.start} to {span.end} of {span.total}, cuts {unit} {of}")

@@ -5,13 +5,17 @@ A feed-forward's gate and up are side by side in one input, as the fused matmul 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
 from pilotlight.kernels.cpu import ops
+from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _check(operation: str, x: torch.Tensor, *_: float) -> None:
@@ -78,4 +82,18 @@ def apply_gate(x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> torch.
 
 
 # The numbers in C of the activations that the C library fuses with the preceding product.
-FUSED: dict[Callable[[torch.Tensor], torch.Tensor], int] = {silu_and_mul: ops.SILU, gelu_tanh_and_mul: ops.GELU_TANH}
+_FUSED: dict[Activation, int] = {silu_and_mul: ops.SILU, gelu_tanh_and_mul: ops.GELU_TANH}
+
+
+def gated_native(product: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the C library's form of a product with an activation, fused with it if possible.
+
+    `product(library, x, weight, bias, activation)`: C's form of the product; 0 for no activation.
+    """
+
+    def form(library: Library, x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: Activation) -> Any:
+        fused = _FUSED.get(activation, 0)
+        y = product(library, x, weight, bias, fused)
+        return y if y is None or fused else activation(y)
+
+    return form

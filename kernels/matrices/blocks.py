@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pilotlight.kernels.checks import INDICES, ArgumentCheck
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import coded
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
-from pilotlight.kernels.elementwise.activation import FUSED
-from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
+from pilotlight.kernels.elementwise.activation import gated_native
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_gated, check_product, check_rows
 
 MOST_JOINED = 3
 ROUNDED_COLUMNS = 32  # columns of x that share a scale
@@ -166,19 +166,7 @@ def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> 
     return _product(x, weight, bias).to(x.dtype)
 
 
-def _gated_native(
-    library: Library, x: Tensor, weight: BlockWeight, bias: Tensor | None, activation: GatedActivation
-) -> Tensor | None:
-    fused = FUSED.get(activation, 0)
-    y = _native(library, x, weight, bias, fused)
-    return y if y is None or fused else activation(y)
-
-
-def _check_gated(operation: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, _: GatedActivation) -> None:
-    check_product(operation, x, weight, bias)
-
-
-@operation(_check_gated, native=_gated_native)
+@operation(check_gated, native=gated_native(_native))
 def block_gated_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, activation: GatedActivation) -> Tensor:
     """Return the activation [tokens, intermediate] of x [tokens, columns] times the weight.
 
@@ -193,13 +181,6 @@ def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
     return _product(hidden, weight).to(hidden.dtype).float()
 
 
-def _check_rows(operation: str, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> None:
-    check = ArgumentCheck(operation)
-    check.tensor("numbers", numbers, "n", INDICES)
-    if not weight.is_sound(dtype):
-        weight.require(check, "weight", "rows columns", dtype)
-
-
 def _rows_native(
     library: Library, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0
 ) -> Tensor | None:
@@ -208,7 +189,7 @@ def _rows_native(
     return coded.block_rows(library, numbers, weight.rows_of_blocks(), dtype, scale)
 
 
-@operation(_check_rows, native=_rows_native)
+@operation(check_rows, native=_rows_native)
 def block_rows(numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Return the rows `numbers` [n], times `scale`, as [n, columns]."""
     is_one = len(weight.matrices) == 1

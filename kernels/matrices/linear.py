@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from pilotlight.kernels import tuning
 from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
 from pilotlight.kernels.cpu import ops
-from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
-from pilotlight.kernels.elementwise.activation import FUSED
+from pilotlight.kernels.elementwise.activation import gated_native
 from pilotlight.kernels.matrices.weight import GatedActivation
 
 
@@ -34,21 +33,13 @@ def _check(operation: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
             check.tensor("bias", bias, "outputs", (x.dtype,))
 
 
-def _gated_native(
-    library: Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
-) -> torch.Tensor | None:
-    fused = FUSED.get(activation, 0)
-    y = ops.linear(library, x, weight, bias, fused)
-    return y if y is None or fused else activation(y)
-
-
 @operation(_check, native=ops.linear)
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x [tokens, inputs] times weight [outputs, inputs] plus bias [outputs], as [tokens, outputs]."""
     return _product(x, weight, bias)
 
 
-@operation(_check, native=_gated_native)
+@operation(_check, native=gated_native(ops.linear))
 def gated_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import lossless as native
-from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
-from pilotlight.kernels.elementwise.activation import FUSED
-from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
+from pilotlight.kernels.elementwise.activation import gated_native
+from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_gated, check_product, check_rows
 
 GROUP = 128  # columns per group; the last group of a row is padded to 128 columns, or to 64
 PALETTE = 16
@@ -226,16 +225,7 @@ def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -
     return torch.cat([*parts, parts[0][:0]] if parts else []).view(weight.shape).to(dtype)
 
 
-def _check_rows(
-    operation: str, numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0
-) -> None:
-    check = ArgumentCheck(operation)
-    check.tensor("numbers", numbers, "n", (torch.int64, torch.int32))
-    if not weight.is_sound(dtype):
-        weight.require(check, "weight", "rows columns", dtype)
-
-
-@operation(_check_rows, triton="matrices.lossless", native=native.rows)
+@operation(check_rows, triton="matrices.lossless", native=native.rows)
 def lossless_rows(numbers: Tensor, weight: LosslessWeight, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Return the rows `numbers` [n], times `scale`, as [n, columns]."""
     found = _decode(weight, numbers).to(dtype)
@@ -248,19 +238,7 @@ def lossless_linear(x: Tensor, weight: LosslessWeight, bias: Tensor | None = Non
     return F.linear(x, weight.unpack(x.dtype), bias)
 
 
-def _gated_native(
-    library: Library, x: Tensor, weight: LosslessWeight, bias: Tensor | None, activation: GatedActivation
-) -> Tensor | None:
-    fused = FUSED.get(activation, 0)
-    y = native.linear(library, x, weight, bias, fused)
-    return y if y is None or fused else activation(y)
-
-
-def _check_gated(operation: str, x: Tensor, weight: LosslessWeight, bias: Tensor | None, _: GatedActivation) -> None:
-    check_product(operation, x, weight, bias)
-
-
-@operation(_check_gated, triton="matrices.lossless", native=_gated_native)
+@operation(check_gated, triton="matrices.lossless", native=gated_native(native.linear))
 def lossless_gated_linear(
     x: Tensor, weight: LosslessWeight, bias: Tensor | None, activation: GatedActivation
 ) -> Tensor:

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import FLOATS, INDICES, ArgumentCheck, placed
 
 GatedActivation = Callable[[Tensor], Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
 PLAIN, FP8, INT4, MXFP4 = range(4)  # as in kernels/triton/matrices/tiles.py
@@ -137,6 +137,19 @@ def check_product(operation: str, x: Tensor, weight: Weight, bias: Tensor | None
         weight.require(check, "weight", "rows columns", x.dtype)
         if bias is not None:
             check.tensor("bias", bias, "rows", (x.dtype,), dense=1)
+
+
+def check_gated(operation: str, x: Tensor, weight: Weight, bias: Tensor | None, activation: GatedActivation) -> None:
+    """Check the arguments of an operation that multiplies by a packed weight and applies an activation."""
+    check_product(operation, x, weight, bias)
+
+
+def check_rows(operation: str, numbers: Tensor, weight: Weight, dtype: torch.dtype, scale: float = 1.0) -> None:
+    """Check the arguments of an operation that gets rows of a packed weight."""
+    check = ArgumentCheck(operation)
+    check.tensor("numbers", numbers, "n", INDICES)
+    if not weight.is_sound(dtype):
+        weight.require(check, "weight", "rows columns", dtype)
 
 
 def lay_operands(

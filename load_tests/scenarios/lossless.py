@@ -32,6 +32,7 @@ from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
 from pilotlight.engine.weights.filling import as_bytes
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.storage import BundleMemory, BundleStorage
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS
 from pilotlight.kernels.cpu import library, pages
 from pilotlight.kernels.matrices.lossless import Survey
 
@@ -139,7 +140,7 @@ def _compared(
 
 def _coded(config: Any, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> tuple[Any, int]:
     """Return the same model with its matrices in 12 bits, and its bytes."""
-    coded = CodedTensors(tensors, matrices)
+    coded = CodedTensors(tensors, matrices, USUAL_LIMITS.coded_share)
     list(coded.survey())
     bundle = lay_out(BundleIdentity("", "", "", ""), CheckpointFacts(0, ()), coded.specs)
     memory = pages.empty((bundle.size,), torch.uint8)

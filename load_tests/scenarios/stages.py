@@ -19,8 +19,8 @@ from load_tests.engine_speed import BLOCK_SIZE, RandomWeights, decode_step
 from load_tests.records import write_record
 from pilotlight.engine.core.chunk_steps import scratch_step
 from pilotlight.engine.core.step import StepInput
-from pilotlight.engine.execution.batch import build_batch
 from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.packed_step import build_batch
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer
 from pilotlight.engine.models.model_registry import find_family

@@ -31,7 +31,7 @@ from pilotlight.engine.api.protocol import Constraint, HostConfig, ModelInfo, Mo
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.grammar.constraints import Grammars
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.scheduling.plan import SchedulerLimits

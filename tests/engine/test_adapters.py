@@ -161,7 +161,7 @@ def test_drafts_change_no_token(llama: Written) -> None:
     expected = alone(llama, messages)
     engine = load_engine(llama.base)
     remembering = Remembering({m.prompt_token_ids: expected[m.sequence_id].token_ids for m in messages})
-    engine.scheduler._speculation = engine._publisher._speculation = remembering
+    engine.scheduler.speculation = engine._publisher._speculation = remembering
     assert_same(drain(engine, messages), expected)
     assert remembering.counts.num_accepted_tokens > 10
     drafted_by_base = load_engine(llama.base, speculate=f"draft:{llama.base}")

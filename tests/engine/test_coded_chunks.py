@@ -1,6 +1,8 @@
 """Files of `pack --lossless`: a third smaller for trained weights, bit-exact however they are read, and errors name the damaged chunk."""
 
+import dataclasses
 import hashlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.tools.packing import Report, pack_directory
-from pilotlight.engine.weights import load as weight_load
-from pilotlight.engine.weights import relocation, storage
+from pilotlight.engine.weights import storage
 from pilotlight.engine.weights.bundles import packed
 from pilotlight.engine.weights.bundles.bundle import WeightBundleError
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
@@ -23,9 +24,10 @@ from pilotlight.kernels.matrices.lossless import pack_lossless
 from pilotlight.kernels.matrices.planes import join_planes, split_planes
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import BOTH, computing_with
+from tests.engine import test_lossless_weights as lossless_weights
 from tests.engine.families import MODELS, PACKED, write_family
-from tests.engine.test_in_place import answers, assert_same, has_moved
-from tests.engine.test_lossless_weights import coded_tensors, load
+from tests.engine.test_in_place import COPIED, answers, assert_same, has_moved
+from tests.engine.test_lossless_weights import coded_tensors
 from tests.engine.test_mapped_weights import CONFIG
 
 pytestmark = pytest.mark.cpu_only
@@ -40,15 +42,14 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode even small matrices, in several chunks, and relocate without pauses."""
+    """Encode even small matrices, in several chunks."""
     monkeypatch.setattr(packed, "_LEAST_CODED_BYTES", 512)
     monkeypatch.setattr(packed, "_WORTH", 100.0)
-    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
-    monkeypatch.setattr("pilotlight.engine.weights.bundles.lossless._WORTH", 100.0)
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
-    monkeypatch.setattr(relocation, "_FIRST_AFTER_S", 0.0)
     for module in (packed, storage, "pilotlight.engine.weights.bundles.bundle"):
         monkeypatch.setattr(f"{getattr(module, '__name__', module)}.CHUNK_VALUES", 1000)
+
+
+load = partial(lossless_weights.load, limits=dataclasses.replace(COPIED, coded_share=100.0))
 
 
 def come_back(values: torch.Tensor) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from pilotlight.engine.api.protocol import Constraint, Submit
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.grammar.constraints import Matcher
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarCompiler
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
+from pilotlight.engine.grammar.matcher import ConstraintError, Matcher
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
 from pilotlight.engine.text.formats.answer_format import AnswerFormat

@@ -160,7 +160,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     for num_drafts in (3, None):  # three for each sequence, or a random number
         engine, reference = load_engine(tmp_path, **options), by_calls(tmp_path, **options)
         for drafting in (engine, reference):
-            drafting.scheduler._speculation = Remembering(answers, num_drafts)
+            drafting.scheduler.speculation = Remembering(answers, num_drafts)
         for batch in ([alone[0]], alone, [alone[1]], alone, alone):
             found = Answers.of(drain(engine, batch))
             assert found == Answers.of(drain(reference, batch))

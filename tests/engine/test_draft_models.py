@@ -16,6 +16,7 @@ from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.loading.draft_loading import plan_drafts
+from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.planning.parallelism import Parallelism
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt, submit
@@ -273,12 +274,12 @@ def test_a_drafter_that_is_not_there_is_refused(words: str, why: str) -> None:
 
 def test_stages_refuse_a_drafter_with_weights() -> None:
     with pytest.raises(CheckpointError, match="draft does not draft for a model in 2 stages; set it to suffix,grammar"):
-        plan_drafts(DraftWords.read(f"draft:{MINI}"), None, Parallelism(pp=2))
+        plan_drafts(DraftWords.read(f"draft:{MINI}"), None, Parallelism(pp=2), find_family)
 
 
 def test_ranks_with_sequences_of_their_own_refuse_a_drafter_with_weights() -> None:
     with pytest.raises(CheckpointError, match="mtp does not draft for ranks with separate sequences"):
-        plan_drafts(DraftWords.read("mtp"), None, Parallelism(ep=2))
+        plan_drafts(DraftWords.read("mtp"), None, Parallelism(ep=2), find_family)
 
 
 def test_damaged_weights_of_a_drafter_change_no_token(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_model_answers_the_same_with_drafts_as_without(checkpoint: Path, depth
     apart = drain(load_engine(checkpoint, kv_tokens=2048, max_num_batched_tokens=40), requests)
     engine = load_engine(checkpoint, depth=depth, kv_tokens=kv_tokens, max_num_batched_tokens=40)
     answers = {request.prompt_token_ids: apart[request.sequence_id].token_ids for request in requests}
-    engine.scheduler._speculation = Remembering(answers)
+    engine.scheduler.speculation = Remembering(answers)
     checked = noting_steps(engine, lambda step: sum(n > 1 for n in step.lengths[: step.num_decodes]))
     together = drain(engine, requests)
     assert sum(checked) > 50

@@ -19,10 +19,12 @@ from pilotlight.engine.weights.checkpoint import index_checkpoint
 from pilotlight.engine.weights.filling import Job, fill
 from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.engine.weights.staging import Staging, Waitable, copy
+from pilotlight.engine.weights.weight_limits import WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 
 ROOT = Path(__file__).parents[2]
+AT_ONCE = WeightLimits(move_after_s=0.0, move_share=1.0)
 
 
 @pytest.fixture
@@ -190,7 +192,7 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
     memory = pages.small(3 * HUGE_PAGE + 4096)
     content = torch.randint(0, 256, memory.shape, dtype=torch.uint8)
     memory.copy_(content)
-    moving = HugePages(memory, first_after_s=0.0, share=1.0)
+    moving = HugePages(memory, (), AT_ONCE)
     assert moving.wait(60)
     assert torch.equal(memory, content)
     if pages.can_make_huge():
@@ -206,7 +208,7 @@ def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read
         file.flush()
         memory = pages.map_file(file.fileno(), len(content))
         in_files = [memory[2 * HUGE_PAGE + 99 : 4 * HUGE_PAGE + 1], memory[4096 : 2 * HUGE_PAGE + 5]]
-        moving = HugePages(None, in_files, first_after_s=0.0, share=1.0)
+        moving = HugePages(None, in_files, AT_ONCE)
         while not moving.wait(0.0):
             assert torch.equal(memory, content)
         assert moving.moved_bytes == 3 * HUGE_PAGE
@@ -219,7 +221,7 @@ def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read
 
 def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.engine.weights.relocation.pages.make_huge", lambda *where: True)
-    moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), first_after_s=60.0)
+    moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), (), WeightLimits(move_after_s=60.0))
     moving.close()
     assert moving.wait(60)
     assert moving.moved_bytes == 0
@@ -230,7 +232,7 @@ def test_a_system_without_huge_pages_keeps_small_ones(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "pilotlight.engine.weights.relocation.pages.make_huge", lambda *where: bool(asked.append(where))
     )
-    moving = HugePages(torch.empty(256 << 20, dtype=torch.uint8), first_after_s=0.0)
+    moving = HugePages(torch.empty(256 << 20, dtype=torch.uint8), (), AT_ONCE)
     assert moving.wait(60)
     assert len(asked) == 1
 

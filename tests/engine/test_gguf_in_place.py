@@ -1,7 +1,6 @@
 """GGUF files whose blocks are multiplied in place: correct answers, little memory beside the file, and a relocation without effect on answers."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ from transformers import GptOssConfig, LlamaConfig, Qwen2Config
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
-from pilotlight.engine.weights import load as weight_load
 from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.kernels.cpu import library
 from tests.engine.agreement import as_distribution, full
 from tests.engine.driver import drain, one, random_prompt
 from tests.engine.gguf.files import Kind, write_both
-from tests.engine.test_in_place import answers
-from tests.engine.test_mapped_weights import CONFIG, load
+from tests.engine.test_in_place import COPIED, answers, load
+from tests.engine.test_mapped_weights import CONFIG
 
 pytestmark = [
     pytest.mark.cpu_only,
@@ -34,17 +32,6 @@ def memory() -> KvMemory:
     if not library.takes_codes():
         pytest.skip("there is no C library, or it has no vector instructions here")
     return make_kv_memory(CONFIG)
-
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
-
-    def start(memory: torch.Tensor | None, in_files: Sequence[torch.Tensor]) -> HugePages:
-        return HugePages(None, in_files, first_after_s=0.0, share=1.0)
-
-    monkeypatch.setattr(HugePages, "start", start)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +62,9 @@ def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
                 assert off <= ROUNDED, float(off)
 
 
-def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
+def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory) -> None:
     _, file = write_both(tmp_path, LlamaConfig, Kind.Q4_0)
-    loaded = load(directory_of(file, tmp_path / "store"), None, memory)
+    loaded = load(directory_of(file, tmp_path / "store"), None, memory, limits=COPIED)
     assert "map" not in dict(loaded.engine.info.load_phases)
     assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
     assert all(

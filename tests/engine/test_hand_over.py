@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from pilotlight.engine.api.protocol import PRIORITIES, Constraint, HostConfig, Submit
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.kv.peers import block_server
 from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.runtime.dispatch.hand_over import can_hand_over, decode_sequence, prefill_sequence
@@ -133,8 +132,7 @@ def wait_until_zero(tiers: SharedTiers) -> None:
     assert peers is not None
 
     def nothing_is_held() -> bool:
-        pins = sum(slot.pins for slot in tiers.host._slots.values())
-        return not (peers.server.num_leased or peers.reader.num_open or pins)
+        return not (peers.server.num_leased or peers.reader.num_open or tiers.host.num_pinned)
 
     until(nothing_is_held, "every lease, read and pin has ended")
 
@@ -344,10 +342,7 @@ def test_what_never_comes_is_computed_by_its_deadline(dense_pair: Pair) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["aborted", "never submitted", "its host is gone"])
-def test_a_prefill_that_ends_early_costs_time_and_no_token(
-    dense_pair: Pair, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_server, "_LATE_S", 0.1)
+def test_a_prefill_that_ends_early_costs_time_and_no_token(dense_pair: Pair, end: str) -> None:
     pair = dense_pair
     message = submit("a", PROMPT, max_tokens=6)
     leg, waiting = pair.split(message)

@@ -1,5 +1,6 @@
 """Models that use the mapped pages of their checkpoint: the same results, the same errors, and a relocation into memory without effect on answers."""
 
+import dataclasses
 import errno
 import json
 import logging
@@ -25,17 +26,19 @@ from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.weights import load as weight_load
-from pilotlight.engine.weights import relocation, storage
+from pilotlight.engine.weights import storage
 from pilotlight.engine.weights.bundles.bundle_file import BundleWriter
 from pilotlight.engine.weights.checkpoint import is_local
 from pilotlight.engine.weights.relocation import Relocation
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 from pilotlight.kernels.cpu import library
 from tests.checkpoints import write_llama
 from tests.embedders import EMBEDDERS, write_embedder
+from tests.engine import test_mapped_weights as mapped_weights
 from tests.engine.agreement import TOLERANCE, as_distribution, full
 from tests.engine.driver import Heard, drain, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
-from tests.engine.test_mapped_weights import CONFIG, load, mappings
+from tests.engine.test_mapped_weights import CONFIG, mappings
 from tests.in_turn import in_turn
 
 pytestmark = [
@@ -44,22 +47,15 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+# Use pages in place for models of any size, and relocate without pauses.
+EAGER = WeightLimits(in_place_from_bytes=0, in_place_share=0.01, move_after_s=0.0, move_share=1.0, unmap_after_s=0.0)
+COPIED = dataclasses.replace(EAGER, in_place_from_bytes=1 << 40)
+load = partial(mapped_weights.load, limits=EAGER)
 
 
 @pytest.fixture(scope="module")
 def memory() -> KvMemory:
     return make_kv_memory(CONFIG)
-
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use pages in place for models of any size, and relocate without pauses."""
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
-    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
-    monkeypatch.setattr(
-        "pilotlight.engine.loading.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0)
-    )
 
 
 @pytest.fixture
@@ -84,11 +80,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, dtype: Any = "auto") -> list[Heard]:
+def copied(directory: Path, memory: KvMemory, dtype: Any = "auto") -> list[Heard]:
     """Return answers of the model with its weights in allocated memory."""
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
-        loaded = load(directory, None, memory, dtype)
+    loaded = load(directory, None, memory, dtype, limits=COPIED)
     assert "map" not in dict(loaded.engine.info.load_phases)
     return answers(loaded, close=True)
 
@@ -150,7 +144,7 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
 ) -> None:
     write_family(tmp_path, next(iter(MODELS)), torch.bfloat16)
     spec = ModelSpec("m", str(tmp_path), "bfloat16", weights_file=str(kept_at), is_awaited=True)
-    loaded = load_model(spec, CONFIG, memory)
+    loaded = load_model(spec, CONFIG, memory, limits=EAGER)
     assert "warm_up" not in dict(loaded.engine.info.load_phases)
     assert all(heard.token_ids for heard in answers(loaded, close=True))
     assert spec.loads_same(replace(spec, is_awaited=False)), "the two specs name the same load"
@@ -165,7 +159,7 @@ def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
         "pilotlight.kernels.cpu.library.takes_codes", lambda: False
     )  # packed matrices cannot be used in place
     write_family(tmp_path, name, getattr(torch, dtype))
-    expected = copied(tmp_path, memory, monkeypatch, dtype)
+    expected = copied(tmp_path, memory, dtype)
     by_torch = name.startswith("deepseek")  # latent attention uses products of torch
     for path in (kept_at, None):
         loaded = load(tmp_path, path, memory, dtype)
@@ -184,7 +178,7 @@ def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
 @pytest.mark.long
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_an_embedder_in_place_makes_the_same_vectors(
-    name: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, kept_at: Path, memory: KvMemory
 ) -> None:
     write_embedder(tmp_path, EMBEDDERS[name])
     loaded = load(tmp_path, kept_at, memory)
@@ -195,8 +189,7 @@ def test_an_embedder_in_place_makes_the_same_vectors(
         vectors.append(one(loaded.engine, request).embedding)
         assert has_moved(loaded)
     loaded.close()
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
-    vectors.append(one(load(tmp_path, None, memory).engine, request).embedding)
+    vectors.append(one(load(tmp_path, None, memory, limits=COPIED).engine, request).embedding)
     assert vectors[0] == vectors[1] == vectors[2]
 
 
@@ -218,9 +211,8 @@ def test_what_lies_together_is_used_where_it_lies(
     memory: KvMemory,
     kept_at: Path,
     held: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
     write_in_order(directory, order(list(load_file(directory / "model.safetensors"))), padding)
     loaded = load(directory, kept_at, memory)
     found = {Path(place).name if place.startswith("/") else "" for place in mappings(loaded.engine)}
@@ -239,18 +231,19 @@ def test_what_lies_together_is_used_where_it_lies(
 
 
 def test_parts_that_lie_apart_are_joined_page_by_page(
-    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model has queries, keys and values in one matrix. They are mapped together; only pages that contain the end of one are copied."""
     monkeypatch.setattr(storage, "_LEAST_PART", 4096)
     directory = tmp_path / "model"
     write_llama(directory, hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
     loaded = load(directory, kept_at, memory)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(directory) in line]
     num_layers = len(loaded.engine.runner.model.layers)  # type: ignore[attr-defined]
     assert len(maps) == 1 + 3 * num_layers
     assert_same(answers(loaded), expected)
+    held.set()
     assert has_moved(loaded)
     assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint must no longer be mapped"
     assert_same(answers(loaded, close=True), expected)
@@ -267,12 +260,10 @@ def spoil(directory: Path, name: str, value: float) -> None:
     (directory / "new").rename(directory / "model.safetensors")
 
 
-def test_a_checkpoint_of_several_files_is_used_where_it_lies(
-    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_several_files_is_used_where_it_lies(tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
     write_llama(tmp_path, dtype=torch.bfloat16, max_shard_size="150KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    expected = copied(tmp_path, memory, monkeypatch, "bfloat16")
+    expected = copied(tmp_path, memory, "bfloat16")
     loaded = load(tmp_path, kept_at, memory, "bfloat16")
     assert_same(answers(loaded), expected)
     assert has_moved(loaded)
@@ -285,17 +276,14 @@ def test_a_type_that_is_not_stored_is_made(directory: Path, kept_at: Path, memor
     assert kept_at.exists()
 
 
-def test_a_small_model_is_copied(
-    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    assert not isinstance(load(directory, kept_at, memory).under_weights, Relocation)
+def test_a_small_model_is_copied(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+    assert not isinstance(load(directory, kept_at, memory, limits=USUAL_LIMITS).under_weights, Relocation)
 
 
 def test_a_network_file_system_is_not_mapped(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_load, "is_local", lambda path: False)
+    monkeypatch.setattr("pilotlight.engine.weights.load.is_local", lambda path: False)
     assert not isinstance(load(directory, kept_at, memory).under_weights, Relocation)
 
 
@@ -349,7 +337,7 @@ def test_a_checkpoint_that_changes_while_it_is_mapped_is_refused(
         fill(*arguments, **options)
         os.utime(directory / "model.safetensors", (1, 1))
 
-    monkeypatch.setattr(weight_load, "fill", fill_and_change)
+    monkeypatch.setattr("pilotlight.engine.weights.load.fill", fill_and_change)
     with pytest.raises(CheckpointError, match="was changed while it was read"):
         load(directory, kept_at, memory)
     assert list(kept_at.parent.iterdir()) == []
@@ -368,9 +356,9 @@ def test_a_checkpoint_that_changes_later_leaves_no_bundle(
 
 
 def test_a_checkpoint_may_be_replaced_by_renaming(
-    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event
 ) -> None:
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
     loaded = load(directory, kept_at, memory)
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"] += 0.5
@@ -386,9 +374,7 @@ def test_sequences_that_run_while_the_model_moves_notice_nothing(
     directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [submit(str(i), random_prompt(20 + i, seed=i), max_tokens=60, num_logprobs=2) for i in range(3)]
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
-        expected = drain(load(directory, None, memory).engine, requests)
+    expected = drain(load(directory, None, memory, limits=COPIED).engine, requests)
     loaded = load(directory, kept_at, memory)
     model = loaded.engine.runner.model  # type: ignore[attr-defined]
     steps = 0
@@ -423,9 +409,9 @@ def test_a_model_that_is_let_go_while_it_moves_still_gets_its_bundle(
 
 @pytest.mark.long
 def test_a_load_while_another_is_moving_writes_nothing_twice(
-    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event
 ) -> None:
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
     first = load(directory, kept_at, memory)
     first.close()
     while not (partials := list(kept_at.parent.iterdir())):
@@ -461,11 +447,10 @@ def test_a_bundle_whose_place_is_given_away_is_not_finished(
     kept_at: Path,
     memory: KvMemory,
     held: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
     loaded = load(directory, kept_at, memory)
     # Wait until the file has its size: if it vanishes before it is locked, it is made again.
     while not (partials := [path for path in kept_at.parent.iterdir() if path.stat().st_size]):
@@ -490,7 +475,7 @@ def test_a_full_file_system_ends_the_move_with_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
 
     def fill_up(descriptor: int, content: Any, start: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -510,12 +495,9 @@ def test_a_full_file_system_ends_the_move_with_one_line(
 ANOTHER_HOST = """
 import sys, threading
 from pathlib import Path
-from pilotlight.engine.weights import load as weight_load
-from pilotlight.engine.weights import relocation, storage
 from pilotlight.engine.weights.bundles.bundle_file import BundleWriter
+from pilotlight.engine.weights.weight_limits import WeightLimits
 from tests.engine.test_mapped_weights import CONFIG, load, make_kv_memory
-from tests.in_turn import in_turn
-weight_load.IN_PLACE_FROM_BYTES, relocation._FIRST_AFTER_S = 0, 0.0
 write = BundleWriter.write
 def stop_in_the_middle(self, start, content):
     write(self, start, content)
@@ -523,16 +505,17 @@ def stop_in_the_middle(self, start, content):
         print("moving", flush=True)
         threading.Event().wait()
 BundleWriter.write = stop_in_the_middle
-load(Path(sys.argv[1]), Path(sys.argv[2]), make_kv_memory(CONFIG))
+limits = WeightLimits(in_place_from_bytes=0, move_after_s=0.0)
+load(Path(sys.argv[1]), Path(sys.argv[2]), make_kv_memory(CONFIG), limits=limits)
 sys.stdin.readline()
 """
 
 
 @pytest.mark.process
 def test_a_host_that_is_killed_while_a_model_moves_leaves_nothing_that_counts(
-    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    directory: Path, kept_at: Path, memory: KvMemory
 ) -> None:
-    expected = copied(directory, memory, monkeypatch)
+    expected = copied(directory, memory)
     command = [sys.executable, "-c", ANOTHER_HOST, str(directory), str(kept_at)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None

@@ -7,8 +7,8 @@ from load_tests.catalogue.paged_cases import Heads, paged, varlen
 from pilotlight.engine.core.chunk_steps import scratch_step
 from pilotlight.engine.description.rotary_scaling import RotaryRule
 from pilotlight.engine.description.shapes import LatentShape
-from pilotlight.engine.execution.batch import build_batch
 from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.packed_step import build_batch
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.mla.expanded_attention import attend, is_cheaper

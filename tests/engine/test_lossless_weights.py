@@ -1,10 +1,10 @@
 """Models with matrices coded losslessly in 12 bits: bit-identical answers, less memory, and plain weights if coding gains nothing."""
 
+import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,18 @@ from pilotlight.engine.api.protocol import Lossless, ModelSpec
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.loading import load_model
-from pilotlight.engine.weights import load as weight_load
-from pilotlight.engine.weights import relocation
 from pilotlight.engine.weights.bundles import lossless
 from pilotlight.engine.weights.bundles.bundle import WeightBundleError
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.engine.weights.relocation import Relocation
+from pilotlight.engine.weights.weight_limits import WeightLimits
 from pilotlight.kernels.matrices import lossless_speed
 from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, submit
 from tests.engine.families import MODELS, PACKED, SWEPT, write_family
-from tests.engine.test_in_place import answers, assert_same, has_moved
+from tests.engine.test_in_place import COPIED, EAGER, answers, assert_same, has_moved
 from tests.engine.test_mapped_weights import CONFIG
 
 pytestmark = pytest.mark.cpu_only
@@ -39,23 +37,20 @@ def memory() -> KvMemory:
     return make_kv_memory(CONFIG)
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode models and matrices of any size, and relocate without pauses."""
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
-    monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
-    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
-    monkeypatch.setattr(lossless, "_WORTH", 100.0)
-    monkeypatch.setattr(
-        "pilotlight.engine.loading.loaded_model.Relocation", partial(Relocation, first_after_s=0.0, share=1.0)
-    )
+ANY_SIZE = dataclasses.replace(EAGER, coded_share=100.0)  # encode models and matrices of any size
 
 
 def load(
-    directory: Path, kept_at: Path | None, memory: KvMemory, mode: Lossless, dtype: Any = "bfloat16"
+    directory: Path,
+    kept_at: Path | None,
+    memory: KvMemory,
+    mode: Lossless,
+    dtype: Any = "bfloat16",
+    limits: WeightLimits = ANY_SIZE,
 ) -> LoadedModel:
     path = None if kept_at is None else str(kept_at)
-    return load_model(ModelSpec("tiny", str(directory), dtype, weights_file=path, lossless=mode), CONFIG, memory)
+    spec = ModelSpec("tiny", str(directory), dtype, weights_file=path, lossless=mode)
+    return load_model(spec, CONFIG, memory, limits=limits)
 
 
 def coded_tensors(path: Path) -> list[str]:
@@ -120,15 +115,14 @@ def test_sequences_under_way_while_the_weights_move_notice_nothing(tmp_path: Pat
 
 
 def test_a_woken_model_takes_less_memory_and_says_how_much_it_saves(
-    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept_at: Path, memory: KvMemory
 ) -> None:
-    monkeypatch.setattr(lossless, "_WORTH", 0.9)
     write_llama(tmp_path, dtype=torch.bfloat16, hidden_size=384, intermediate_size=512, vocab_size=1000)
-    first = load(tmp_path, kept_at, memory, "always")
+    first = load(tmp_path, kept_at, memory, "always", limits=EAGER)
     assert first.engine.info.saved_bytes == 0
     assert has_moved(first)
     first.close()
-    info = load(tmp_path, kept_at, memory, "always").engine.info
+    info = load(tmp_path, kept_at, memory, "always", limits=EAGER).engine.info
     plain_bytes = first.engine.info.weights_bytes
     assert info.weights_bytes + info.saved_bytes == plain_bytes
     assert 0.22 < info.saved_bytes / plain_bytes < 0.25
@@ -136,15 +130,15 @@ def test_a_woken_model_takes_less_memory_and_says_how_much_it_saves(
 
 
 def test_a_model_that_is_too_small_for_its_checkpoints_pages_is_coded_at_its_first_load(
-    tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept_at: Path, memory: KvMemory
 ) -> None:
-    monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
+    limits = dataclasses.replace(COPIED, coded_share=100.0)
     write_llama(tmp_path, dtype=torch.bfloat16)
-    expected = answers(load(tmp_path, None, memory, "off"), close=True)
-    first = load(tmp_path, kept_at, memory, "always")
+    expected = answers(load(tmp_path, None, memory, "off", limits=limits), close=True)
+    first = load(tmp_path, kept_at, memory, "always", limits=limits)
     assert coded_tensors(kept_at)
     assert_same(answers(first, close=True), expected)
-    again = load(tmp_path, kept_at, memory, "always")
+    again = load(tmp_path, kept_at, memory, "always", limits=limits)
     assert again.engine.info.mapped
     assert_same(answers(again, close=True), expected)
 
@@ -208,8 +202,7 @@ def test_a_quantized_checkpoint_is_left_alone_and_said(
     assert sum("lossless = always has no effect" in message for message in caplog.messages) == 1
 
 
-def test_a_matrix_that_does_not_shrink_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lossless, "_WORTH", 0.9)
+def test_a_matrix_that_does_not_shrink_stays_plain() -> None:
     random = torch.randint(-(1 << 15), 1 << 15, (64, 512)).to(torch.int16).view(torch.bfloat16)
     tensors = {
         "random": random,
@@ -219,9 +212,8 @@ def test_a_matrix_that_does_not_shrink_stays_plain(monkeypatch: pytest.MonkeyPat
         "good": torch.randn(64, 512).to(torch.bfloat16),
         "experts": torch.randn(4, 12, 512).to(torch.bfloat16),  # two experts would share a palette
     }
-    coded = CodedTensors(
-        tensors, {name: Matrix(tensor.shape[-1]) for name, tensor in tensors.items()} | {"experts": Matrix(512, 4)}
-    )
+    matrices = {name: Matrix(tensor.shape[-1]) for name, tensor in tensors.items()} | {"experts": Matrix(512, 4)}
+    coded = CodedTensors(tensors, matrices, 0.9)
     assert list(coded.survey()) == list(tensors)
     assert [spec.name.removesuffix(CODES) for spec in coded.specs if spec.name.endswith(CODES)] == ["zeros", "good"]
     for spec in coded.specs:
@@ -234,7 +226,7 @@ def test_pieces_of_a_large_matrix_are_the_whole_ones_bytes(monkeypatch: pytest.M
     monkeypatch.setattr(lossless, "_PIECE_BYTES", 20_000)
     plain = torch.randn(203, 384).to(torch.bfloat16)
     plain[17, 3], plain[202, 383] = 1e30, 1e-30
-    coded, whole = CodedTensors({"m": plain}, {"m": Matrix(384)}), pack_lossless(plain)
+    coded, whole = CodedTensors({"m": plain}, {"m": Matrix(384)}, 100.0), pack_lossless(plain)
     list(coded.survey())
     for spec, part in zip(coded.specs, whole.parts, strict=True):
         pieces = list(coded.pieces(spec.name))

@@ -25,6 +25,7 @@ from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.weights.bundles.bundle import lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
 from pilotlight.engine.weights.bundles.bundle_maps import drop_removed_maps
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 from tests.checkpoints import change_config, write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
@@ -47,12 +48,14 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def load(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> LoadedModel:
+def load(
+    directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto", limits: WeightLimits = USUAL_LIMITS
+) -> LoadedModel:
     path = None if kept_at is None else str(kept_at)
     spec = ModelSpec(
         "tiny", str(directory), dtype, weights_file=path, lossless="off"
     )  # off, as it depends on the machine whether 12 bits are faster
-    return load_model(spec, CONFIG, memory)
+    return load_model(spec, CONFIG, memory, limits=limits)
 
 
 def answer(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> tuple[ModelInfo, Heard]:

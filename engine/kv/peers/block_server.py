@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
@@ -67,6 +68,7 @@ class BlockServer:
         host: HostTier,
         keys: "Keys | None" = None,
         engine: "TransferEngine | None" = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the server's socket and start its thread.
 
@@ -76,6 +78,7 @@ class BlockServer:
         self.rate = TransferRate()  # measured over all readers
         self.num_expired = 0  # reads that ended because their reader fell silent
         self._host = host
+        self._clock = clock
         self._lock = threading.Lock()
         self._caches: set[CacheIdentity] = set()
         self._hand_overs: dict[str, float | None] = {}  # sequence -> time of its end, None while open; the oldest first
@@ -123,7 +126,7 @@ class BlockServer:
         """Record that the sequence computes no more blocks."""
         with self._lock:
             if hand_over in self._hand_overs:
-                self._hand_overs[hand_over] = time.monotonic()
+                self._hand_overs[hand_over] = self._clock()
 
     def close(self) -> None:
         os.close(self._wake)
@@ -164,7 +167,7 @@ class BlockServer:
         except PeerError as error:
             self._send(reader, PeerRefused(str(error)))
             return
-        now = time.monotonic()
+        now = self._clock()
         if reader in self._readers:
             self._readers[reader].heard_at = now
         for grant in self._grants.values():
@@ -195,7 +198,7 @@ class BlockServer:
         if kind is None:
             self._send(reader, PeerRefused(f"this host's blocks cannot be read by {', '.join(hello.transports)}"))
             return
-        offer, now = self._offers[kind], time.monotonic()
+        offer, now = self._offers[kind], self._clock()
         for gone in [name for name, known in self._readers.items() if now - known.heard_at > _FORGOTTEN_S]:
             del self._readers[gone]
         self._readers[reader] = _KnownReader(offer, now)
@@ -213,11 +216,11 @@ class BlockServer:
         elif (reader, message.read) in self._grants:
             self._send(reader, NoMoreBlocks(message.read, "a read with this number is already open"))
         else:
-            self._grants[reader, message.read] = _Grant(reader, message, time.monotonic())
+            self._grants[reader, message.read] = _Grant(reader, message, self._clock())
 
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
-            batch, now, reader = grant.batches.popleft(), time.monotonic(), self._readers[grant.reader]
+            batch, now, reader = grant.batches.popleft(), self._clock(), self._readers[grant.reader]
             # Batches are copied one after another: do not count the time in which the reader copied previous batches.
             self.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
             reader.copied_at = now
@@ -227,7 +230,7 @@ class BlockServer:
 
     def _advance(self, grant: "_Grant") -> None:
         """Announce newly available blocks to the reader, or send a heartbeat or the end of the read."""
-        now = time.monotonic()
+        now = self._clock()
         if now - grant.heard_at > LEASE_S:
             self.num_expired += 1
             self._end(grant.reader, grant.read)
@@ -276,7 +279,7 @@ class BlockServer:
 
     def _send(self, reader: bytes, message: FromServer, frames: "list[bytes] | tuple[()]" = ()) -> None:
         if reader in self._readers:
-            self._readers[reader].told_at = time.monotonic()
+            self._readers[reader].told_at = self._clock()
         self._socket.send_multipart([reader, encode(message), *frames], copy=False)
 
     def _end(self, reader: bytes, read: int) -> None:

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -75,6 +75,7 @@ class PeerThread:
         keys: "Keys | None" = None,
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread. `transports`: in order of preference. `engine`: Mooncake's transfer engine."""
         self.num_heard = 0  # messages received from peers
@@ -84,6 +85,7 @@ class PeerThread:
         self._keys = keys
         self._transports = tuple(transports)
         self._engine = engine
+        self._clock = clock
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
         self._peers: dict[str, _Peer] = {}  # peers by address
@@ -139,14 +141,14 @@ class PeerThread:
         peer = self._peers.get(address)
         if peer is None:
             try:
-                peer = self._peers[address] = _Peer(self._context, address, self._keys, time.monotonic())
+                peer = self._peers[address] = _Peer(self._context, address, self._keys, self._clock)
             except zmq.ZMQError as error:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
                 return
             peer.send(PeerHello(PEER_VERSION, self._ways_to(read.source)))
         if not peer.reads:
-            peer.heard_at = time.monotonic()
+            peer.heard_at = self._clock()
         number = next(self._numbers)
         peer.reads[number] = read
         if peer.transport is not None:
@@ -154,7 +156,7 @@ class PeerThread:
 
     def _ways_to(self, source: BlockSource) -> tuple[str, ...]:
         """Return the transports to offer: those that lost no blocks recently, or all if none is left."""
-        oldest = time.monotonic() - _AVOIDED_S
+        oldest = self._clock() - _AVOIDED_S
         sound = [kind for kind in self._transports if self._lost_at.get((source.address, kind), -math.inf) < oldest]
         return tuple(sound) or self._transports
 
@@ -163,12 +165,12 @@ class PeerThread:
         try:
             while peer.socket in found and peer.socket.poll(0):
                 frame, *payload = peer.socket.recv_multipart()
-                peer.heard_at = time.monotonic()
+                peer.heard_at = self._clock()
                 self.num_heard += 1
                 self._hear(peer, decode_from_server(frame), payload)
             if peer.monitor in found:  # checked after the peer's last messages are handled
                 raise PeerError("it has disconnected, or does not accept this host's keys")
-            now = time.monotonic()
+            now = self._clock()
             if peer.reads and now - peer.heard_at > SILENCE_S:
                 raise PeerError(f"it sent nothing for {SILENCE_S:g} s")
         except PeerError as error:
@@ -250,7 +252,7 @@ class PeerThread:
             peer.transport.read([ready[slot.block_hash][0] for slot in slots], slots)
             is_whole = True
         except TransportLostError:
-            self._lost_at[peer.address, peer.kind] = time.monotonic()
+            self._lost_at[peer.address, peer.kind] = self._clock()
             raise
         except PeerError as error:
             log.warning("%s: %s", peer.address, error)
@@ -283,13 +285,14 @@ class _Peer:
     """A host from which blocks are read, and its open reads."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: "Keys | None", now: float
+        self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: "Keys | None", clock: Callable[[], float]
     ) -> None:
         self.address = address
         self.reads: dict[int, PeerRead] = {}
         self.transport: Transport | None = None  # None until the peer has answered the greeting
         self.kind = ""  # kind of the transport
-        self.heard_at = self.said_at = now
+        self._clock = clock
+        self.heard_at = self.said_at = clock()
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         if keys is not None:
@@ -306,7 +309,7 @@ class _Peer:
             raise
 
     def send(self, message: FromReader) -> None:
-        self.said_at = time.monotonic()
+        self.said_at = self._clock()
         self.socket.send(encode(message))
 
     def ask(self, number: int) -> None:

@@ -8,17 +8,18 @@ independent of blocks.
 
 import argparse
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from pilotlight.engine.kv.store.store_tier import StoreError, open_member, own_address
+from pilotlight.support.parent_death import notify_at_parents_death
 from pilotlight.support.service_manager import notify_ready, notify_stopping
 
 _START_S = 20.0
@@ -68,7 +69,12 @@ def _start_master(address: str) -> "subprocess.Popen[bytes]":
         "--enable_metric_reporting=false", "--logtostderr", "--minloglevel=2",
     ]  # fmt: skip
     # The master has its own session, so that Ctrl-C reaches only this process, which leaves the store while the master still runs.
-    master = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
+    master = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=partial(notify_at_parents_death, signal.SIGKILL),
+    )
     deadline = time.monotonic() + _START_S
     while not _answers(host, int(port)):
         if master.poll() is not None:
@@ -78,12 +84,6 @@ def _start_master(address: str) -> "subprocess.Popen[bytes]":
             raise StoreError(f"Mooncake's master does not listen at {address} after {_START_S:g} s")
         time.sleep(0.05)
     return master
-
-
-def _die_with_parent() -> None:
-    if sys.platform.startswith("linux"):
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL.value)
 
 
 def _master_path() -> Path:

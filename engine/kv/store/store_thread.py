@@ -50,9 +50,18 @@ class StoreThread:
     kind: Tier = "store"
 
     def __init__(
-        self, master: str, host: HostTier, disk: DiskTier | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        master: str,
+        host: HostTier,
+        disk: DiskTier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_found: int = _MAX_FOUND,
+        retry_s: float = _RETRY_S,
     ) -> None:
-        """Start the threads. `disk`: read before the store, because a chain may have blocks in both."""
+        """Start the threads. `disk`: read before the store, because a chain may have blocks in both.
+
+        `max_found`: most names to remember; `retry_s`: pause between attempts to join.
+        """
         self.rate = TransferRate()
         self.num_corrupt = 0
         self.identity = ""  # the store's random name; empty until known
@@ -61,6 +70,8 @@ class StoreThread:
         self._host = host
         self._disk = disk
         self._clock = clock
+        self._max_found = max_found
+        self._retry_s = retry_s
         self._backoff = ErrorBackoff(f"the KV store of {master}", "read", clock)
         self._condition = threading.Condition()
         self._jobs: deque[StoreLookup | TierRead] = deque()
@@ -162,7 +173,7 @@ class StoreThread:
                 except StoreError as error:
                     self._backoff.fail(str(error))
             with self._condition:
-                if self._condition.wait_for(lambda: self._closing, _RETRY_S):
+                if self._condition.wait_for(lambda: self._closing, self._retry_s):
                     return None
 
     def _look_up(self, store: StoreTier, lookup: StoreLookup) -> None:
@@ -171,7 +182,7 @@ class StoreThread:
                 return
             for name in store.find(lookup.names):
                 self._found[name] = None
-            while len(self._found) > _MAX_FOUND:
+            while len(self._found) > self._max_found:
                 self._found.popitem(last=False)
         finally:
             lookup.is_done = True

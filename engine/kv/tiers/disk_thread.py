@@ -37,8 +37,12 @@ class DiskThread:
         clock: Callable[[], float] = time.monotonic,
         *,
         write_bytes_per_s: float = math.inf,
+        max_writes: int = _MAX_WRITES,
     ) -> None:
-        """Start the thread. `write_bytes_per_s`: upper bound, to limit load and wear of the disk."""
+        """Start the thread. `write_bytes_per_s`: upper bound, to limit load and wear of the disk.
+
+        `max_writes`: most blocks per queue.
+        """
         self.disk = disk
         self.rate = TransferRate()
         self.num_dropped = 0  # writes dropped because the queue was full
@@ -46,6 +50,7 @@ class DiskThread:
         self._clock = clock
         self._condition = threading.Condition()
         self._write_bytes_per_s = write_bytes_per_s
+        self._max_writes = max_writes
         self._may_write_at = clock()
         self._writes: dict[bytes, None] = {}  # blocks used once, the oldest first
         self._reused: dict[bytes, None] = {}
@@ -73,7 +78,7 @@ class DiskThread:
         if not self.disk.is_writable or block_hash in self.disk:
             return
         with self._condition:
-            if len(self._writes) >= _MAX_WRITES:
+            if len(self._writes) >= self._max_writes:
                 self.num_dropped += 1
                 return
             if block_hash not in self._reused:
@@ -86,7 +91,7 @@ class DiskThread:
         if not missing or not self.disk.is_writable:
             return
         with self._condition:
-            for block_hash in missing[: _MAX_WRITES - len(self._reused)]:
+            for block_hash in missing[: self._max_writes - len(self._reused)]:
                 self._writes.pop(block_hash, None)
                 self._reused[block_hash] = None
             self._condition.notify_all()

@@ -6,45 +6,13 @@ The sources are in disk_thread.py, store_thread.py and peers/peer_thread.py.
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from pilotlight.engine.core.rates import TransferRate
-from pilotlight.engine.kv.tier_protocol import Tier
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.host_tier import HostTier
 
 # Fills slots, and adds the checksum of each filled slot to the dictionary, by name.
 Fill = Callable[[Sequence[HostSlot], dict[bytes, int]], None]
-
-
-class TierBehind(Protocol):
-    """A tier beyond the host tier: a disk, or a store."""
-
-    @property
-    def kind(self) -> Tier: ...
-    @property
-    def rate(self) -> TransferRate:
-        """The rate at which blocks are read."""
-
-    @property
-    def is_usable(self) -> bool:
-        """True if a sequence may wait for the tier: no request is overdue, and a store works."""
-
-    def __contains__(self, name: bytes) -> bool: ...
-
-    def offer(self, name: bytes) -> None:
-        """Queue a block of the host tier to be written to this tier."""
-
-    def note_reuse(self, names: Sequence[bytes]) -> None:
-        """Record that blocks were used again."""
-
-    def forget(self, names: Sequence[bytes]) -> None:
-        """Drop bad blocks, whether they are stored, queued or being written now."""
-
-    def read(self, names: Sequence[bytes], block_bytes: int) -> "TierRead":
-        """Start to read a chain into the host tier."""
-
-    def wait_until_idle(self, timeout_s: float) -> bool: ...
 
 
 class TierRead:

@@ -14,7 +14,6 @@ from isal.isal_zlib import crc32
 from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.tiers.tier_read import TierBehind
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 
 
@@ -66,8 +65,8 @@ class HostFetch:
 
 
 class BlockMover:
-    def __init__(self, host: HostTier, behind: Sequence[TierBehind], copier: BlockCopier, block_bytes: int) -> None:
-        """Make a mover. `behind`: the disk and the store, to which stored blocks are offered.
+    def __init__(self, host: HostTier, offer: Callable[[bytes], None], copier: BlockCopier, block_bytes: int) -> None:
+        """Make a mover. `offer`: offers a block of the host tier to the tiers beyond it.
 
         Raises TierError if a block does not fit the host tier.
         """
@@ -78,7 +77,7 @@ class BlockMover:
         self.store_batch = max(1, copier.store_bytes // block_bytes)  # number of blocks
         self.fetch_batch = max(1, copier.fetch_bytes // block_bytes)
         self._host = host
-        self._behind = behind
+        self._offer = offer
         self._copier = copier
         self._block_bytes = block_bytes
 
@@ -131,8 +130,7 @@ class BlockMover:
         on_copied()
         for (one, slot), checksum in zip(wanted, self._copier.map(_checksum, slots), strict=True):
             self._host.commit(slot, checksum)
-            for tier in self._behind:
-                tier.offer(slot.block_hash)
+            self._offer(slot.block_hash)
             if one.kept is None:
                 self._host.unpin([slot])
             else:

@@ -3,6 +3,7 @@
 A new format is a file, and a line in FORMATS.
 """
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,13 +22,10 @@ from pilotlight.engine.text.formats.tools import (
     mistral_tools,
     pythonic,
     qwen_coder,
+    tagged,
     thinking,
 )
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
-
-
-def _any_name(name: str) -> bool:
-    return True
 
 
 class ToolFormat(NamedTuple):
@@ -36,28 +34,32 @@ class ToolFormat(NamedTuple):
     read: Reader  # parses text and calls to the end of the answer
     write: Callable[[Grammar, AnswerRules, Markers], None]  # adds the rules of an answer to the grammar
     told_by: tuple[str, ...]  # a chat template that contains all these texts uses the format
-    allows: Callable[[str], bool] = _any_name  # whether a tool of this name can be called
+    names: re.Pattern[str] | None = None  # names of tools that can be called; None for any name
     ends_thinking: tuple[str, ...] = ()  # markers that end reasoning, because some models do not close it before them
     frames_all: bool = False  # True if reasoning and answers without calls have this form, too
     is_marked: bool = True  # True if the first marker starts each call or section of calls, and nothing else
     efforts: tuple[str, ...] = ()  # reasoning efforts that models with this format know; if empty, the template decides
 
+    def allows(self, name: str) -> bool:
+        """Return True if a tool of this name can be called."""
+        return self.names is None or (self.names.fullmatch(name) is not None and name == name.strip())
+
 
 # The first format that matches a template is used. Names are those of vLLM, except harmony and mistral_v11.
 FORMATS = (
-    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False,
+    ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.NAME, frames_all=True, is_marked=False,
                efforts=harmony.EFFORTS),
-    ToolFormat("kimi_k2", kimi.TAGS, kimi.read, kimi.write, (kimi.SECTION,), kimi.allows, (kimi.SECTION,)),
-    ToolFormat("deepseek_v3", deepseek.TAGS, deepseek.read, deepseek.write_v3, (deepseek.SECTION, deepseek.FENCE), deepseek.allows),
-    ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.allows),
+    ToolFormat("kimi_k2", kimi.TAGS, kimi.read, kimi.write, (kimi.SECTION,), kimi.NAME, (kimi.SECTION,)),
+    ToolFormat("deepseek_v3", deepseek.TAGS, deepseek.read, deepseek.write_v3, (deepseek.SECTION, deepseek.FENCE), deepseek.NAME),
+    ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.NAME),
     ToolFormat("mistral_v11", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_named,
-               (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.allows),
+               (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.NAME),
     ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_list, (mistral_tools.OPEN,)),
-    ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), glm.allows),
-    ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), qwen_coder.allows),
+    ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), tagged.NAME),
+    ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), tagged.NAME),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
     ToolFormat("llama3_json", llama_tools.TAGS, llama_tools.read, llama_tools.write, ("dictionary of argument name",), is_marked=False),
-    ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.allows, is_marked=False),
+    ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.CALLABLE, is_marked=False),
 )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from pilotlight.kernels.matrices.lossless import MOST_COLUMNS, PALETTE_ROWS, Los
 
 CODED = ", matrices in 12 bits"  # suffix of `BundleIdentity.dtype`
 CODES, PALETTES, STARTS, ESCAPES = PARTS = ("~codes", "~palettes", "~starts", "~escapes")
-_WORTH = 0.9  # a matrix is coded if that takes at most this share of its plain bytes
 _PIECE_BYTES = 4 << 20
 
 Pieces = Callable[[], Iterator[torch.Tensor]]
@@ -41,10 +40,12 @@ class CodedTensors:
     escapes, because coding fills both.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix], coded_share: float) -> None:
+        """`coded_share`: a matrix is coded if that takes at most this share of its plain bytes."""
         self.specs: list[TensorSpec] = []
         self._tensors = tensors
         self._matrices = matrices
+        self._coded_share = coded_share
         self._pieces: dict[str, Pieces] = {}
 
     def survey(self) -> Iterator[str]:
@@ -75,7 +76,7 @@ class CodedTensors:
 
     def _add_coded(self, name: str, plain: torch.Tensor) -> bool:
         survey = Survey.of(plain)
-        if survey.num_bytes > _WORTH * plain.nbytes:
+        if survey.num_bytes > self._coded_share * plain.nbytes:
             return False
         weight = survey.empty(on=torch.device("meta"))
         escapes = torch.zeros_like(weight.escapes, device="cpu")

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.config import require_modelopt_fp8
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from pilotlight.engine.weights.shard import AxisRange, MatrixPart
+from pilotlight.engine.weights.shard import MatrixPart, require_units
 from pilotlight.kernels.matrices.fp8 import GROUP, Fp8Weight
 
 _VALUES = ("F8_E4M3",)
@@ -72,7 +73,7 @@ class Fp8Format(WeightFormat):
         shape, rows, columns = loader.shape(name), part.rows, part.columns
         if self.block is not None:
             row_group, column_group = self.block
-            columns.require_units(column_group, part.name, "columns under one scale")
+            require_units(columns, column_group, part.name, "columns under one scale")
             groups = columns.over(column_group)
             stored = ExpectedTensor.of(name, (rows.over(row_group), groups), FLOATS)
             return _Scales(stored, row_group, column_group, rows, groups.size)

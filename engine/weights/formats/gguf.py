@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from pilotlight.engine.weights.shard import AxisRange, MatrixPart
+from pilotlight.engine.weights.shard import MatrixPart, require_units
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, MOST_JOINED, BlockWeight, row_bytes, unpack
 from pilotlight.kernels.matrices.weight import Weight
@@ -86,7 +87,7 @@ class GgufFormat(WeightFormat):
             raise CheckpointError(
                 f"{' and '.join(names)} have shapes {shapes}; config.json makes them {together} together"
             )
-        part.rows.require_units(key + value, part.name, "rows of one head")
+        require_units(part.rows, key + value, part.name, "rows of one head")
         own = part.rows.over(key + value)
 
         def make(into: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -123,7 +124,7 @@ class GgufFormat(WeightFormat):
         """
         head_dim = self.turned_head_dim if part.name.endswith(_ROTATED) else None
         if head_dim is not None:
-            part.rows.require_units(head_dim, part.name, "rows of one head")
+            require_units(part.rows, head_dim, part.name, "rows of one head")
 
         def make(into: torch.Tensor, stored: torch.Tensor) -> None:
             values = stored if read is None else read(stored)
@@ -149,7 +150,7 @@ def _codes(kind: str, part: MatrixPart) -> ExpectedTensor:
         raise CheckpointError(
             f"{part.name} has {part.columns.total} columns, which {kind.upper()}, in blocks of {block.columns}, cannot have"
         )
-    part.columns.require_units(block.columns, part.name, "columns in one block")
+    require_units(part.columns, block.columns, part.name, "columns in one block")
     columns = AxisRange(*(n * block.num_bytes for n in part.columns.over(block.columns)))
     return ExpectedTensor.of(f"{part.name}.{kind}", (part.rows, columns), ("U8",))
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.formats.int4_layouts import CODES, Awq, Gptq, Int4Layout
-from pilotlight.engine.weights.shard import AxisRange, MatrixPart
+from pilotlight.engine.weights.shard import MatrixPart, require_units
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.int4 import BLOCK, Int4Weight, pack_int4
 
@@ -83,7 +84,7 @@ class Int4Format(WeightFormat):
         name, rows, columns = part
         group = part.group(self.group, BLOCK)
         for span in (rows, columns):
-            span.require_units(CODES, name, "codes in one word")
+            require_units(span, CODES, name, "codes in one word")
         return _StoredMatrix(name, rows, columns, group, self.layout)
 
     def _differ(self, loader: WeightRequests, matrix: "_StoredMatrix") -> bool:

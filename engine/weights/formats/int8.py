@@ -10,7 +10,7 @@ import torch
 
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
-from pilotlight.engine.weights.shard import MatrixPart
+from pilotlight.engine.weights.shard import MatrixPart, require_units
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.int8 import BLOCK, Int8Weight, pad_int8
 
@@ -73,5 +73,5 @@ class Int8Format(WeightFormat):
         scales = ExpectedTensor.of(f"{name}.weight_scale", (rows, columns.over(group)), FLOATS)
         if not self.in_words:
             return [ExpectedTensor.of(f"{name}.weight", (rows, columns), ("I8",)), scales]
-        columns.require_units(_CODES, name, "codes in one word")
+        require_units(columns, _CODES, name, "codes in one word")
         return [ExpectedTensor.of(f"{name}.weight_packed", (rows, columns.over(_CODES)), ("I32",)), scales]

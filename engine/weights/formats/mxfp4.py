@@ -4,7 +4,7 @@ import torch
 
 from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import Index, WeightFormat, WeightRequests, as_stored
-from pilotlight.engine.weights.shard import ExpertStack
+from pilotlight.engine.weights.shard import ExpertStack, require_units
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.mxfp4 import BLOCK, Mxfp4Weight, repack_mxfp4, unpack_mxfp4
 
@@ -40,7 +40,7 @@ def read_mxfp4(_: object) -> Mxfp4Format:
 
 
 def _stored(stack: ExpertStack) -> list[ExpectedTensor]:
-    stack.columns.require_units(BLOCK, stack.name, "columns under one scale")
+    require_units(stack.columns, BLOCK, stack.name, "columns under one scale")
     groups = stack.columns.over(BLOCK)
     return [
         ExpectedTensor.of(f"{stack.name}_blocks", (stack.experts, stack.rows, groups, BLOCK // 2), _PACKED),

@@ -8,7 +8,8 @@ import pytest
 from pilotlight.engine.api.protocol import Constraint, SamplingParams
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.drafting.drafter_registry import GrammarDrafter
-from pilotlight.engine.grammar.constraints import Grammars, Matcher
+from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.matcher import Matcher
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE
 

@@ -1,10 +1,7 @@
 """The suffix drafter: it proposes what followed the same tokens earlier in the sequence, or in answers to the same tenant."""
 
-import pytest
-
 from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.sequence import PENDING, Sequence
-from pilotlight.engine.drafting import suffix
 from pilotlight.engine.drafting.suffix import SuffixDrafter
 
 
@@ -75,12 +72,8 @@ def test_what_was_delivered_before_a_continuation_is_output_as_well() -> None:
     assert drafts(drafter, sequence(60, 1, 2)) == [3, 4, 5]
 
 
-def test_what_is_kept_of_tenants_is_bounded_and_the_one_unused_for_longest_goes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(suffix, "MOST_TENANT_TOKENS", 64)
-    monkeypatch.setattr(suffix, "MOST_TOKENS", 128)
-    drafter = SuffixDrafter()
+def test_what_is_kept_of_tenants_is_bounded_and_the_one_unused_for_longest_goes_first() -> None:
+    drafter = SuffixDrafter(most_tenant_tokens=64, most_tokens=128)
     for n in range(40):
         tenant = b"ab"[n % 2 :][:1]
         ended = sequence(9, 9, 9, tenant=tenant, output=tuple(range(1000 * n, 1000 * n + 12)))

@@ -11,7 +11,8 @@ from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.chunk_steps import step_of
 from pilotlight.engine.core.sequence import PENDING, Sequence
 from pilotlight.engine.execution import batch
-from pilotlight.engine.execution.batch import Batch, PackedStep, build_batch
+from pilotlight.engine.execution.batch import Batch
+from pilotlight.engine.execution.packed_step import PackedStep, build_batch
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 

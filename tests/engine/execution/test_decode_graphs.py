@@ -130,7 +130,7 @@ def test_drafts_of_a_model_with_states_are_recorded_where_they_are_as_many_for_a
     alone = drain(load_engine(with_states), requests)
     engine = load_engine(with_states)
     answers = {one.prompt_token_ids: alone[one.sequence_id].token_ids for one in requests}
-    engine.scheduler._speculation = kind(answers, num_drafts=3)
+    engine.scheduler.speculation = kind(answers, num_drafts=3)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
     together = drain(engine, requests)
     assert {name: heard.token_ids for name, heard in together.items()} == {
@@ -147,7 +147,7 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
     alone = drain(load_engine(checkpoint), requests)
     answers = {one.prompt_token_ids: alone[one.sequence_id].token_ids for one in requests}
     engine = load_engine(checkpoint, depth=depth)
-    engine.scheduler._speculation = Remembering(answers, num_drafts=3)
+    engine.scheduler.speculation = Remembering(answers, num_drafts=3)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
     together = drain(engine, requests)
     assert {name: heard.token_ids for name, heard in together.items()} == {
@@ -163,7 +163,7 @@ def test_drafts_of_different_numbers_are_recorded_and_choose_the_same_tokens(che
     alone = drain(load_engine(checkpoint), requests)
     answers = {one.prompt_token_ids: alone[one.sequence_id].token_ids for one in requests}
     engine = load_engine(checkpoint, depth=depth)
-    engine.scheduler._speculation = Uneven(answers, num_drafts=3)
+    engine.scheduler.speculation = Uneven(answers, num_drafts=3)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
     together = drain(engine, requests)
     assert {name: heard.token_ids for name, heard in together.items()} == {

@@ -102,8 +102,7 @@ def test_a_row_without_a_finite_highest_logit_is_reported_and_spoils_no_other(ba
         assert [chosen[0].token_id, chosen[2].token_id] == [best[0], best[2]]
 
 
-def test_log_probabilities_of_a_long_prompt_are_those_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.engine.execution.sampling._PROMPT_LOGPROB_ROWS", 3)
+def test_log_probabilities_of_a_long_prompt_are_those_of_its_rows() -> None:
     hidden = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(4))
     token_ids = array("q", [3, 1, 60, 0, 63, 9, 9])
     asked: list[int] = []
@@ -112,7 +111,7 @@ def test_log_probabilities_of_a_long_prompt_are_those_of_its_rows(monkeypatch: p
         asked.append(len(some))
         return 2 * some
 
-    told = prompt_logprobs(logits, hidden, token_ids, 2).read()
+    told = prompt_logprobs(logits, hidden, token_ids, 2, size=3).read()
     assert asked == [3, 3, 1]
     expected = (2 * hidden).log_softmax(-1)
     for of, (token_id, each) in zip(expected, zip(token_ids, told, strict=True), strict=True):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.engine.api.protocol import SamplingParams
-from pilotlight.engine.execution.token_counts import CountEntries, TokenCounts
+from pilotlight.engine.core.step import CountEntries
+from pilotlight.engine.execution.token_counts import TokenCounts
 
 SAMPLING = st.builds(
     SamplingParams,

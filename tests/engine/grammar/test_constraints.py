@@ -13,8 +13,9 @@ import jsonschema
 import pytest
 
 from pilotlight.engine.api.protocol import Constraint
-from pilotlight.engine.grammar.constraints import Grammars, Matcher
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError, GrammarCompiler
+from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
+from pilotlight.engine.grammar.matcher import ConstraintError, Matcher
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE as DIRECTORY
 

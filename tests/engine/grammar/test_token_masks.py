@@ -7,8 +7,7 @@ import pytest
 from pilotlight.engine.api.protocol import Constraint, ModelInfo, SamplingParams, TokenOutput
 from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.grammar.constraints import Matcher
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.grammar.matcher import ConstraintError, Matcher
 from pilotlight.engine.grammar.token_masks import AwaitedGrammar, TokenMasks
 from pilotlight.engine.scheduling.plan import Chunk
 

@@ -49,16 +49,13 @@ def test_blocks_go_to_the_disk_as_fast_as_it_may_be_written(tmp_path: Path, give
     tiers.close()
 
 
-def test_what_another_host_has_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("pilotlight.engine.kv.shared_tiers._PATIENCE_S", 0.01)
+def test_what_another_host_has_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     taken = DiskTier.open(tmp_path / "disk", 1 << 20)
-    tiers = open_tiers(on_disk(tmp_path))
+    tiers = open_tiers(on_disk(tmp_path), patience_s=0.01)
     assert tiers is not None
     assert tiers.disk is None
     assert caplog.text.count("this engine host runs without") == 1
-    assert open_tiers(config(tmp_path)) is None
+    assert open_tiers(config(tmp_path), patience_s=0.01) is None
     assert caplog.text.count("this engine host runs without") == 2
     tiers.close()
     taken.close()

@@ -30,6 +30,9 @@ from tests.waiting import until
 BLOCK_SIZE = 4
 
 
+BLOCK_BYTES = 3 * 2 * BLOCK_SIZE * 2 * 10 * 4
+
+
 class SlowCopier(CpuBlockCopier):
     """A copier that can be held and can fail; `started` is set when a copy begins."""
 
@@ -60,13 +63,13 @@ class SlowCopier(CpuBlockCopier):
 
 
 class Rig:
-    def __init__(self, directory: Path, num_blocks: int = 64) -> None:
-        self.bytes = 3 * 2 * BLOCK_SIZE * 2 * 10 * 4
+    def __init__(self, directory: Path, num_blocks: int = 64, max_writes: int = 512, **limits: int) -> None:
+        self.bytes = BLOCK_BYTES
         self.cache = torch.zeros(num_blocks, self.bytes, dtype=torch.uint8)
         self.copier = SlowCopier(self.cache)
         self.host = HostTier.open(directory / "host", 40 * 4096)
-        self.disk = DiskThread(DiskTier.open(directory / "disk", 1 << 20), self.host)
-        self.tiers = TieredCache(self.host, self.disk, self.copier, self.bytes)
+        self.disk = DiskThread(DiskTier.open(directory / "disk", 1 << 20), self.host, max_writes=max_writes)
+        self.tiers = TieredCache(self.host, self.disk, self.copier, self.bytes, **limits)
 
     def fill(self, n: int) -> None:
         self.cache[n] = n + 1
@@ -121,8 +124,8 @@ def test_what_is_stored_comes_back_elsewhere(rig: Rig) -> None:
     assert not rig.cache[30:].any()
 
 
-def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.engine.kv.tiered_cache._STORED_PER_STEP_BYTES", 2 * rig.bytes)
+def test_a_step_begins_few_copies_but_for_another_host_that_waits(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, stored_per_step_bytes=2 * BLOCK_BYTES)
 
     def stored_of(numbers: range) -> int:
         before = len(rig.host)
@@ -139,12 +142,11 @@ def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monk
     rig.tiers.end_hand_over("a")
     assert stored_of(range(10, 15)) == 5, "the last blocks of the hand-over"
     assert stored_of(range(15, 20)) == 2
+    rig.close()
 
 
-def test_a_block_that_is_larger_than_what_a_step_may_copy_has_a_step_of_its_own(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.engine.kv.tiered_cache._STORED_PER_STEP_BYTES", rig.bytes - 1)
+def test_a_block_that_is_larger_than_what_a_step_may_copy_has_a_step_of_its_own(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, stored_per_step_bytes=BLOCK_BYTES - 1)
     for n in range(3):
         rig.fill(n)
         rig.tiers.store(n, name(n))
@@ -152,6 +154,7 @@ def test_a_block_that_is_larger_than_what_a_step_may_copy_has_a_step_of_its_own(
         rig.tiers.begin_stores(everything=False)
         assert rig.tiers.wait_until_idle(10)
         assert len(rig.host) == number
+    rig.close()
 
 
 def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
@@ -212,7 +215,7 @@ def test_after_a_cancel_nothing_is_written_any_more(rig: Rig) -> None:
     rig.cache[20:28] = -7
     assert rig.tiers.wait_until_idle(10)
     assert (rig.cache[20:28] == -7).all()
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_bad_content_that_is_being_stored_is_forgotten_too(rig: Rig) -> None:
@@ -263,7 +266,7 @@ def test_a_failed_step_calls_everything_off(rig: Rig) -> None:
     assert fetch.is_cancelled
     assert rig.tiers.load().num_pinned == 0
     assert not any(name(n) in rig.host for n in range(30, 40))
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +280,7 @@ def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: p
     assert rig.lookup([name(0)], with_disk=True) == (0, 0)
     rig.store([7])
     assert name(7) not in rig.host
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_model_that_leaves_waits_for_the_copy_under_way(rig: Rig) -> None:
@@ -325,7 +328,7 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     cancelled = rig.tiers.read(chain)
     rig.tiers.cancel(cancelled)
     assert rig.disk.wait_until_idle(10)
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
     rig.close()
 
 
@@ -352,7 +355,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
     assert rig.disk.wait_until_idle(10)
     assert rig.lookup(chain, with_disk=True)[0] == 3
     assert rig.tiers.load().num_pinned == 0
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_damaged_block_of_the_host_tier_ends_the_fetch_before_it(tmp_path: Path) -> None:
@@ -395,7 +398,7 @@ def test_a_swap_copies_what_is_missing_and_pins_it_until_it_is_let_go(rig: Rig) 
     assert rig.tiers.wait_until_idle(10)
     assert fetch.num_blocks == 6
     assert all(holds(rig.cache[n], n) for n in range(6))
-    assert all(slot.pins == 0 for slot in rig.host._slots.values())
+    assert rig.host.num_pinned == 0
 
 
 def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_again_before(rig: Rig) -> None:
@@ -479,12 +482,13 @@ def test_what_is_hot_on_the_device_does_not_grow_cold_behind_it(rig: Rig) -> Non
     assert all(name(n) in rig.host for n in range(4))
 
 
-def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.engine.kv.tiers.disk_thread._MAX_WRITES", 0)
+def test_a_full_queue_to_the_disk_drops_and_counts(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_writes=0)
     rig.store(range(3))
     assert rig.disk.num_dropped == 3
     assert len(rig.disk.disk) == 0
     assert all(name(n) in rig.host for n in range(3))
+    rig.close()
 
 
 class Store:

@@ -1,13 +1,13 @@
 """The warm-up of a model, which compiles kernels while weights are loaded, without delaying the load."""
 
 import logging
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import pilotlight.engine.loading.warm_up
 from pilotlight.engine.api.protocol import ModelSpec
 from pilotlight.engine.loading.model_loading import ModelLoading
 from pilotlight.engine.loading.warm_up import BackgroundWarmUp
@@ -17,34 +17,47 @@ from pilotlight.kernels.warm_up import WarmUp
 CUDA = torch.device("cuda")
 
 
+class Compiler:
+    """A compiler that only records what it gets."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[Any, torch.device]] = []
+
+    def __call__(self, dry_run: Any, device: torch.device) -> WarmUp:
+        self.compiled.append((dry_run, device))
+        return WarmUp(1, 0.1)
+
+
+def start(
+    make_dry_run: Callable[[], Any], computation: str | None, compiler: Compiler, ready: set[Hashable]
+) -> BackgroundWarmUp:
+    return BackgroundWarmUp("m", make_dry_run, CUDA, computation, has_triton=True, compile_all=compiler, ready=ready)
+
+
 def unplannable() -> Any:
     raise ValueError("no such model")
 
 
 def test_a_cpu_compiles_nothing() -> None:
-    BackgroundWarmUp("m", unplannable, torch.device("cpu")).wait()
+    BackgroundWarmUp("m", unplannable, torch.device("cpu"), has_triton=True).wait()
 
 
-def test_what_a_process_remembers_is_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    dry_runs: list[str] = []
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "_ready", set())
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "takes_triton", lambda: True)
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "dry_run_launches", dry_runs.append)
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "compile_launches", lambda launches, device: WarmUp(1, 0.1))
+def test_what_a_process_remembers_is_made_ready_once() -> None:
+    compiler, ready = Compiler(), set[Hashable]()
 
     def run(name: str, computation: str | None) -> None:
-        BackgroundWarmUp("m", lambda: name, CUDA, computation).wait()  # type: ignore[arg-type, return-value]
+        start(lambda: name, computation, compiler, ready).wait()
 
     for name, computation in (("a", "x"), ("b", "x"), ("c", "y"), ("d", None), ("e", None)):
         run(name, computation)
-    assert dry_runs == ["a", "c", "d", "e"]
+    assert [dry_run for dry_run, _ in compiler.compiled] == ["a", "c", "d", "e"]
 
 
-def test_a_failed_preparation_is_done_by_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "_ready", set())
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "takes_triton", lambda: True)
-    BackgroundWarmUp("m", unplannable, CUDA, "x").wait()
-    assert not pilotlight.engine.loading.warm_up._ready
+def test_a_failed_preparation_is_done_by_the_next_load() -> None:
+    compiler, ready = Compiler(), set[Hashable]()
+    start(unplannable, "x", compiler, ready).wait()
+    start(lambda: "again", "x", compiler, ready).wait()
+    assert compiler.compiled == [("again", CUDA)]
 
 
 @pytest.mark.parametrize(
@@ -65,26 +78,8 @@ def test_an_awaited_model_waits_for_no_proof_twice(device: str, proved: bool, aw
     assert needs(True, True) is both
 
 
-def test_a_model_whose_dry_run_fails_is_loaded_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "takes_triton", lambda: True)
+def test_a_model_whose_dry_run_fails_is_loaded_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        BackgroundWarmUp("m", unplannable, CUDA).wait()
+        start(unplannable, None, Compiler(), set()).wait()
     assert "the dry run of m failed; its kernels are compiled at their first use" in caplog.text
     assert "no such model" in caplog.text
-
-
-def test_all_is_compiled_once_it_has_been_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[Any] = []
-
-    def compile_launches(launches: Any, device: torch.device) -> WarmUp:
-        compiled.append((launches, device))
-        return WarmUp(1, 0.1)
-
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "takes_triton", lambda: True)
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "dry_run_launches", lambda dry_run: [dry_run])
-    monkeypatch.setattr(pilotlight.engine.loading.warm_up, "compile_launches", compile_launches)
-    dry_run: Any = object()
-    BackgroundWarmUp("m", lambda: dry_run, CUDA).wait()
-    assert compiled == [([dry_run], CUDA)]

@@ -9,15 +9,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from pilotlight.engine.parallel.communicator import (
-    LOCALHOST,
-    Communicator,
-    Exchanged,
-    RankLinks,
-    StagePipe,
-    link,
-    new_store,
-)
+from pilotlight.engine.parallel.communicator import Communicator, Exchanged, StagePipe
+from pilotlight.engine.parallel.rank_links import LOCALHOST, RankLinks, link, new_store
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.weights.shard import WHOLE, Shard
 

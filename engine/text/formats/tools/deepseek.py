@@ -17,7 +17,7 @@ CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
 TAGS = (SECTION, SECTION_END, CALL, SEPARATOR, CALL_END)
 FENCE = "```json"
 
-_NAME = re.compile(r"[^<`{\n\ud800-\udfff]+")
+NAME = re.compile(r"[^<`{\n\ud800-\udfff]+")
 
 
 def read(s: Scanner) -> Reading[None]:
@@ -29,11 +29,11 @@ def read(s: Scanner) -> Reading[None]:
             yield from s.beyond_space()
             if not (yield from s.skip(call)):
                 break
-            name = (yield from s.run(_NAME)).strip()
+            name = (yield from s.run(NAME)).strip()
             if not (yield from s.skip(separator)):
                 break
             if (yield from s.beyond_space()) != "{":
-                name = (yield from s.run(_NAME)).strip()
+                name = (yield from s.run(NAME)).strip()
                 yield from s.beyond_space()
                 yield from s.skip(FENCE)
             if not name or (yield from s.beyond_space()) != "{":
@@ -65,8 +65,3 @@ def _write(grammar: Grammar, rules: AnswerRules, markers: Markers, begin: str, e
     body = grammar.rule("body", f"{markers.lark(CALL)} ({calls}) {markers.lark(CALL_END)}")
     rest = f"{body if rules.is_single else rf'{body} (/' + chr(92) + f'n?/ {body})*'} {markers.lark(SECTION_END)}"
     grammar.answer(rules, markers, SECTION, rest)
-
-
-def allows(name: str) -> bool:
-    """Return True if a tool of this name can be called."""
-    return _NAME.fullmatch(name) is not None and name == name.strip()

@@ -68,6 +68,3 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
         calls.append(grammar.rule(f"call{number}", f"{quoted(tool.name + chr(10))} {arguments}"))
     body = grammar.rule("body", " | ".join(calls))
     grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")
-
-
-allows = tagged.allows

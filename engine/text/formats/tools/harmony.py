@@ -21,7 +21,8 @@ TAGS = (START, END, CHANNEL, MESSAGE, CONSTRAIN, CALL, RETURN)
 FUNCTIONS = "functions."
 EFFORTS = ("low", "medium", "high")  # values of "Reasoning: " in the system message; the template would accept any word
 
-_RECIPIENT = re.compile(r"to=([^\s<\ud800-\udfff]+)")
+NAME = re.compile(r"[^\s<\ud800-\udfff]+")
+_RECIPIENT = re.compile(f"to=({NAME.pattern})")
 
 
 def read(s: Scanner) -> Reading[None]:
@@ -82,8 +83,3 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     elif rules.may_be_text:
         ways.append(f'{channel} ("final" | "commentary") {message} {grammar.rule("text", TEXT)}')
     grammar.rule("answer", f"{reasoning}* ({' | '.join(ways)})")
-
-
-def allows(name: str) -> bool:
-    """Return True if a tool of this name can be called."""
-    return _RECIPIENT.fullmatch(f"to={FUNCTIONS}{name}") is not None

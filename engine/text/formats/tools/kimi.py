@@ -18,7 +18,7 @@ SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 TAGS = (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END)
 
-_ID = re.compile(r"[^<\ud800-\udfff]+")
+NAME = re.compile(r"[^<\ud800-\udfff]+")
 
 
 def read(s: Scanner) -> Reading[None]:
@@ -30,7 +30,7 @@ def read(s: Scanner) -> Reading[None]:
             yield from s.beyond_space()
             if not (yield from s.skip(call)):
                 break
-            call_id = (yield from s.run(_ID)).strip()
+            call_id = (yield from s.run(NAME)).strip()
             name = call_id.removeprefix("functions.").rpartition(":")[0] or call_id
             if not name or not (yield from s.skip(arguments)) or (yield from s.beyond_space()) != "{":
                 break
@@ -53,8 +53,3 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     body = grammar.rule("body", f"{markers.lark(CALL)} ({calls}) {markers.lark(CALL_END)}")
     rest = f"{body if rules.is_single else f'{body}+'} {markers.lark(SECTION_END)}"
     grammar.answer(rules, markers, SECTION, rest)
-
-
-def allows(name: str) -> bool:
-    """Return True if a tool of this name can be called."""
-    return _ID.fullmatch(name) is not None and name == name.strip()

@@ -18,7 +18,7 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 TAGS = (OPEN, ARGUMENTS, CALL_ID)
 
-_NAME = re.compile(r"[^\[{\n\ud800-\udfff]+")
+NAME = re.compile(r"[^\[{\n\ud800-\udfff]+")
 
 
 def new_id() -> str:
@@ -44,10 +44,10 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def _call(s: Scanner) -> Reading[None]:
-    name = (yield from s.run(_NAME)).strip()
+    name = (yield from s.run(NAME)).strip()
     call_id = ""
     if (yield from s.skip(s.markers[CALL_ID])):
-        call_id = (yield from s.run(_NAME)).strip()
+        call_id = (yield from s.run(NAME)).strip()
     yield from s.skip(s.markers[ARGUMENTS])
     if name and (yield from s.beyond_space()) == "{":
         s.begin_call(name, call_id or new_id())
@@ -68,8 +68,3 @@ def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     call_id = f"({markers.lark(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? " if markers.is_token(CALL_ID) else ""
     calls = grammar.calls(rules, lambda name: f"{quoted(name)} {call_id}{markers.lark(ARGUMENTS)}")
     grammar.answer(rules, markers, OPEN, grammar.rule("body", calls), between='""')
-
-
-def allows(name: str) -> bool:
-    """Return True if a tool of this name can be called."""
-    return _NAME.fullmatch(name) is not None and name == name.strip()

@@ -20,7 +20,7 @@ START, END = "<|python_start|>", "<|python_end|>"
 TAGS = (START, END)
 
 _NAME = re.compile(r"[\w.]+")
-_CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _WORDS = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
@@ -107,8 +107,3 @@ def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
             without = "" if key in required else f" | {prefix}_{state}{number + 1}"
             grammar.rule(f"{prefix}_{state}{number}", written + without)
     return f"{prefix}_first0"
-
-
-def allows(name: str) -> bool:
-    """Return True if a tool of this name can be called: the name must be a valid Python name."""
-    return _CALLABLE.fullmatch(name) is not None

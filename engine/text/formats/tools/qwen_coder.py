@@ -77,6 +77,3 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     line_end = quoted("\n")
     function = f"{markers.lark(FUNCTION)} {body} {markers.lark(FUNCTION_END)}"
     grammar.answer(rules, markers, OPEN, f"{line_end} {function} {line_end} {markers.lark(CLOSE)}", between=r"/\n*/")
-
-
-allows = tagged.allows

@@ -27,11 +27,6 @@ class ValueTags(NamedTuple):
     followers: tuple[str, ...]
 
 
-def allows(name: str) -> bool:
-    """Return True if a tool of this name can be called in such a format."""
-    return NAME.fullmatch(name) is not None and name == name.strip()
-
-
 def value(s: Scanner, key: str, schema: dict[str, Any], tags: ValueTags) -> Reading[None]:
     """Parse an argument's value and its closing tag, and output the value as JSON.
 

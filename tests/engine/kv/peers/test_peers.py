@@ -12,10 +12,12 @@ import zmq
 
 from pilotlight.engine.api.keys import Keys
 from pilotlight.engine.api.protocol import BlockSource
-from pilotlight.engine.kv.peers import block_server, peer_thread
+from pilotlight.engine.kv.peers import peer_thread
 from pilotlight.engine.kv.peers.block_server import BlockServer
 from pilotlight.engine.kv.peers.messages import (
+    LEASE_S,
     PEER_VERSION,
+    SILENCE_S,
     BlocksReady,
     FromServer,
     NoMoreBlocks,
@@ -49,6 +51,23 @@ except ImportError:
 needs_mooncake = pytest.mark.skipif(mooncake is None, reason="Mooncake or its libibverbs1 is not installed")
 
 
+class Clock:
+    """The machine's clock, which a test can stop or advance."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+        self._stopped_at: float | None = None
+
+    def __call__(self) -> float:
+        return (time.monotonic() if self._stopped_at is None else self._stopped_at) + self._skipped_s
+
+    def skip(self, seconds: float) -> None:
+        self._skipped_s += seconds
+
+    def stop(self) -> None:
+        self._stopped_at = time.monotonic()
+
+
 class Hosts:
     """A host that computes blocks, and a host that reads them."""
 
@@ -57,9 +76,10 @@ class Hosts:
         self.there = HostTier.open(directory / "there", 1 << 20)
         self.here = HostTier.open(directory / "here", 1 << 20)
         engines = [TransferEngine("127.0.0.1") if MOONCAKE in transports else None for _ in range(2)]
-        self.server = BlockServer(self.address, self.there, engine=engines[0])
+        self.server_clock, self.reader_clock = Clock(), Clock()
+        self.server = BlockServer(self.address, self.there, engine=engines[0], clock=self.server_clock)
         self.server.add_cache(IDENTITY)
-        self.reader = PeerThread(self.here, transports=transports, engine=engines[1])
+        self.reader = PeerThread(self.here, transports=transports, engine=engines[1], clock=self.reader_clock)
         self._closers: list[Callable[[], None]] = [self.reader.close, self.server.close]
 
     def compute(self, *numbers: int) -> None:
@@ -88,7 +108,7 @@ class Hosts:
         for close in self._closers:
             close()
         assert self.server.num_leased == 0
-        assert all(slot.pins == 0 for tier in (self.there, self.here) for slot in tier._slots.values())
+        assert self.there.num_pinned == self.here.num_pinned == 0
         self.there.close()
         self.here.close()
 
@@ -153,12 +173,11 @@ def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     assert hosts.take(hosts.read(0, 1, 2)) == 0
     assert hosts.take(hosts.read(0, 1, 2)) == 3
     assert [engine.num_tries for engine in made] == [0, 1]
-    monkeypatch.setattr(peer_thread, "_AVOIDED_S", 0.0)
-    monkeypatch.setattr(peer_thread, "_IDLE_S", 0.0)
+    hosts.reader_clock.skip(100.0)
     until(lambda: not hosts.reader._peers)
     hosts.here.forget([name(n) for n in range(3)])
     assert hosts.take(hosts.read(0, 1, 2)) == 0, "it may be tried again only after a while"
-    monkeypatch.setattr(block_server, "LEASE_S", 0.0)
+    hosts.server_clock.skip(LEASE_S)
     until(lambda: hosts.server.num_leased == 0)
     hosts.close()
 
@@ -172,32 +191,37 @@ def test_what_is_here_already_is_not_read_again(hosts: Hosts) -> None:
     assert read.num_read == 2
 
 
-def test_a_sequence_that_ends_early_ends_the_read_with_what_came(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "_LATE_S", 0.1)
+def test_a_sequence_that_ends_early_ends_the_read_with_what_came(hosts: Hosts) -> None:
     hosts.server.begin("one")
     hosts.compute(0, 1, 3)
     read = hosts.read(*range(5))
     until(lambda: len(hosts.here) == 2)
     hosts.server.end("one")
+    hosts.server_clock.skip(1.0)
     assert hosts.take(read) == 2
     assert hosts.reader.num_lost == 1
 
 
-def test_a_block_damaged_in_place_is_never_offered(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "_LATE_S", 0.05)
+def test_a_block_damaged_in_place_is_never_offered(hosts: Hosts) -> None:
     hosts.compute(0, 1, 2)
     slot = hosts.there.pin(name(1), is_hit=False)
     assert slot is not None
     slot.memory[3] ^= 0xFF
     slot.is_verified = False  # like a slot of an earlier process
     hosts.there.unpin([slot])
-    assert hosts.take(hosts.read(0, 1, 2)) == 1
+    read = hosts.read(0, 1, 2)
+    until(lambda: len(hosts.here) == 1)
+    hosts.server_clock.skip(1.0)
+    assert hosts.take(read) == 1
     assert hosts.there.num_corrupt == 1
 
 
-def test_an_unknown_sequence_ends_the_read(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "_LATE_S", 0.1)
-    assert hosts.take(hosts.read(0, hand_over="unheard of")) == 0
+def test_an_unknown_sequence_ends_the_read(hosts: Hosts) -> None:
+    hosts.compute(0)
+    read = hosts.read(0, 1, hand_over="unheard of")
+    until(lambda: len(hosts.here) == 1)
+    hosts.server_clock.skip(1.0)
+    assert hosts.take(read) == 1
 
 
 @pytest.mark.parametrize("field", CacheIdentity._fields)
@@ -218,8 +242,8 @@ def test_two_reads_of_one_chain_both_end(hosts: Hosts) -> None:
 
 
 def test_a_read_begins_while_another_waits_in_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (peer_thread, block_server):
-        monkeypatch.setattr(module, "HEARTBEAT_S", 600.0)
+    monkeypatch.setattr(peer_thread, "HEARTBEAT_S", 600.0)
+    hosts.server_clock.stop()
     hosts.server.begin("one")
     waiting = hosts.read(7)
     until(lambda: hosts.reader.num_heard == 1)  # the greeting; no heartbeat follows
@@ -261,39 +285,33 @@ def test_a_host_that_goes_away_ends_its_reads_at_once(hosts: Hosts) -> None:
     hosts.close_server()
     began = time.monotonic()
     assert hosts.take(read) == 2
-    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, (
-        "a closed socket is noticed before the limit of silence"
-    )
+    assert time.monotonic() - began < 0.75 * SILENCE_S, "a closed socket is noticed before the limit of silence"
 
 
-def test_a_host_that_stands_still_is_given_up(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_thread, "SILENCE_S", 0.3)
-    hosts.server.begin("one")
-    hosts.compute(0)
-    read = hosts.read(0, 1)
-    until(lambda: len(hosts.here) == 1)
-    goes_on = threading.Event()
-    monkeypatch.setattr(hosts.server, "_advance", lambda grant: goes_on.wait(60))
-    until(lambda: read.is_done)
-    assert hosts.take(read) == 1
-    goes_on.set()
+def test_a_host_that_stands_still_is_given_up(hosts: Hosts) -> None:
+    hosts.address += "2"
+    with Impostor(hosts.address, zmq.ROUTER) as peer:
+        read = hosts.read(0, 1)
+        peer.answer([BlocksReady(0, (GOOD,))], [content(0)])
+        until(lambda: len(hosts.here) == 1)
+        hosts.reader_clock.skip(SILENCE_S)
+        assert hosts.take(read) == 1
 
 
-def test_a_lease_expires_with_its_reader(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "LEASE_S", 0.2)
+def test_a_lease_expires_with_its_reader(hosts: Hosts) -> None:
     hosts.server.begin("one")
     hosts.compute(0, 1)
     with Impostor(hosts.address, zmq.DEALER) as reader:
         reader.send(PeerHello(PEER_VERSION, (SHARED_MEMORY,)))
         reader.send(ReadBlocks(0, "one", IDENTITY, SIZE, (name(0), name(1), name(2))))
         until(lambda: hosts.server.num_leased == 2)
-        assert sum(slot.pins for slot in hosts.there._slots.values()) == 2
+        assert hosts.there.num_pinned == 2
+        hosts.server_clock.skip(LEASE_S)
         until(lambda: hosts.server.num_expired == 1)
     assert hosts.server.num_leased == 0
 
 
-def test_a_lease_expires_though_other_readers_are_heard_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_server, "LEASE_S", 0.1)
+def test_a_lease_expires_though_other_readers_are_heard_of(hosts: Hosts) -> None:
     hosts.server.begin("one")
     hosts.compute(0)
     with Impostor(hosts.address, zmq.DEALER) as gone, Impostor(hosts.address, zmq.DEALER) as alive:
@@ -303,6 +321,7 @@ def test_a_lease_expires_though_other_readers_are_heard_of(hosts: Hosts, monkeyp
 
         def is_expired() -> bool:
             alive.send(PeerHello(PEER_VERSION, (SHARED_MEMORY,)))
+            hosts.server_clock.skip(LEASE_S / 50)
             return hosts.server.num_expired == 1
 
         until(is_expired, within_s=5.0)

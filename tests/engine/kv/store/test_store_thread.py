@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 class Cluster:
     """Two hosts with one store: one writes blocks, the other reads them."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
         self.package = FakeStore()
         monkeypatch.setattr(pilotlight.engine.kv.store.store_tier, "open_member", lambda *_, **__: self.package)
         self.clock = Clock()
@@ -32,7 +32,7 @@ class Cluster:
         self.here = HostTier.open(directory / "here", 40 * STRIDE)
         self.disk = DiskTier.open(directory / "disk", 1 << 20)
         self.writer = StoreThread("127.0.0.1:1", self.there, clock=self.clock)
-        self.reader = StoreThread("127.0.0.1:1", self.here, self.disk, clock=self.clock)
+        self.reader = StoreThread("127.0.0.1:1", self.here, self.disk, self.clock, **limits)
         until(lambda: self.writer.is_usable and self.reader.is_usable)
 
     def write(self, *numbers: int) -> None:
@@ -120,13 +120,14 @@ def test_a_block_that_is_not_what_its_name_says_is_removed_and_its_chain_ends_th
 
 
 def test_of_what_the_store_has_a_bounded_number_of_names_is_known_the_newest(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pilotlight.engine.kv.store.store_thread._MAX_FOUND", 3)
+    cluster = Cluster(tmp_path, monkeypatch, max_found=3)
     cluster.write(*range(5))
     assert cluster.look_up(0, 1, 2) == [0, 1, 2]
     cluster.look_up(3, 4)
     assert [n for n in range(5) if name(n) in cluster.reader] == [2, 3, 4]
+    cluster.close()
 
 
 def test_a_lookup_without_waiting_callers_asks_nothing(cluster: Cluster) -> None:
@@ -279,9 +280,8 @@ def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(
         return package
 
     monkeypatch.setattr(pilotlight.engine.kv.store.store_tier, "open_member", member)
-    monkeypatch.setattr("pilotlight.engine.kv.store.store_thread._RETRY_S", 0.01)
     host = HostTier.open(tmp_path, 4 * STRIDE)
-    thread = StoreThread("127.0.0.1:1", host)
+    thread = StoreThread("127.0.0.1:1", host, retry_s=0.01)
     until(lambda: thread.is_usable)
     assert thread.num_errors == 1
     thread.close()

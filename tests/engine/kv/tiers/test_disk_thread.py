@@ -1,12 +1,10 @@
 """The order of disk accesses if more blocks are computed than may be written: reads first, then blocks that were used again."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pilotlight.engine.kv.tiers import disk_thread
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
@@ -19,13 +17,13 @@ BLOCKS_PER_S = 100
 class Rig:
     """Ten blocks in host memory, and a disk that may be written at BLOCKS_PER_S blocks per second of a fake clock."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **limits: int) -> None:
         self.now = 0.0
         self.host = HostTier.open(directory / "host", 1 << 20)
         for n in range(10):
             assert put(self.host, n)
         disk = DiskTier.open(directory / "disk", 1 << 20)
-        self.thread = DiskThread(disk, self.host, lambda: self.now, write_bytes_per_s=BLOCKS_PER_S * SIZE)
+        self.thread = DiskThread(disk, self.host, lambda: self.now, write_bytes_per_s=BLOCKS_PER_S * SIZE, **limits)
         self.thread.wait_until_idle(10)
 
     def offer(self, *numbers: int) -> None:
@@ -34,6 +32,10 @@ class Rig:
 
     def written(self) -> list[int]:
         return [n for n in range(10) if name(n) in self.thread.disk]
+
+    def close(self) -> None:
+        self.thread.close()
+        self.host.close()
 
     def pass_blocks(self, number: int) -> None:
         """Advance the clock by the time of `number` writes, and wait until these are done."""
@@ -46,14 +48,13 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
-    made.thread.close()
-    made.host.close()
+    made.close()
 
 
 def test_no_more_is_written_than_may_be(rig: Rig) -> None:
     rig.offer(*range(10))
     until(lambda: rig.written() == [0])
-    time.sleep(0.1)
+    assert not rig.thread.wait_until_idle(0.1)
     assert rig.written() == [0], "only one block may be written by now"
     rig.pass_blocks(3)
     assert rig.written() == [0, 1, 2, 3]
@@ -69,8 +70,8 @@ def test_what_was_used_again_goes_first(rig: Rig) -> None:
     assert rig.written() == [0, 1, 6, 7]
 
 
-def test_what_was_dropped_is_written_once_it_is_used_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_thread, "_MAX_WRITES", 3)
+def test_what_was_dropped_is_written_once_it_is_used_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, max_writes=3)
     rig.offer(0)
     until(lambda: rig.written() == [0])
     rig.offer(1, 2, 3, 4, 5)
@@ -79,6 +80,7 @@ def test_what_was_dropped_is_written_once_it_is_used_again(rig: Rig, monkeypatch
     rig.pass_blocks(4)
     assert rig.written() == [0, 1, 2, 3, 5]
     assert rig.thread.wait_until_idle(10)
+    rig.close()
 
 
 def test_a_read_waits_for_no_bandwidth(rig: Rig) -> None:

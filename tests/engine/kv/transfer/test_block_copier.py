@@ -185,7 +185,7 @@ def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registra
         """Store the blocks from `first` on, overwrite them, and fetch them again."""
         memory, names = tier.add_size(size), [bytes([first + i]) * 32 for i in range(num_slots)]
         copier = make_copier(cache, memory) if has_gpu else CudaBlockCopier(cache, memory, FakeCopyStream())
-        mover = BlockMover(tier, [], copier, size)
+        mover = BlockMover(tier, lambda name: None, copier, size)
         blocks = range(first, first + num_slots)
         mover.store([BlockStore(b, name, mover.mark()) for b, name in zip(blocks, names, strict=True)])
         until(lambda: memory.covers(0, num_slots * stride))

@@ -30,7 +30,7 @@ class Copier:
 
 def test_a_copy_that_fails_leaves_no_room_taken(tmp_path: Path) -> None:
     tier, copied = HostTier.open(tmp_path / "tier", 2 * STRIDE), list[int]()
-    mover = BlockMover(tier, [], cast("Any", Copier()), SIZE)
+    mover = BlockMover(tier, lambda name: None, cast("Any", Copier()), SIZE)
     stores = [BlockStore(n, name(n), None) for n in range(2)]
     with pytest.raises(RuntimeError, match="the device is gone"):
         mover.store(stores, lambda: copied.append(1))
@@ -61,7 +61,7 @@ class Filling:
 
 def test_a_fetch_fills_blocks_in_order_until_it_is_cancelled_and_not_one_more(tmp_path: Path) -> None:
     tier, device = HostTier.open(tmp_path / "tier", 10 * STRIDE), Filling()
-    mover = BlockMover(tier, [], cast("Any", device), SIZE)
+    mover = BlockMover(tier, lambda name: None, cast("Any", device), SIZE)
     mover.fetch_batch = 2
     for n in range(5):
         put(tier, n)

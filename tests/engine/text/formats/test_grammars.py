@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from pilotlight.engine.api.protocol import Constraint
-from pilotlight.engine.grammar.constraints import Grammars, Matcher
+from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.matcher import Matcher
 from pilotlight.engine.text.formats import AnswerFormat, AnswerRules, CallableTool, Thinking
 from pilotlight.engine.text.formats.format_registry import FORMATS
 from pilotlight.engine.text.formats.grammars import document

@@ -8,7 +8,7 @@ import pytest
 
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars
-from pilotlight.engine.grammar.grammar_compiler import ConstraintError
+from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.text.formats.schema_numbers import (
     InexactNumberError,
     check_lark,
