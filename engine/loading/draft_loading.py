@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.core.phases import Phases
@@ -30,9 +30,6 @@ from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.load import FilledModel, LayOut, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.source import WeightSource
-
-if TYPE_CHECKING:
-    pass
 
 
 def plan_drafts(
