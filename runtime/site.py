@@ -18,11 +18,11 @@ from pilotlight.runtime.generation.grammar_checks import GrammarChecks
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.hosts.launch import ProcessLauncher
+from pilotlight.runtime.hosts.memory_budget import open_tier
 from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.models.wake_history import Wake
-from pilotlight.runtime.models.weights_tier import open_tier
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.runtime.telemetry.tracing import SiteTracing

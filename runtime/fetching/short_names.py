@@ -1,4 +1,4 @@
-"""Short names of models: packages that contain weights, and ids of the Hugging Face hub.
+"""Names of models that are no paths: embedded models, packages that contain weights, and ids of the Hugging Face hub.
 
 sources.py finds the files.
 """
@@ -6,6 +6,11 @@ sources.py finds the files.
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+import pilotlight.engine
+
+EMBEDDED = Path(pilotlight.engine.__file__).parent / "embedded"
+PREFIX = "embedded:"  # of the source of an embedded model
 
 
 class PackagedModel(NamedTuple):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from pilotlight.runtime.models.device_budget import DeviceBudget
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.wire.errors import ApiError
@@ -25,14 +24,12 @@ class Foresight:
         self,
         states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
-        memory: HostMemory,
         queue: WakeQueue,
         clock: Callable[[], float],
     ) -> None:
         """`states` is a view of the models, which may change."""
         self._states = states
         self._budgets = budgets
-        self._memory = memory
         self._queue = queue
         self._clock = clock
 
@@ -56,7 +53,7 @@ class Foresight:
             await self._put_to_sleep(state)
 
     def _is_expected(self, state: ModelState) -> bool:
-        lead_s = FORESIGHT_S + 2 * state.expected_wake_s(self._memory.holds(state))
+        lead_s = FORESIGHT_S + 2 * state.expected_wake_s
         return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
 
     def _wake_quietly(self, state: ModelState) -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
 from pilotlight.runtime.hosts.memory import GIB, gib
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.runtime.models.residency import EvictionCandidate, could_ever_fit, make_room, must_yield
 from pilotlight.sites.site import EngineConfig
@@ -39,7 +38,6 @@ class DeviceBudget:
         self,
         states: Mapping[str, ModelState],
         host: HostHandle,
-        memory: HostMemory,
         config: EngineConfig,
         changed: ChangeNotifier,
         on_eviction: Callable[[str, str], None],
@@ -47,7 +45,6 @@ class DeviceBudget:
     ) -> None:
         self._states = states
         self._host = host
-        self._memory = memory
         self._config = config
         self._changed = changed
         self._on_eviction = on_eviction
@@ -162,7 +159,7 @@ class DeviceBudget:
             self.release(state)
 
     def _note_sleep(self, state: ModelState) -> None:
-        where = "host" if self._memory.holds(state) else "disk"
+        where = "host" if state.is_in_host_memory else "disk"
         log.info("model %s sleeps (%s)", state.name, where)
         self._on_eviction(state.name, where)
 
@@ -170,8 +167,7 @@ class DeviceBudget:
         return [self._candidate(state) for state in self._holding()]
 
     def _candidate(self, state: ModelState) -> EvictionCandidate:
-        is_in_host_memory = self._memory.holds(state)
-        return state.device_candidate(self._replica(state), time.monotonic(), self._clock(), is_in_host_memory)
+        return state.device_candidate(self._replica(state), time.monotonic(), self._clock())
 
     def _holding(self) -> list[ModelState]:
         return [state for state in self._states.values() if self._replica(state).holds_memory]

@@ -7,7 +7,6 @@ from operator import attrgetter
 from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.models.adapters import SEPARATOR, is_name
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState
 from pilotlight.runtime.models.text import TextSide
 from pilotlight.sites.site import ModelConfig
@@ -15,11 +14,10 @@ from pilotlight.wire.hop.status import ModelStatus, Residency
 
 
 class ModelRegistry:
-    def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
+    def __init__(self, states: Mapping[str, ModelState]) -> None:
         self.created = int(time.time())
         self._states = states
         self._names: dict[str, str] = {}
-        self._memory = memory
         self.refresh()
 
     def refresh(self, hidden: str = "") -> None:
@@ -83,16 +81,15 @@ class ModelRegistry:
         return [name for name, info in known if info.pooling and bool(info.labels) == scores]
 
     def residency(self, name: str) -> Residency:
-        state = self._states[name]
-        return state.residency(self._memory.holds(state))
+        return self._states[name].residency
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
+        return tuple(state.status() for state in self._states.values())
 
     def missing(self) -> list[str]:
         """Return a sentence for each pinned model of the site's file that is not awake or has a flaw."""
         return [
-            f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
+            f"model {state.name!r}: {state.detail or state.flaw or state.residency}"
             for state in self._states.values()
             if state.config.residency == "device" and not state.is_added and (not state.awake or state.flaw is not None)
         ]

@@ -9,11 +9,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelInfo, Submit
 from pilotlight.runtime.dispatch.assignments import Assignments
 from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
+from pilotlight.runtime.fetching.short_names import PREFIX
 from pilotlight.runtime.generation.rendering import expect_conversation
 from pilotlight.runtime.hosts.autoscaler import Autoscaler
 from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
@@ -25,7 +27,6 @@ from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState, ModelStates
 from pilotlight.runtime.models.model_view import ModelRegistry
-from pilotlight.runtime.models.sources import PREFIX
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.runtime.models.wakes import Waker
@@ -55,22 +56,21 @@ class Models:
         then, `on_scaling` with the model and "up" or "down", `on_lost` with a model that has left its last device and lost its cached blocks."""
         self._fleet = fleet
         self._clock = clock
-        self._on_lost = on_lost
-        self.states = ModelStates({config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models})
+        self._new_state = partial(ModelState, hosts=fleet.hosts, tier=tier, on_lost=on_lost)
+        self.states = ModelStates({config.name: self._new_state(config) for config in site.models})
         states = self.states.values()  # a view, because models are added and removed while the site runs
         self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
         self._memory = memory = HostMemory(states, tier, clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(self.states, host, memory, site.engine, self._changed, on_eviction, clock)
-            for host in fleet.hosts
+            DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
-        self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
+        self._queue = WakeQueue(fleet, budgets, self._waker, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
-        self.registry = ModelRegistry(self.states, memory)
+        self.registry = ModelRegistry(self.states)
         self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
         self._dispatch = Dispatch(self.assignments)
-        self._foresight = Foresight(states, budgets, memory, self._queue, clock)
+        self._foresight = Foresight(states, budgets, self._queue, clock)
         self._autoscaler = Autoscaler(
             states, budgets, self._waker, self._changed, site.engine, on_scaling, self.assignments
         )
@@ -136,7 +136,7 @@ class Models:
     def expected_restart_s(self, name: str) -> float:
         """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""
         state = self.states[name]
-        return self._fleet.start_s + state.expected_wake_s(self._memory.holds(state))
+        return self._fleet.start_s + state.expected_wake_s
 
     def info_of(self, name: str) -> ModelInfo | None:
         """Return the facts of a model; None before its first load."""
@@ -183,7 +183,7 @@ class Models:
             if self.registry.resolve(name) is not None:
                 sentence = f"this site serves a model named {name[:200]!r} already: give another name"
                 raise ApiError("conflict", sentence, param="model")
-        self.states[config.name] = ModelState(config, self._fleet.hosts, self._on_lost, is_added=True)
+        self.states[config.name] = self._new_state(config, is_added=True)
         self.adapters.add(config)
         self.registry.refresh()
 

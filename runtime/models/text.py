@@ -13,9 +13,9 @@ from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer, read_json
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.generation.texts.pair_template import PairTemplate
-from pilotlight.runtime.models.sources import EMBEDDED
 
 LEAST_TOP_P = 1e-6
 

@@ -12,7 +12,6 @@ from pilotlight.runtime.generation.admission import shutting_down
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.models.device_budget import DeviceBudget
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState, Replica
 from pilotlight.runtime.models.wakes import Waker
 from pilotlight.wire.errors import ApiError
@@ -24,7 +23,6 @@ class WakeQueue:
         fleet: Fleet,
         budgets: Sequence[DeviceBudget],
         waker: Waker,
-        memory: HostMemory,
         changed: ChangeNotifier,
         max_waking: int,
     ) -> None:
@@ -32,7 +30,6 @@ class WakeQueue:
         self._fleet = fleet
         self._budgets = budgets
         self._waker = waker
-        self._memory = memory
         self._changed = changed
         self._max_waking = max_waking
         self._is_draining = False
@@ -54,9 +51,8 @@ class WakeQueue:
             raise shutting_down()
         demand = state.demand
         if demand.queued >= self._max_waking:
-            expected_s = state.expected_wake_s(self._memory.holds(state))
             message = f"{demand.queued} requests wait for {state.name!r} to wake, which is the limit of this site; try again later"
-            raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
+            raise ApiError("overloaded", message, retry_after_s=max(1.0, state.expected_wake_s))
         demand.queued += 1
         try:
             async with self._until_drained():

@@ -22,6 +22,7 @@ from pilotlight.engine.api.protocol import LoadProgress, ModelInfo, ModelSpec
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.text.chat_template import ChatTemplateError
 from pilotlight.engine.tokenizer.tokenizer import check_tokenizer
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.devices import is_surely_cpu
@@ -29,7 +30,7 @@ from pilotlight.runtime.models.checkpoint_children import run_guarded
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState, Replica
-from pilotlight.runtime.models.sources import EMBEDDED, SourceError, directory_of
+from pilotlight.runtime.models.sources import SourceError, directory_of
 from pilotlight.runtime.models.text import TextSide, check_vocabulary
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
 from pilotlight.sites.site import EngineConfig, ModelConfig

@@ -559,6 +559,6 @@ async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
     c = small.app.site.models.states["c"]
     (waited,) = [span for span in small.app.site.timeline.spans if span.what == "c" and span.name == "residency"]
     assert c.history.last_ms / 1e3 < waited.ended_s - waited.began_s
-    assert c.expected_wake_s(False) == c.history.last_ms / 1e3
+    assert c.expected_wake_s == c.history.last_ms / 1e3
     for exchange in open_ones:
         await exchange.done()

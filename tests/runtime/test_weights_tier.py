@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from pilotlight.runtime.hosts.memory_budget import AvailableMemory
+from pilotlight.runtime.hosts.memory_budget import AvailableMemory, open_tier
 from pilotlight.runtime.hosts.tier_directory import TierDirectory
-from pilotlight.runtime.models.weights_tier import WeightsTier, open_tier
+from pilotlight.runtime.models.weights_tier import WeightsTier
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from tests.runtime.conftest import site_config

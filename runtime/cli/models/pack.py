@@ -16,7 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.fetching.listing import NAME, write_listing
-from pilotlight.runtime.models.sources import PREFIX, SourceError, directory_of, local_directory
+from pilotlight.runtime.fetching.short_names import PREFIX
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 
 Show = Callable[[int, int], None]  # arguments: bytes done, bytes in total
 DTYPES = ("auto", "float32", "bfloat16")

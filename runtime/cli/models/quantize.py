@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.pack import fetched, progress_bar, shown, work
-from pilotlight.runtime.models.sources import PREFIX
+from pilotlight.runtime.fetching.short_names import PREFIX
 
 BITS = ("int8", "int4")
 

@@ -70,7 +70,7 @@ async def test_a_checkpoints_template_is_never_run_in_this_process(noted: list[b
 
 
 def test_embedded_models_alone_are_trusted(model_directory: Path) -> None:
-    from pilotlight.runtime.models.sources import EMBEDDED
+    from pilotlight.runtime.fetching.short_names import EMBEDDED
 
     assert isinstance(TextSide.from_directory(EMBEDDED / "ember").rendering._renderer, rendering._Here)
     assert isinstance(TextSide.from_directory(model_directory).rendering._renderer, rendering._InChild)
