@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments, Prompt
-from pilotlight.runtime.dispatch.hand_over import PromptHost, can_hand_over
+from pilotlight.runtime.dispatch.hand_over import PromptHost
+from pilotlight.runtime.dispatch.sequences import can_hand_over
 from pilotlight.runtime.models.model_state import Replica
 from pilotlight.sites.site import Role
 from pilotlight.support.estimates import HAND_OVER_S, exposed_s

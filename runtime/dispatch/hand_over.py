@@ -5,7 +5,6 @@ sequence: it waits for the blocks and computes the rest. dispatcher.py chooses t
 """
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
@@ -14,44 +13,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import BlockSource, SamplingParams, Submit, TokenOutput
+from pilotlight.engine.api.protocol import Submit, TokenOutput
 from pilotlight.runtime.dispatch.assignments import Assignment
+from pilotlight.runtime.dispatch.sequences import decode_sequence
 from pilotlight.runtime.models.model_state import Replica
-
-_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-
-
-def can_hand_over(submit: Submit) -> bool:
-    """Tell whether another host can compute the prompt.
-
-    It cannot if the request needs results of prompt tokens, which blocks do not contain, or if another choice of the request computes the prompt.
-    """
-    return submit.pooling is None and not submit.sampling.prompt_logprobs and submit.leader is None
-
-
-def prefill_sequence(submit: Submit, block_size: int) -> Submit:
-    """Return the sequence that computes a prompt's full blocks for another host.
-
-    Its prompt has one token more than these blocks, so that all full blocks can be found in the cache.
-    """
-    num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
-    return Submit(
-        os.urandom(16).hex(),
-        submit.model,
-        submit.prompt_token_ids[:num_tokens],
-        _ONE_TOKEN,
-        submit.salt,
-        priority=submit.priority,
-        hands_over=True,
-        adapter=submit.adapter,
-        images=tuple(image for image in submit.images if image.position < num_tokens),
-        waited_s=submit.waited_s,
-    )
-
-
-def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: float) -> Submit:
-    """Return the sequence that fetches the blocks of `prefill`, which are served at `address`."""
-    return replace(submit, fetch_from=BlockSource(address, prefill.sequence_id, within_s))
 
 
 class StartedPrompt(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from pilotlight.engine.api.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
 from pilotlight.runtime.cli.serve_command import Served
-from pilotlight.runtime.dispatch.hand_over import prefill_sequence
+from pilotlight.runtime.dispatch.sequences import prefill_sequence
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.site import EngineConfig
 from pilotlight.wire.hop.status import decode_status
