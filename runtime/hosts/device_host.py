@@ -6,14 +6,14 @@ fleet.py has the other devices.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pilotlight.engine.api.client import EngineClient, EngineError, ProgressCallback
 from pilotlight.engine.api.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
-from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
+from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
@@ -37,10 +37,12 @@ class HostEnd(NamedTuple):
 
 
 class HostHandle:
-    def __init__(self, launcher: ProcessLauncher, config: EngineConfig, index: int = 0) -> None:
+    def __init__(
+        self, launch_standby: Callable[[], Awaitable[HostProcess]], config: EngineConfig, index: int = 0
+    ) -> None:
         """Make the handle of a host that has not been started.
 
-        `index` is the device's position among the site's devices; `launcher` starts the standby hosts.
+        `index` is the device's position among the site's devices.
         """
         self.index = index
         self.device = config.all_devices[index]
@@ -49,7 +51,7 @@ class HostHandle:
         self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s, config.max_num_batched_tokens)
         self.restarts = RestartHistory()
         self.standby = Standby(
-            launcher,
+            launch_standby,
             config.standby,
             lambda: self.progress.quiet_since if self.state == "up" else None,
             quiet_s=config.standby_after_s,

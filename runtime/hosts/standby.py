@@ -6,12 +6,12 @@ It is prepared when the site has been quiet for a while, because that takes a co
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelSpec
-from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
+from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.memory import available_bytes, gib
 
 log = logging.getLogger("pilotlight.engine")
@@ -34,7 +34,7 @@ State = Literal["off", "waiting", "preparing", "ready"]
 class Standby:
     def __init__(
         self,
-        launcher: ProcessLauncher,
+        launch: Callable[[], Awaitable[HostProcess]],
         wanted: bool | None,
         quiet_since: Callable[[], float | None],
         *,
@@ -43,10 +43,10 @@ class Standby:
     ) -> None:
         """Set the policy; `run` starts the standby.
 
-        `wanted`: keep a standby; None to keep one if there is enough memory. `quiet_since` returns the time.monotonic() since which the site's host
-        has been idle, or None if it is busy. A standby is prepared after `quiet_s` of idleness.
+        `launch` starts a host as a standby. `wanted`: keep a standby; None to keep one if there is enough memory. `quiet_since` returns the
+        time.monotonic() since which the site's host has been idle, or None if it is busy. A standby is prepared after `quiet_s` of idleness.
         """
-        self._launcher = launcher
+        self._launch = launch
         self._wanted = wanted
         self._quiet_since = quiet_since
         self._prepare_within_s = prepare_within_s
@@ -120,7 +120,7 @@ class Standby:
         """Run one standby from launch to end. Return why it was lost, or None if it was taken."""
         self.state, self.detail = "preparing", ""
         self._taken.clear()
-        host = await self._launcher.launch(standby=True)
+        host = await self._launch()
         try:
             async with asyncio.timeout(self._prepare_within_s):
                 await host.client.hello()

@@ -5,17 +5,16 @@ files at its end. The files of a killed site are used by the same site when it r
 when that site starts, and still a minute later.
 """
 
-import fcntl
 import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
+
+from pilotlight.support.directory_locks import is_dead, remove_if_dead, try_lock
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -76,16 +75,16 @@ class TierDirectory:
     def remove_dead(self) -> None:
         """Remove the directories that killed sites of this user have left, except this site's own."""
         for directory in self._others():
-            remove_if_dead(directory, self._title)
+            remove_if_dead(directory, LOCKS, self._title)
 
     def remove_dead_later(self) -> None:
         """Remove directories that are unlocked now and still in a minute.
         The pause lets a killed site restart and use its own."""
-        dead = [directory for directory in self._others() if is_dead(directory)]
+        dead = [directory for directory in self._others() if is_dead(directory, LOCKS)]
 
         def remove() -> None:
             for directory in dead:
-                remove_if_dead(directory, self._title)
+                remove_if_dead(directory, LOCKS, self._title)
 
         timer = threading.Timer(COMING_BACK_S, remove)
         timer.daemon = True
@@ -114,54 +113,3 @@ def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
 def owners_of(site: str, num_devices: int) -> list[str]:
     """Return the owners of state that outlives an engine host: the site, and one per further device."""
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
-
-
-@contextmanager
-def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
-    """Open a scope that holds a directory's locks; its value is False if another process holds one.
-    Raises OSError."""
-    with ExitStack() as locks:
-        for name in names:
-            if (lock := try_lock(directory, name)) is None:
-                yield False
-                return
-            locks.callback(os.close, lock)
-        yield True
-
-
-def is_dead(directory: Path) -> bool:
-    """Tell whether no process holds a lock of the directory."""
-    with suppress(OSError), _owned(directory, LOCKS) as is_ours:
-        return is_ours
-    return False  # another process removes it, or it belongs to another user
-
-
-def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
-    """Remove a directory if all of these locks are free.
-
-    The engine host of a killed site may live for a moment longer.
-    """
-    try:
-        with _owned(directory, names) as is_ours:
-            if is_ours:
-                shutil.rmtree(directory)
-                log.info("removed the %s of a site that is gone: %s", title, directory)
-    except OSError as error:  # another process removes it, or it belongs to another user
-        log.debug("%s stays: %s", directory, error)
-
-
-def try_lock(directory: Path, name: str) -> int | None:
-    """Return the lock's descriptor; None if another process has the lock, or has removed its file."""
-    path = directory / name
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino == os.stat(path).st_ino:
-            return fd
-    except BlockingIOError:
-        pass
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from pilotlight.runtime.hosts.launch import GIB, host_config, launchers_of
-from pilotlight.runtime.hosts.tier_directory import TierDirectory, is_dead, try_lock
+from pilotlight.runtime.hosts.tier_directory import LOCKS, TierDirectory
 from pilotlight.sites.site import EngineConfig
+from pilotlight.support.directory_locks import is_dead, try_lock
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
@@ -177,7 +178,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
     place = TierDirectory("ams1", tmp_path)
     place.directory.mkdir()
     (place.directory / "owner.lock").mkdir()  # opening this lock fails while the check holds the directory's other lock
-    assert not is_dead(place.directory)
+    assert not is_dead(place.directory, LOCKS)
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
     assert place.claim() == place.directory
 

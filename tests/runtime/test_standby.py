@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ async def test_every_standby_makes_ready_for_models_whose_weights_outlive_their_
         ModelSpec(name, "/models", weights_file=file) for name, file in (("a", "/memory/a"), ("b", None))
     )
     launcher = FakeLauncher()
-    standby = Standby(launcher, True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+    standby = Standby(partial(launcher.launch, standby=True), True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
     standby.expect(asleep)
     standby.expect(private)
     running = asyncio.create_task(standby.run())
@@ -130,7 +131,7 @@ async def test_a_standby_that_dies_is_replaced_after_longer_and_longer_pauses(
     monkeypatch.setattr(standby_module, "FIRST_PAUSE_S", 0.01)
     launcher = FakeLauncher()
     launcher.failures = [OSError("no more processes")] * 2
-    standby = Standby(launcher, True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+    standby = Standby(partial(launcher.launch, standby=True), True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
     caplog.set_level(logging.WARNING)
     task = asyncio.create_task(standby.run())
     await eventually(lambda: standby.state == "ready")
@@ -152,7 +153,9 @@ async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(
     caplog.set_level(logging.INFO)
     for wanted, launches in ((None, 0), (False, 0), (True, 1)):
         launcher = FakeLauncher()
-        standby = Standby(launcher, wanted, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+        standby = Standby(
+            partial(launcher.launch, standby=True), wanted, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0
+        )
         task = asyncio.create_task(standby.run())
         if launches:
             await eventually(lambda s=standby: s.state == "ready")
