@@ -12,7 +12,7 @@ from pilotlight.response_store.app import INPUT_TOKENS, OpenDoor, ResponsesApp
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.middleware import GENUINE_HOP
-from pilotlight.runtime.api.routes.endpoint import MIB, PREFIXES, Endpoint
+from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
 from pilotlight.runtime.api.routes.token_count import TokenCount
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.sites.site import SiteConfig
@@ -30,7 +30,7 @@ class ResponsesEndpoint:
         self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
         self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
         keeping = RetentionPolicy(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
-        self._keeping = ResponsesApp(self._answer, OpenDoor(access), int(limits.max_body_mib * MIB), keeping)
+        self._keeping = ResponsesApp(self._answer, OpenDoor(access), limits.max_body_bytes, keeping)
 
     def routes(self) -> list[Route]:
         methods = ["GET", "POST", "DELETE"]

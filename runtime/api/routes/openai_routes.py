@@ -17,9 +17,9 @@ from pilotlight.dialects.embeddings_api import parse_embedding
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_completions import parse_completion
 from pilotlight.runtime.api.builders.openai_events import ChatBuilder, CompletionBuilder
+from pilotlight.runtime.api.builders.texts import as_embeddings
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import may_see, tenant_in
-from pilotlight.runtime.api.routes.embeddings import as_openai
 from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
 from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.generator import Generator
@@ -36,7 +36,7 @@ _encoder = msgspec.json.Encoder()
 def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     chats = Endpoint(generator, Dialect.OPENAI, parse_chat, ChatBuilder, limits)
     completions = Endpoint(generator, Dialect.OPENAI, parse_completion, CompletionBuilder, limits)
-    embeddings = TextsEndpoint(generator, parse_embedding, Embedder(generator).embed, as_openai, limits)
+    embeddings = TextsEndpoint(generator, parse_embedding, Embedder(generator).embed, as_embeddings, limits)
     models = _ModelRoutes(generator)
     return [
         route
