@@ -18,7 +18,6 @@ from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.scaling import Heat
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.model_state import ModelState, Replica
-from pilotlight.runtime.models.wakes import Waker
 from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
@@ -33,7 +32,7 @@ class Autoscaler:
         self,
         states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
-        waker: Waker,
+        wake: Callable[[ModelState, Replica], None],
         changed: ChangeNotifier,
         config: EngineConfig,
         observe: Observer,
@@ -47,7 +46,7 @@ class Autoscaler:
         self._config = config
         self._heats: WeakKeyDictionary[ModelState, Heat] = WeakKeyDictionary()
         self._budgets = budgets
-        self._waker = waker
+        self._wake = wake
         self._changed = changed
         self._max_num_seqs = config.max_num_seqs
         self._has_roles = config.is_split
@@ -107,7 +106,7 @@ class Autoscaler:
             return
         log.info("model %s is overloaded and wakes on %s as well", state.name, replica.host.device)
         self._observe(state.name, "up")
-        self._waker.begin(state, replica)
+        self._wake(state, replica)
 
     def _complete(self, state: ModelState) -> None:
         """Wake a requested model on a host of each role in which it is not awake yet."""
@@ -120,7 +119,7 @@ class Autoscaler:
             replica = self._with_room(state, able)
             if replica is not None:
                 log.info("model %s wakes on %s for its role, %s", state.name, replica.host.device, role)
-                self._waker.begin(state, replica)
+                self._wake(state, replica)
 
     def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
         """Return the model's replica on the device with most room; None if it fits on none of them.

@@ -65,14 +65,14 @@ class Models:
             DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
-        self._queue = WakeQueue(fleet, budgets, self._waker, self._changed, site.limits.max_waking)
+        self._queue = WakeQueue(fleet, budgets, self._waker.begin, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states)
         self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
         self._dispatch = Dispatch(self.assignments)
         self._foresight = Foresight(states, budgets, self._queue, clock)
         self._autoscaler = Autoscaler(
-            states, budgets, self._waker, self._changed, site.engine, on_scaling, self.assignments
+            states, budgets, self._waker.begin, self._changed, site.engine, on_scaling, self.assignments
         )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:

@@ -31,10 +31,9 @@ class Budget:
 def woken(roles: tuple[str, ...], ranks: tuple[int, ...]) -> int:
     """Return the index of the host on which a model wakes, given the role and the rank of each host."""
     started: list[Any] = []
-    waker = SimpleNamespace(begin=lambda state, replica: started.append(replica))
     budgets = [Budget(Suits(rank, index)) for index, rank in enumerate(ranks)]
     nothing = cast("Any", None)
-    queue = WakeQueue(nothing, cast("Any", budgets), cast("Any", waker), nothing, 1)
+    queue = WakeQueue(nothing, cast("Any", budgets), lambda state, replica: started.append(replica), nothing, 1)
     queue.begin(cast("Any", SimpleNamespace(replicas=replicas_of(*roles))))
     (replica,) = started
     return int(replica.host.index)
