@@ -40,7 +40,7 @@ from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.telemetry.metrics import Measure, RequestMetrics
 from pilotlight.runtime.telemetry.recent_generations import GenerationClock, RecentGenerations
-from pilotlight.runtime.telemetry.tracing import GenerationSpan, SiteTracing
+from pilotlight.runtime.telemetry.tracing import SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import Tenant, salted
@@ -80,8 +80,8 @@ class Generator:
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
         with (
-            nullcontext() if self.tracing is None else self.tracing.generation(request) as span,
             self.recent.timed(request.model) as clock,
+            nullcontext() if self.tracing is None else self.tracing.generation(request, clock),
             as_api_errors(self.request_timeout_s),
             self.metrics.measure(request.model) as measure,
             self.admission.permit() as permit,
@@ -109,16 +109,12 @@ class Generator:
                 async with generation.running(self.engine, submits):
                     measure.answer = generation
                     clock.submitted()
-                    if span is not None:
-                        span.submitted()
                     self.traffic.arrived(request.model)
                     try:
                         yield generation
                     finally:
                         self._note_traffic(request, model, generation)
                         generation.tell(clock)
-                        if span is not None:
-                            generation.tell(span)
                     if not request.wants_prompt_only:
                         permit.settle(generation.usage.completion_tokens // request.num_choices)
 
@@ -234,9 +230,9 @@ class Generation:
         """The finish reason of the first choice, once all choices have finished."""
         return self._choices[0].processor.finish_reason if self.is_finished else None
 
-    def tell(self, span: GenerationSpan | GenerationClock) -> None:
-        """Write the usage and times so far into a span or clock."""
-        span.computed(
+    def tell(self, clock: GenerationClock) -> None:
+        """Write the usage and times so far into a clock."""
+        clock.computed(
             self.counter.resource_use(),
             self.finish_reason,
             first_output_ns=self.first_output_ns,
