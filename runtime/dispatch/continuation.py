@@ -231,7 +231,7 @@ class ContinuedSequence:
 
         If that host has just gone or declines, the sequence is returned unchanged.
         """
-        info = self._site.models.info_of(submit.model)
+        info = self._site.models.registry.info(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
         prefill = prefill_sequence(submit, info.block_size)

@@ -50,32 +50,20 @@ EMPTY_DELTA = Delta((), (), None)
 HELD_BACK_S = 1.0  # interval of empty deltas; a router gives up a silent stream much later
 
 
+@dataclass(eq=False)
 class Generator:
     """Generates answers, with the parts of a site."""
 
-    def __init__(
-        self,
-        models: Models,
-        engine: Continuations,
-        admission: Admission,
-        metrics: RequestMetrics,
-        traffic: Traffic,
-        request_timeout_s: float,
-        images: ImageReader,
-        grammars: GrammarChecks,
-        tracing: SiteTracing | None,
-    ) -> None:
-        """`tracing` is None if no collector is configured."""
-        self.models = models
-        self.images = images
-        self.grammars = grammars
-        self.engine = engine
-        self.admission = admission
-        self.metrics = metrics
-        self.request_timeout_s = request_timeout_s
-        self.traffic = traffic
-        self.tracing = tracing
-        self.recent = RecentGenerations()
+    models: Models
+    engine: Continuations
+    admission: Admission
+    metrics: RequestMetrics
+    traffic: Traffic
+    request_timeout_s: float
+    images: ImageReader
+    grammars: GrammarChecks
+    tracing: SiteTracing | None  # None if no collector is configured
+    recent: RecentGenerations = field(default_factory=RecentGenerations)
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:

@@ -3,7 +3,6 @@
 The process ends when its parent dies.
 """
 
-import logging
 import os
 import sys
 from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
@@ -17,13 +16,11 @@ from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.runtime.hosts.cores import Cores, divided, keep_to
 from pilotlight.runtime.hosts.devices import is_surely_cpu
 from pilotlight.runtime.hosts.host_process import HostProcess
+from pilotlight.runtime.hosts.memory import GIB
 from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_dead_later
 from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places, owners_of
 from pilotlight.sites.site import EngineConfig
 
-log = logging.getLogger("pilotlight.engine")
-
-GIB = 1 << 30
 _CPU_KV_GIB = 0.25  # size of the KV cache on a CPU if the site's file sets none
 SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
 

@@ -30,27 +30,19 @@ _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weigh
 
 class TierDirectory:
     def __init__(self, site: str, root: Path | None = None, kind: Kind = "kv") -> None:
-        self._root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
+        self.root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
         self._title = _TITLES[kind]
         # The user's number separates the users of a machine, the site's name separates a user's sites.
         self._prefix = f"pilotlight-{kind}-{os.geteuid()}-"
-        self._directory = self._root / (self._prefix + site)
+        self.directory = self.root / (self._prefix + site)
         self._lock: int | None = None
         self.why_not = ""  # reason of the last failed claim
-
-    @property
-    def root(self) -> Path:
-        return self._root
 
     @property
     def is_memory(self) -> bool:
         """Tell whether the directory is in memory.
         On a disk it would be no faster than the files that it caches."""
-        return self._root == _SHARED_MEMORY
-
-    @property
-    def directory(self) -> Path:
-        return self._directory
+        return self.root == _SHARED_MEMORY
 
     def claim(self) -> Path | None:
         """Lock the site's directory for its lifetime and return it.
@@ -59,8 +51,8 @@ class TierDirectory:
             why = "another process serves a site of this name on this machine"
             try:
                 for _ in range(LOOKS):
-                    self._directory.mkdir(mode=0o700, exist_ok=True)
-                    if (lock := try_lock(self._directory, "site.lock")) is not None:
+                    self.directory.mkdir(mode=0o700, exist_ok=True)
+                    if (lock := try_lock(self.directory, "site.lock")) is not None:
                         self._lock = lock
                         break
                     time.sleep(LOOK_S)
@@ -68,9 +60,9 @@ class TierDirectory:
                 why = str(error.strerror)
             if self._lock is None:
                 self.why_not = why
-                log.warning("no %s at %s: %s", self._title, self._directory, why)
+                log.warning("no %s at %s: %s", self._title, self.directory, why)
                 return None
-        return self._directory
+        return self.directory
 
     def remove_dead(self) -> None:
         """Remove the directories that killed sites of this user have left, except this site's own."""
@@ -91,13 +83,13 @@ class TierDirectory:
         timer.start()
 
     def _others(self) -> list[Path]:
-        found = self._root.glob(self._prefix + "*")
-        return [directory for directory in found if directory != self._directory or self._lock is None]
+        found = self.root.glob(self._prefix + "*")
+        return [directory for directory in found if directory != self.directory or self._lock is None]
 
     def remove(self) -> None:
         """Remove the directory at the site's end, after its engine host has ended."""
         if self._lock is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 

@@ -105,7 +105,11 @@ class ModelStates(dict[str, "ModelState"]):
     The lookup of a name that was removed while a request was in progress raises ApiError."""
 
     def __missing__(self, name: str) -> "ModelState":
-        raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
+        raise no_model(name)
+
+
+def no_model(name: str) -> ApiError:
+    return ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
 
 
 class ModelState:

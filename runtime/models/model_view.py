@@ -7,7 +7,7 @@ from operator import attrgetter
 from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.models.adapters import SEPARATOR, is_name
-from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState, no_model
 from pilotlight.runtime.models.text import TextSide
 from pilotlight.sites.site import ModelConfig
 from pilotlight.wire.hop.status import ModelStatus, Residency
@@ -30,6 +30,12 @@ class ModelRegistry:
     @property
     def configs(self) -> list[ModelConfig]:
         return [state.config for state in self._states.values()]
+
+    def named(self, name: str) -> str:
+        """Return the main name of the model with this name or alias. Raises ApiError if there is none."""
+        if (known := self.resolve(name)) is None:
+            raise no_model(name)
+        return known
 
     def resolve(self, name: str) -> str | None:
         """Return the main name of the model with this name or alias, or None. An adapter suffix is ignored.
@@ -68,15 +74,8 @@ class ModelRegistry:
         text = self._states[name].text
         return text is not None and bool(text.template.sources)
 
-    def embedding_models(self) -> list[str]:
-        """Return the embedding models, as far as they have been loaded once."""
-        return self._pooled(scores=False)
-
-    def scoring_models(self) -> list[str]:
-        """Return the models that score texts, as far as they have been loaded once."""
-        return self._pooled(scores=True)
-
-    def _pooled(self, *, scores: bool) -> list[str]:
+    def pooled_models(self, *, scores: bool) -> list[str]:
+        """Return the embedding models, or the models that score texts, as far as they have been loaded once."""
         known = [(state.name, state.info) for state in self._states.values() if state.info is not None]
         return [name for name, info in known if info.pooling and bool(info.labels) == scores]
 
@@ -101,10 +100,8 @@ class ModelRegistry:
 
     def kv_tokens(self, model: AwakeModel) -> int:
         """Return the capacity of the model's KV caches in tokens, without what other models use of it."""
-        loads = self._states[model.info.name].loads
-        return (
-            sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks
-        ) * model.info.block_size
+        blocks = [load.total_blocks for load in self._states[model.info.name].loads] or [model.info.total_blocks]
+        return sum(blocks) * model.info.block_size
 
     def has_waiting(self, name: str) -> bool:
         """Return whether sequences wait for room on every replica of the model."""

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import ModelInfo, Submit
+from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments
 from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
 from pilotlight.runtime.fetching.short_names import PREFIX
@@ -137,10 +137,6 @@ class Models:
         """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""
         state = self.states[name]
         return self._fleet.start_s + state.expected_wake_s
-
-    def info_of(self, name: str) -> ModelInfo | None:
-        """Return the facts of a model; None before its first load."""
-        return self.states[name].info
 
     def expect_conversation(self, name: str) -> None:
         """Prepare to render a conversation while its model is still asleep."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pilotlight.runtime.hosts.launch import GIB, host_config, launchers_of
+from pilotlight.runtime.hosts.launch import host_config, launchers_of
+from pilotlight.runtime.hosts.memory import GIB
 from pilotlight.runtime.hosts.tier_directory import LOCKS, TierDirectory
 from pilotlight.sites.site import EngineConfig
 from pilotlight.support.directory_locks import is_dead, try_lock
@@ -121,7 +122,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         f'kv_disk_dir = "{tmp_path}/disk"\nkv_disk_gib = 0.01\n'
         f'[[models]]\nname = "tiny"\nsource = "{tmp_path}/tiny"\n'
     )
-    directory = TierDirectory(name)._directory
+    directory = TierDirectory(name).directory
     try:
         process = Process(file, tmp_path / "log")
         with httpx.Client(base_url=process.url, timeout=30) as client:

@@ -9,8 +9,8 @@ from pilotlight.dialects.body.json_schemas import schema_of
 from pilotlight.dialects.workers_ai_api import RunBody, RunEmbeddingBody, RunRerankerBody
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import may_see
+from pilotlight.runtime.models.model_state import no_model
 from pilotlight.runtime.models.model_view import ModelRegistry
-from pilotlight.wire.errors import ApiError
 from pilotlight.wire.workers_ai import (
     CLASSIFICATION_TASK,
     EMBEDDING_TASK,
@@ -51,7 +51,7 @@ class ModelCatalog:
         asked = request.query_params.get("model", "")
         name = self._models.resolve(asked)
         if name is None or not may_see(request.scope, self._models.names_of(asked)):
-            raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
+            raise no_model(asked)
         info = self._models.info(name)
         inputs: type[Struct]
         result: type[Struct]
