@@ -60,10 +60,11 @@ class ModelRegistry:
     def info(self, name: str) -> ModelInfo | None:
         return self._states[name].info
 
-    def tokenizer(self, name: str) -> Tokenizer | None:
-        """Return the model's tokenizer; None before its first load."""
+    def tokenizer(self, name: str) -> Tokenizer:
+        """Return the tokenizer of a model that has been loaded once."""
         text = self._states[name].text
-        return text.tokenizer if text is not None else None
+        assert text is not None, "an answer has deltas only once its model has been loaded"
+        return text.tokenizer
 
     def text(self, name: str) -> TextSide | None:
         """Return the model's text side; None before its first load."""

@@ -173,9 +173,7 @@ class OllamaBuilder:
     def _logprobs(self, delta: Delta) -> tuple[TokenLogprob, ...]:
         if self._request.sampling.num_logprobs is None:
             return ()
-        tokenizer = self._models.tokenizer(self._request.model)
-        assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
-        return chat_logprobs(delta.tokens, tokenizer).content
+        return chat_logprobs(delta.tokens, self._models.tokenizer(self._request.model)).content
 
 
 def _embedded(request: ValidEmbedding, embeddings: PooledTexts) -> bytes:
