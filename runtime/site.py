@@ -27,6 +27,7 @@ from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.runtime.telemetry.tracing import SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.credentials import Access, known_keys
@@ -41,6 +42,7 @@ class Site:
         config: SiteConfig,
         launchers: Sequence[ProcessLauncher],
         url: str | None = None,
+        timings: SiteTimings = SiteTimings(),  # noqa: B008 - frozen
     ) -> None:
         """Create the parts.
 
@@ -66,6 +68,7 @@ class Site:
             on_scaling=self.metrics.engines.scaled,
             on_lost=traffic.forget,
             finetunes=self.finetunes,
+            timings=timings,
         )
         self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
@@ -80,6 +83,7 @@ class Site:
             ImageReader(config.images, config.limits.max_body_mib),
             GrammarChecks(),
             self.tracing,
+            timings.held_back_s,
         )
         self.fleet.on_step(self.metrics.engines.step)
         self.metrics.watch(

@@ -47,7 +47,6 @@ from pilotlight.wire.credentials import Tenant, salted
 from pilotlight.wire.errors import ApiError
 
 EMPTY_DELTA = Delta((), (), None)
-HELD_BACK_S = 1.0  # interval of empty deltas; a router gives up a silent stream much later
 
 
 @dataclass(eq=False)
@@ -63,6 +62,7 @@ class Generator:
     images: ImageReader
     grammars: GrammarChecks
     tracing: SiteTracing | None  # None if no collector is configured
+    held_back_s: float  # interval of empty deltas
     recent: RecentGenerations = field(default_factory=RecentGenerations)
 
     @asynccontextmanager
@@ -93,7 +93,7 @@ class Generator:
                 answer = AnswerForm(model, request, prompts[0].token_ids)
                 constraint = await answer.constraint(self._check_of(model, tenant))
                 submits, processors = await as_submits(request, prompts, params, tenant, adapter, answer, constraint)
-                generation = Generation(request, prompts, processors, measure, answer.left_out)
+                generation = Generation(request, prompts, processors, measure, answer.left_out, self.held_back_s)
                 async with generation.running(self.engine, submits):
                     measure.answer = generation
                     clock.submitted()
@@ -147,7 +147,8 @@ class Generation:
         prompts: list[EncodedPrompt],
         processors: list[OutputProcessor],
         measure: Measure,
-        left_out: tuple[str, ...] = (),
+        left_out: tuple[str, ...],
+        held_back_s: float,
     ) -> None:
         """`processors` has one entry per choice.
         `left_out` names fields of the request that are not enforced on the answer."""
@@ -163,6 +164,7 @@ class Generation:
         ]
         self._ends_with_prompt = request.wants_prompt_only  # each choice ends at its first token, without text
         self._measure = measure
+        self._held_back_s = held_back_s
         self._touched: dict[_OpenChoice, None] = {}  # choices with new outputs, in order of arrival
         self._error: Exception | None = None  # first error of any sequence
         self._news = asyncio.Event()
@@ -251,7 +253,7 @@ class Generation:
                     self.counter.count_cached(choice.number)
                     yield delta._replace(choice=choice.number)
                     shown_at = time.monotonic()
-            if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
+            if not self.is_finished and time.monotonic() - shown_at >= self._held_back_s:
                 yield EMPTY_DELTA
                 shown_at = time.monotonic()
 

@@ -18,11 +18,10 @@ from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.scaling import Heat
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.model_state import ModelState, Replica
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
-
-LOOK_EVERY_S = 0.5  # interval of checks, and also of the load reports of idle hosts
 
 Observer = Callable[[str, str], None]  # arguments: the model, and "up" or "down"
 
@@ -37,13 +36,15 @@ class Autoscaler:
         config: EngineConfig,
         observe: Observer,
         assignments: Assignments,
+        timings: SiteTimings,
     ) -> None:
         self._states = states  # a view, which may change
         self._assignments = assignments
         self._roles: RolePolicy | None = None
         if config.shift_roles:
-            self._roles = RolePolicy(config.roles, config.scale_up_wait_s, config.scale_down_after_s)
+            self._roles = RolePolicy(config.roles, config.scale_up_wait_s, timings.hot_for_s, config.scale_down_after_s)
         self._config = config
+        self._timings = timings
         self._heats: WeakKeyDictionary[ModelState, Heat] = WeakKeyDictionary()
         self._budgets = budgets
         self._wake = wake
@@ -55,7 +56,7 @@ class Autoscaler:
     async def run(self) -> None:
         """Check all models periodically, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._timings.scaling_s)
             try:
                 for state in tuple(self._states):
                     await self._look(state, self._heat(state))
@@ -78,7 +79,9 @@ class Autoscaler:
 
     def _heat(self, state: ModelState) -> Heat:
         if (heat := self._heats.get(state)) is None:
-            heat = self._heats[state] = Heat(self._config.scale_up_wait_s, self._config.scale_down_after_s)
+            heat = self._heats[state] = Heat(
+                self._config.scale_up_wait_s, self._timings.hot_for_s, self._config.scale_down_after_s
+            )
         return heat
 
     def _shift_roles(self) -> None:

@@ -31,6 +31,7 @@ from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.runtime.models.wakes import Waker
 from pilotlight.runtime.models.weights_tier import WeightsTier
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
@@ -48,31 +49,31 @@ class Models:
         on_scaling: Callable[[str, str], None] = lambda model, direction: None,
         on_lost: Callable[[str], None] = lambda model: None,
         finetunes: FinetuneStore | None = None,
-        clock: Callable[[], float] = time.time,
+        timings: SiteTimings = SiteTimings(),  # noqa: B008 - frozen
     ) -> None:
         """Create the models, all asleep.
 
-        `clock` returns Unix time, because demand depends on the hour of the day. `on_eviction` is called with the model and where its weights are
-        then, `on_scaling` with the model and "up" or "down", `on_lost` with a model that has left its last device and lost its cached blocks."""
+        `on_eviction` is called with the model and where its weights are then, `on_scaling` with the model and "up" or "down", `on_lost` with a model
+        that has left its last device and lost its cached blocks."""
         self._fleet = fleet
-        self._clock = clock
+        self._clock = timings.clock
         self._new_state = partial(ModelState, hosts=fleet.hosts, tier=tier, on_lost=on_lost)
         self.states = ModelStates({config.name: self._new_state(config) for config in site.models})
         states = self.states.values()  # a view, because models are added and removed while the site runs
         self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
-        self._memory = memory = HostMemory(states, tier, clock)
+        self._memory = memory = HostMemory(states, tier, timings.clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, clock) for host in fleet.hosts
+            DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, timings) for host in fleet.hosts
         )
-        self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
+        self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake, timings)
         self._queue = WakeQueue(fleet, budgets, self._waker.begin, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states)
         self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
         self._dispatch = Dispatch(self.assignments)
-        self._foresight = Foresight(states, budgets, self._queue, clock)
+        self._foresight = Foresight(states, budgets, self._queue, timings)
         self._autoscaler = Autoscaler(
-            states, budgets, self._waker.begin, self._changed, site.engine, on_scaling, self.assignments
+            states, budgets, self._waker.begin, self._changed, site.engine, on_scaling, self.assignments, timings
         )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:

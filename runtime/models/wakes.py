@@ -33,6 +33,7 @@ from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.runtime.models.sources import SourceError, directory_of
 from pilotlight.runtime.models.text import TextSide, check_vocabulary
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig, ModelConfig
 from pilotlight.wire.errors import ApiError
 
@@ -42,9 +43,7 @@ DEATHS_WHILE_LOADING = (
     3  # if so many hosts end during one load, and none was killed from outside, the load is assumed to be the cause
 )
 SUCCESSOR_WAIT_S = 30.0
-# Delay of the template's check after a wake with waiting requests: importing Jinja and compiling take 35 ms, which would delay the first answers
-TEMPLATE_AFTER_S = 1.0
-TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30  # limits of a tokenizer's check; the largest take 2 s and 1 GiB
+TOKENIZER_BYTES = 4 << 30  # limit of a tokenizer's check; the largest take 1 GiB
 WAY_S = 0.01  # assumed time of a command to an idle host, with its response
 
 
@@ -56,6 +55,7 @@ class Waker:
         changed: ChangeNotifier,
         config: EngineConfig,
         on_wake: Callable[[Wake], None],
+        timings: SiteTimings,
     ) -> None:
         """`budgets` has one entry for each device, in order."""
         self._budgets = budgets
@@ -63,6 +63,7 @@ class Waker:
         self._changed = changed
         self._config = config
         self._on_wake = on_wake
+        self._timings = timings
         self.checks: set[asyncio.Task[None]] = set()  # pending checks of chat templates
 
     def begin(self, state: ModelState, replica: Replica) -> None:
@@ -187,8 +188,10 @@ class Waker:
         if state.text is not None:
             return state.text
         if not directory.is_relative_to(EMBEDDED):
-            await _check_tokenizer(directory)
-        return await asyncio.to_thread(TextSide.from_directory, directory, state.config.tool_format)
+            await _check_tokenizer(directory, self._timings.tokenizer_cpu_s)
+        return await asyncio.to_thread(
+            TextSide.from_directory, directory, state.config.tool_format, self._timings.render_cpu_s
+        )
 
     def _check_template_later(self, state: ModelState) -> None:
         if state.text is not None and not state.text.rendering.is_checked:
@@ -200,7 +203,7 @@ class Waker:
         """Compile the chat template.
 
         If it is broken the model stays awake and refuses conversations; its status has the reason (`ModelState.flaw`)."""
-        await asyncio.sleep(TEMPLATE_AFTER_S)
+        await asyncio.sleep(self._timings.template_after_s)
         try:
             await rendering.check()
         except EngineError as error:  # the machine was too busy: the first conversation checks again
@@ -305,10 +308,10 @@ def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
     return replace(info, context_length=config.context_tokens)
 
 
-async def _check_tokenizer(directory: Path) -> None:
+async def _check_tokenizer(directory: Path, cpu_s: float) -> None:
     """Check in a child process that a tokenizer is safe to load. Raises TokenizerError."""
     try:
-        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), TOKENIZER_CPU_S, TOKENIZER_BYTES))
+        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), cpu_s, TOKENIZER_BYTES))
     except JobError as error:
         raise TokenizerError(str(error)) from None
     except JobEndedError as error:
