@@ -5,8 +5,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
+def unix_time_s() -> float:
+    return time.time()  # looked up at each call, because the simulation of a network replaces it
+
+
 class SiteTimings(NamedTuple):
-    clock: Callable[[], float] = time.time  # Unix time, because the demand for a model depends on the hour of the day
+    clock: Callable[[], float] = unix_time_s  # Unix time, because the demand for a model depends on the hour of the day
     foresight_s: float = (
         1.0  # interval of checks of models; a wake is started at least this long before the expected request
     )

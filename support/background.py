@@ -18,13 +18,13 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 log = logging.getLogger("pilotlight.background")
 
 
-def start(work: Work, name: str) -> asyncio.Task[None]:
+def start(work: Work, name: str, restart_after_s: float = RESTART_AFTER_S) -> asyncio.Task[None]:
     """Run `work` in a task, and again whenever it raises.
 
     The task ends when `work` returns or the task is cancelled. Keep a reference to it, because the event loop does not. `name` is for the log, such
     as "the usage ledger".
     """
-    return asyncio.create_task(_repeat(work, name), name=name)
+    return asyncio.create_task(_repeat(work, name, restart_after_s), name=name)
 
 
 @asynccontextmanager
@@ -53,10 +53,10 @@ def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> 
             log.exception("%s failed for %.200r; the others continue", name, item)
 
 
-async def _repeat(work: Work, name: str) -> None:
+async def _repeat(work: Work, name: str, restart_after_s: float) -> None:
     while True:
         try:
             return await work()
         except Exception:
-            log.exception("%s failed and starts again in %g s", name, RESTART_AFTER_S)
-        await asyncio.sleep(RESTART_AFTER_S)
+            log.exception("%s failed and starts again in %g s", name, restart_after_s)
+        await asyncio.sleep(restart_after_s)

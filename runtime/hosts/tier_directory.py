@@ -29,7 +29,11 @@ _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weigh
 
 
 class TierDirectory:
-    def __init__(self, site: str, root: Path | None = None, kind: Kind = "kv") -> None:
+    def __init__(
+        self, site: str, root: Path | None = None, kind: Kind = "kv", coming_back_s: float = COMING_BACK_S
+    ) -> None:
+        """`coming_back_s` is the wait for the restart of killed sites."""
+        self._coming_back_s = coming_back_s
         self.root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
         self._title = _TITLES[kind]
         # The user's number separates the users of a machine, the site's name separates a user's sites.
@@ -64,11 +68,6 @@ class TierDirectory:
                 return None
         return self.directory
 
-    def remove_dead(self) -> None:
-        """Remove the directories that killed sites of this user have left, except this site's own."""
-        for directory in self._others():
-            remove_if_dead(directory, LOCKS, self._title)
-
     def remove_dead_later(self) -> None:
         """Remove directories that are unlocked now and still in a minute.
         The pause lets a killed site restart and use its own."""
@@ -78,7 +77,7 @@ class TierDirectory:
             for directory in dead:
                 remove_if_dead(directory, LOCKS, self._title)
 
-        timer = threading.Timer(COMING_BACK_S, remove)
+        timer = threading.Timer(self._coming_back_s, remove)
         timer.daemon = True
         timer.start()
 

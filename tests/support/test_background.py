@@ -5,14 +5,12 @@ import logging
 
 import pytest
 
-from pilotlight.support import background
 from pilotlight.support.background import for_each, running, start
 
 
 async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(background, "RESTART_AFTER_S", 0.0)
     starts: list[int] = []
     is_well = asyncio.Event()
 
@@ -23,7 +21,7 @@ async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(
         is_well.set()
         await asyncio.Event().wait()
 
-    task = start(work, "the sweep")
+    task = start(work, "the sweep", restart_after_s=0.0)
     await is_well.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.runtime.cli import child as children
 from pilotlight.runtime.cli.child import Child
 
 pytestmark = pytest.mark.process
@@ -17,9 +16,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(module: str, code: str, folder: Path) -> Child:
+def run(module: str, code: str, folder: Path, longest_log_bytes: int = 1 << 20) -> Child:
     (folder / f"{module}.py").write_text(code)
-    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False)
+    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False, longest_log_bytes=longest_log_bytes)
     child.start()
     assert child.wait(60)
     return child
@@ -48,9 +47,8 @@ def test_a_silent_end_after_one_with_a_message_quotes_no_other(modules: Path) ->
     assert child.last_line() == f"it was ended by {signal.SIGSEGV.name} and said nothing"
 
 
-def test_a_long_log_gives_way_at_a_start_and_is_kept_once(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "LONGEST_LOG_BYTES", 10)
-    child = run("talks", "print('more than ten bytes')\n", modules)
+def test_a_long_log_gives_way_at_a_start_and_is_kept_once(modules: Path) -> None:
+    child = run("talks", "print('more than ten bytes')\n", modules, longest_log_bytes=10)
     child.start()
     assert child.wait(60)
     assert child.log.read_text() == "more than ten bytes\n"
