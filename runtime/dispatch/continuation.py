@@ -235,7 +235,7 @@ class ContinuedSequence:
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
         prefill = prefill_sequence(submit, info.block_size)
-        work = PrefillWork(placement.prefill)
+        work = PrefillWork(placement.prefill, self._site.models.assignments)
         fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
         if fetching is None:
             return placement.without_prefill(), submit
