@@ -147,12 +147,12 @@ class SiteApp(Starlette):
 async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
     async with app.site.running(), app.functions or nullcontext():
         feed = background.running(app.feed.run, "the page's feed")
-        sweep = background.running(app.responses.run, "the sweep of kept responses")
+        sweep = background.running(app.responses.keeping.run, "the sweep of kept responses")
         try:
             async with feed, sweep:
                 yield
         finally:
-            await app.responses.close()
+            await app.responses.keeping.close()
             if app.site.tracing is not None:
                 await asyncio.to_thread(app.site.tracing.close)
 

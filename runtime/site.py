@@ -146,7 +146,7 @@ class Site:
         self.timeline.note_phases(wake.phases, time.time(), wake.model)
 
     def _gauges(self) -> dict[str, tuple[str, Callable[[], float]]]:
-        admission, fleet = self.admission, self.fleet
+        admission, fleet, hosts = self.admission, self.fleet, self.fleet.hosts
         return {
             "inflight_requests": ("Requests in progress", lambda: admission.inflight),
             "reserved_tokens": (
@@ -154,10 +154,19 @@ class Site:
                 lambda: sum(admission.reserved.values()),
             ),
             "engine_restarts": ("Engine hosts that were restarted", lambda: fleet.restarts),
-            "engine_standby_ready": ("Standby hosts that are ready", lambda: fleet.standbys_ready),
-            "engine_standbys_taken": ("Standby hosts that replaced an engine host", lambda: fleet.standbys_taken),
+            "engine_standby_ready": (
+                "Standby hosts that are ready",
+                lambda: sum(host.standby.state == "ready" for host in hosts),
+            ),
+            "engine_standbys_taken": (
+                "Standby hosts that replaced an engine host",
+                lambda: sum(host.standby.num_taken for host in hosts),
+            ),
             "engine_hosts_up": ("Engine hosts that are running", lambda: fleet.num_up),
-            "engine_hosts_shifted": ("Engine hosts that also have the other role", lambda: fleet.num_shifted),
+            "engine_hosts_shifted": (
+                "Engine hosts that also have the other role",
+                lambda: sum(host.role != host.own_role for host in hosts),
+            ),
             "ready": ("1 if the site is ready, else 0", lambda: not self.why_not_ready()),
         }
 
