@@ -17,19 +17,10 @@ KILL_AFTER_S = 5.0  # a server is killed if it still runs so long after its own 
 
 
 class Child:
-    def __init__(
-        self,
-        name: str,
-        arguments: list[str],
-        log: Path,
-        environment: dict[str, str],
-        verbose: bool,
-        longest_log_bytes: int = LONGEST_LOG_BYTES,
-    ) -> None:
+    def __init__(self, name: str, arguments: list[str], log: Path, environment: dict[str, str], verbose: bool) -> None:
         self.name, self.log, self.started_at = name, log, 0.0
         self._command = [sys.executable, "-m", *arguments]
         self._environment, self._verbose = environment, verbose
-        self._longest_log_bytes = longest_log_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._said_from = 0  # offset in the log where this process's lines start
         self._oom_kills: int | None = None
@@ -43,7 +34,7 @@ class Child:
         self.started_at = time.monotonic()
         self._oom_kills = oom_kills()
         with suppress(FileNotFoundError):
-            if self.log.stat().st_size > self._longest_log_bytes:
+            if self.log.stat().st_size > LONGEST_LOG_BYTES:
                 self.log.replace(self.log.with_name(f"{self.log.name}.1"))
         self.log.touch(0o600)
         with self.log.open("ab") as log:  # appends, because the last lines of the previous process explain its end

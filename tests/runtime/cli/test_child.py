@@ -1,11 +1,12 @@
 """A server process that a command started: its log is kept, and the reason of its end is reported."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from pilotlight.runtime.cli.child import Child
+from pilotlight.runtime.cli.child import LONGEST_LOG_BYTES, Child
 
 pytestmark = pytest.mark.process
 
@@ -16,9 +17,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(module: str, code: str, folder: Path, longest_log_bytes: int = 1 << 20) -> Child:
+def run(module: str, code: str, folder: Path) -> Child:
     (folder / f"{module}.py").write_text(code)
-    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False, longest_log_bytes=longest_log_bytes)
+    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False)
     child.start()
     assert child.wait(60)
     return child
@@ -48,8 +49,8 @@ def test_a_silent_end_after_one_with_a_message_quotes_no_other(modules: Path) ->
 
 
 def test_a_long_log_gives_way_at_a_start_and_is_kept_once(modules: Path) -> None:
-    child = run("talks", "print('more than ten bytes')\n", modules, longest_log_bytes=10)
-    child.start()
-    assert child.wait(60)
-    assert child.log.read_text() == "more than ten bytes\n"
-    assert (modules / "ams1.log.1").read_text() == "more than ten bytes\n"
+    (modules / "ams1.log").touch()
+    os.truncate(modules / "ams1.log", LONGEST_LOG_BYTES + 1)
+    child = run("talks", "print('a line')\n", modules)
+    assert child.log.read_text() == "a line\n"
+    assert (modules / "ams1.log.1").stat().st_size == LONGEST_LOG_BYTES + 1
