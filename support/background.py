@@ -38,10 +38,14 @@ async def running(work: Work, name: str) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def stop(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended."""
+    """Cancel tasks and wait until they have ended. Their errors are discarded."""
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if tasks:
+        await asyncio.wait(tasks)  # unlike gather, it does not cancel them once more if this task is cancelled
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
 
 
 def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> None:

@@ -16,6 +16,7 @@ from pilotlight.engine.api.protocol import Submit, TokenOutput
 from pilotlight.runtime.dispatch.assignments import Assignments
 from pilotlight.runtime.dispatch.sequences import decode_sequence
 from pilotlight.runtime.models.model_state import Replica
+from pilotlight.support import background
 
 
 class PrefillWork:
@@ -44,8 +45,7 @@ class PrefillWork:
             else:
                 yield decode_sequence(submit, prefill, address, within_s)
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await background.stop(task)
 
     def as_found(self, output: TokenOutput) -> TokenOutput:
         """Return an answer's first output with the prompt's real cost, and report the hand-over's result.

@@ -42,6 +42,7 @@ from pilotlight.runtime.telemetry.metrics import Measure, RequestMetrics
 from pilotlight.runtime.telemetry.recent_generations import GenerationClock, RecentGenerations
 from pilotlight.runtime.telemetry.tracing import SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
+from pilotlight.support import background
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import Tenant, salted
 from pilotlight.wire.errors import ApiError
@@ -180,8 +181,7 @@ class Generation:
                 outputs = await choice.sequence.enter_async_context(engine.generate(submit))
                 self.route = self.route or outputs.route
                 collecting = asyncio.create_task(self._collect(choice, outputs), name="outputs")
-                choice.sequence.push_async_callback(asyncio.wait, {collecting})
-                choice.sequence.callback(collecting.cancel)
+                choice.sequence.push_async_callback(background.stop, collecting)
             yield
 
     @property

@@ -6,7 +6,7 @@ Validation, tenants, limits and errors are those of Workers AI's own path. SiteI
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from pilotlight.runtime.api.routes.model_catalog import ModelCatalog
 from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.generation.texts.scoring import Scorer
 from pilotlight.runtime.site import Site
+from pilotlight.support import background
 from pilotlight.wire.credentials import Tenant, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.usage import ResourceUse
@@ -152,9 +153,7 @@ class GeneratedEvents:
     async def aclose(self) -> None:
         self._has_ended = True
         assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await background.stop(self._task)
 
     async def _next(self) -> bytes | None:
         """Return the next events, a heartbeat after a silence, or None at the end.

@@ -13,6 +13,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelSpec
 from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.memory import available_bytes, gib
+from pilotlight.support import background
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -159,6 +160,4 @@ class Standby:
                 if time.monotonic() - host.client.last_event_at > SILENT_S:
                     return f"it was silent for {SILENT_S:g} s"
         finally:
-            for task in (exited, taken):
-                task.cancel()
-                await asyncio.wait({task})
+            await background.stop(exited, taken)

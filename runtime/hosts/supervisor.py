@@ -50,9 +50,7 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         reason = "the site has stopped"
         self.device_host.stop_waiting(reason)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await background.stop(*self._tasks)
         self._launcher.close()
         self.device_host.set_stopped(reason)
 
@@ -146,8 +144,7 @@ class Supervisor:
                     return dead
             return exited.result()
         finally:
-            exited.cancel()
-            await asyncio.wait({exited})  # raises only if this task is cancelled as well
+            await background.stop(exited)
 
     def _why_stuck(self, host: HostProcess) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""

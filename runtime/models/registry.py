@@ -96,9 +96,7 @@ class Models:
         replicas = [replica for state in self.states.values() for replica in state.replicas]
         wakes_and_sleeps = [task for replica in replicas for task in (replica.task, replica.falling_asleep)]
         running = [task for task in (*wakes_and_sleeps, *self._waker.checks, *self._tasks) if task is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await background.stop(*running)
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:
@@ -196,10 +194,7 @@ class Models:
         self.registry.refresh(hidden=name)  # no further request gets the model
         try:
             if state.directory is None:  # the model's files are still being fetched
-                fetching = [replica.task for replica in state.waking if replica.task is not None]
-                for task in fetching:
-                    task.cancel()
-                await asyncio.gather(*fetching, return_exceptions=True)
+                await background.stop(*(replica.task for replica in state.waking if replica.task is not None))
             await self.put_to_sleep(name)
             if not state.is_asleep:  # a request may have looked up the model just before
                 raise ApiError("conflict", f"{name} is in use: remove it when its requests have ended")

@@ -35,6 +35,7 @@ from pilotlight.runtime.models.text import TextSide, check_vocabulary
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig, ModelConfig
+from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
@@ -86,8 +87,7 @@ class Waker:
                 while replica.host.client is not replica.loaded_by:  # the host died meanwhile
                     info = await self._load(state, replica, directory, text)
             finally:
-                text.cancel()
-                await asyncio.gather(text, return_exceptions=True)
+                await background.stop(text)
             is_first = state.note_info(info)
             replica.is_awake = True
             self._check_template_later(state)
@@ -180,8 +180,7 @@ class Waker:
                 await text_side.rendering.check()
             return info
         finally:
-            weights.cancel()
-            await asyncio.gather(weights, return_exceptions=True)
+            await background.stop(weights)
 
     async def _read_text(self, state: ModelState, directory: Path) -> TextSide:
         """Return the text side, read at the first wake: it is small, and kept while the model sleeps."""
