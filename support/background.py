@@ -6,7 +6,7 @@ error is logged with its traceback, and the task starts again.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -46,6 +46,22 @@ async def stop(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()
+
+
+async def run_all(items: Sequence[Item], work: Callable[[Item], Awaitable[None]], at_once: int) -> None:
+    """Await `work` for all items, `at_once` of them at a time. Of several errors the first is raised."""
+
+    async def run(rest: Iterator[Item]) -> None:
+        for item in rest:
+            await work(item)
+
+    rest = iter(items)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_once, len(items))):
+                group.create_task(run(rest))
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> None:

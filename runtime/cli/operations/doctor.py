@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rich.console import Console
@@ -205,17 +204,3 @@ def clock_ahead_s(server: str, port: int = NTP_PORT) -> float | None:
         return None
     seconds, fraction = int.from_bytes(answer[40:44], "big"), int.from_bytes(answer[44:48], "big")
     return (before + time.time()) / 2 - (seconds - NTP_EPOCH_S + fraction / 2**32)
-
-
-def listens_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[ListenConfig]:
-    """Return the addresses on which the processes of these files listen.
-
-    The default files are those of `pilotlight up`. Raises ConfigError.
-    """
-    from pilotlight.sites.network import NETWORK_FILE, load_network
-    from pilotlight.sites.site import LOCAL, load_site
-
-    if network is None and not sites:
-        network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
-    found: list[ListenConfig] = [] if network is None else [load_network(network).listen]
-    return [*found, *(load_site(path).listen for path in sites or ())]
