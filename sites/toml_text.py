@@ -31,7 +31,9 @@ def split_at_table(text: str, array: str, number: int) -> tuple[list[str], list[
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file completely or not at all, with its permissions; only its owner can read a new file. Raises OSError."""
+    """Write a file completely or not at all, with its permissions. Raises OSError.
+
+    Only its owner can read a new file."""
     real = file.resolve()
     real.parent.stat()  # a folder that does not exist is an error: it is not created
     mode = real.stat().st_mode & 0o777 if real.exists() else 0o600

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a file, which is replaced completely or not at all. By default only its owner can read it. Raises OSError."""
+    """Write a file, which is replaced completely or not at all. Raises OSError.
+
+    By default only its owner can read it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:

@@ -84,7 +84,9 @@ class Api:
     def _answer(
         self, method: str, path: str, body: bytes | None = None, token: str = "", content_type: str = JSON
     ) -> Iterator[http.client.HTTPResponse]:
-        """Open the scope of a request's response. Raises CliError if the server cannot be reached, or leaves meanwhile."""
+        """Open the scope of a request's response.
+
+        Raises CliError if the server cannot be reached, or leaves meanwhile."""
         headers = {"content-type": content_type, "connection": "close"}
         if bearer := token or self._key:
             headers["authorization"] = f"Bearer {bearer}"

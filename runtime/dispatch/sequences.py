@@ -1,4 +1,4 @@
-"""The sequences that are made from a client's: the rest after delivered tokens, and the two halves of a hand-over.
+"""Sequences made from a client's: the rest after delivered tokens, and a hand-over's two halves.
 
 Independent of hosts, which dispatcher.py chooses.
 """

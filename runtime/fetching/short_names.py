@@ -1,6 +1,6 @@
-"""Names of models that are no paths: embedded models, packages that contain weights, and ids of the Hugging Face hub.
+"""Names of models that are no paths.
 
-sources.py finds the files.
+They are embedded models, packages that contain weights, and ids of the Hugging Face hub. sources.py finds the files.
 """
 
 from importlib.util import find_spec

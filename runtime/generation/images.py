@@ -38,7 +38,9 @@ class ImageReader:
         fetch_s: float = FETCH_S,
         child_bytes: int = BYTES,
     ) -> None:
-        """`max_body_mib` also limits the bytes that are fetched for a request, all within `fetch_s`. `child_bytes` limits the memory of a check."""
+        """`max_body_mib` also limits the bytes that are fetched for a request, all within `fetch_s`.
+
+        `child_bytes` limits the memory of a check."""
         self._fetch_s, self._child_bytes = fetch_s, child_bytes
         self._config = config
         self._most_fetched = int(max_body_mib * MIB)

@@ -1,7 +1,7 @@
-"""Check a site file's host memory (KV blocks and sleeping weights) against the machine's, and open the tier of weights.
+"""Check a site file's host memory against the machine's, and open the tier of weights.
 
-If it is too much, the site does not start and shows the sums: otherwise the kernel would kill an engine host with its requests. Files of the site's
-previous run count as available. Independent of the files' contents.
+Host memory has KV blocks and sleeping weights. If it is too much, the site does not start and shows the sums: otherwise the kernel would kill an
+engine host with its requests. Files of the site's previous run count as available. Independent of the files' contents.
 """
 
 import shutil

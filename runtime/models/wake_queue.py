@@ -25,7 +25,9 @@ class WakeQueue:
         changed: ChangeNotifier,
         max_waking: int,
     ) -> None:
-        """`wake` starts to wake a model as a replica. `max_waking` limits the requests that may wait for one model."""
+        """`wake` starts to wake a model as a replica.
+
+        `max_waking` limits the requests that may wait for one model."""
         self._fleet = fleet
         self._budgets = budgets
         self._wake = wake

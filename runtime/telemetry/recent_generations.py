@@ -65,7 +65,7 @@ class GenerationClock:
         self.finish_reason = finish_reason
 
     def engine_phases(self, ended_ns: int) -> tuple[int, int, int]:
-        """Return the times at which the engine got the generation, took its first step for it, and had its first token."""
+        """Return when the engine got the generation, took its first step for it, and had its first token."""
         submitted, first = self.submitted_ns or ended_ns, self.first_output_ns or ended_ns
         return submitted, min(first, submitted + 1000 * self.queue_us), first
 

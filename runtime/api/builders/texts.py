@@ -1,4 +1,6 @@
-"""Render the vectors and scores of texts: OpenAI's embeddings, rankings, scores and classes, and the results of Workers AI's `run`."""
+"""Render the vectors and scores of texts.
+
+They are OpenAI's embeddings, rankings, scores and classes, and the results of Workers AI's `run`."""
 
 import os
 import time

@@ -165,7 +165,9 @@ def port(host: str, number: int) -> Finding:
 
 
 def disk(root: StateRoot, least: int = LEAST_DISK) -> Finding:
-    """Check the directory of a state root, or the parent where it will be created; `least` bytes must be free."""
+    """Check the directory of a state root, or the parent where it will be created.
+
+    At least `least` bytes must be free."""
     there = next(path for path in (root.path, *root.path.parents) if path.exists())
     if not os.access(there, os.W_OK):
         return Finding(
