@@ -16,7 +16,7 @@ from pilotlight.dialects.openai_responses import parse_response
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.dialects.workers_ai_api import ValidRun, parse_run, parse_run_embedding, parse_run_reranker
 from pilotlight.functions.inference import InferenceResponse
-from pilotlight.runtime.api.builders.texts import as_workers_ai_embeddings, as_workers_ai_ranking
+from pilotlight.runtime.api.builders.text_results import as_workers_ai_embeddings, as_workers_ai_ranking
 from pilotlight.runtime.api.builders.workers_ai_run import RunBuilder, run_responses, task_of
 from pilotlight.runtime.api.connection import EventWriter, error_body
 from pilotlight.runtime.api.routes.endpoint import ResponseBuilder, events_of, parsed

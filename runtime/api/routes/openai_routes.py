@@ -17,7 +17,7 @@ from pilotlight.dialects.embeddings_api import parse_embedding
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_completions import parse_completion
 from pilotlight.runtime.api.builders.openai_events import ChatBuilder, CompletionBuilder
-from pilotlight.runtime.api.builders.texts import as_embeddings
+from pilotlight.runtime.api.builders.text_results import as_embeddings
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import may_see, tenant_in
 from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from pilotlight.dialects.requests import ValidScoring
 from pilotlight.dialects.scoring_api import parse_classify, parse_rerank, parse_rerank_v2, parse_score
-from pilotlight.runtime.api.builders.texts import as_classes, as_ranking, as_scores
+from pilotlight.runtime.api.builders.text_results import as_classes, as_ranking, as_scores
 from pilotlight.runtime.api.routes.endpoint import PREFIXES
 from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.generator import Generator

@@ -21,7 +21,7 @@ from pilotlight.dialects.workers_ai_api import (
     parse_run_embedding,
     parse_run_reranker,
 )
-from pilotlight.runtime.api.builders.texts import as_workers_ai_embeddings, as_workers_ai_ranking
+from pilotlight.runtime.api.builders.text_results import as_workers_ai_embeddings, as_workers_ai_ranking
 from pilotlight.runtime.api.builders.workers_ai_run import RunBuilder, run_responses, task_of
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import body_limit, router_context
