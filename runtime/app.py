@@ -34,6 +34,7 @@ from pilotlight.runtime.models.adapters import refuse_unusable
 from pilotlight.runtime.site import Site
 from pilotlight.runtime.telemetry.activity import SiteActivity
 from pilotlight.runtime.telemetry.recent_generations import described
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from pilotlight.support import background
@@ -51,6 +52,7 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
     functions_path: str = FUNCTIONS,
+    timings: SiteTimings = SiteTimings(),  # noqa: B008 - frozen
 ) -> "SiteApp":
     """Return a site's application.
 
@@ -64,7 +66,7 @@ def build_app(
     if launchers is None:  # without a model no engine host is needed
         has_models = bool(config.models)
         launchers = launchers_of(config.engine, config.name, partial(model_bytes, config)) if has_models else ()
-    return SiteApp(Site(config, launchers, url), secret, functions_path)
+    return SiteApp(Site(config, launchers, url, timings), secret, functions_path)
 
 
 class SiteApp(Starlette):
@@ -145,12 +147,12 @@ class SiteApp(Starlette):
 async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
     async with app.site.running(), app.functions or nullcontext():
         feed = background.running(app.feed.run, "the page's feed")
-        sweep = background.running(app.responses.run, "the sweep of kept responses")
+        sweep = background.running(app.responses.keeping.run, "the sweep of kept responses")
         try:
             async with feed, sweep:
                 yield
         finally:
-            await app.responses.close()
+            await app.responses.keeping.close()
             if app.site.tracing is not None:
                 await asyncio.to_thread(app.site.tracing.close)
 

@@ -172,8 +172,7 @@ async def serve_app(
                 await stopping.wait()
                 await _drain(app.site, force_shutdown, hooks)
             finally:
-                announcing.cancel()
-                await asyncio.gather(announcing, return_exceptions=True)
+                await background.stop(announcing)
     except (ConfigError, ListenError) as error:
         raise StartError(str(error)) from error
     finally:
@@ -243,9 +242,7 @@ async def _drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks
             site.fleet.fail_open("the site is shutting down and has stopped waiting for this answer")
             await asyncio.wait({empty}, timeout=hooks.last_bytes_s)
     finally:
-        empty.cancel()
-        forced.cancel()
-        await asyncio.gather(empty, forced, return_exceptions=True)
+        await background.stop(empty, forced)
 
 
 async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None) -> None:

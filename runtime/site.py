@@ -18,15 +18,16 @@ from pilotlight.runtime.generation.grammar_checks import GrammarChecks
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.hosts.launch import ProcessLauncher
+from pilotlight.runtime.hosts.memory_budget import open_tier
 from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.models.wake_history import Wake
-from pilotlight.runtime.models.weights_tier import open_tier
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.runtime.telemetry.tracing import SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.credentials import Access, known_keys
@@ -41,6 +42,7 @@ class Site:
         config: SiteConfig,
         launchers: Sequence[ProcessLauncher],
         url: str | None = None,
+        timings: SiteTimings = SiteTimings(),  # noqa: B008 - frozen
     ) -> None:
         """Create the parts.
 
@@ -66,6 +68,7 @@ class Site:
             on_scaling=self.metrics.engines.scaled,
             on_lost=traffic.forget,
             finetunes=self.finetunes,
+            timings=timings,
         )
         self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
@@ -80,6 +83,7 @@ class Site:
             ImageReader(config.images, config.limits.max_body_mib),
             GrammarChecks(),
             self.tracing,
+            timings.held_back_s,
         )
         self.fleet.on_step(self.metrics.engines.step)
         self.metrics.watch(
@@ -142,7 +146,7 @@ class Site:
         self.timeline.note_phases(wake.phases, time.time(), wake.model)
 
     def _gauges(self) -> dict[str, tuple[str, Callable[[], float]]]:
-        admission, fleet = self.admission, self.fleet
+        admission, fleet, hosts = self.admission, self.fleet, self.fleet.hosts
         return {
             "inflight_requests": ("Requests in progress", lambda: admission.inflight),
             "reserved_tokens": (
@@ -150,10 +154,19 @@ class Site:
                 lambda: sum(admission.reserved.values()),
             ),
             "engine_restarts": ("Engine hosts that were restarted", lambda: fleet.restarts),
-            "engine_standby_ready": ("Standby hosts that are ready", lambda: fleet.standbys_ready),
-            "engine_standbys_taken": ("Standby hosts that replaced an engine host", lambda: fleet.standbys_taken),
+            "engine_standby_ready": (
+                "Standby hosts that are ready",
+                lambda: sum(host.standby.state == "ready" for host in hosts),
+            ),
+            "engine_standbys_taken": (
+                "Standby hosts that replaced an engine host",
+                lambda: sum(host.standby.num_taken for host in hosts),
+            ),
             "engine_hosts_up": ("Engine hosts that are running", lambda: fleet.num_up),
-            "engine_hosts_shifted": ("Engine hosts that also have the other role", lambda: fleet.num_shifted),
+            "engine_hosts_shifted": (
+                "Engine hosts that also have the other role",
+                lambda: sum(host.role != host.own_role for host in hosts),
+            ),
             "ready": ("1 if the site is ready, else 0", lambda: not self.why_not_ready()),
         }
 

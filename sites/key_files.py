@@ -6,24 +6,20 @@ not the intended one.
 
 import hashlib
 import json
-import os
 import re
 import secrets
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pilotlight.sites import toml_text
 from pilotlight.sites.accounts import KeyConfig
 from pilotlight.sites.config import ConfigError, parse
 
 PREFIX = "pl-"  # makes a key recognizable in a log or a commit
 KEY_BYTES = 32
-
-_TABLE = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(#.*)?$")
-_ANY_TABLE = re.compile(r"^[ \t]*\[")
 
 
 class NewKey(NamedTuple):
@@ -120,7 +116,7 @@ def append(file: Path, name: str, table: str, account: str | None = None) -> Non
         raise ConfigError(f"{file} has no account named {account!r}: add [[accounts]] with that name first.")
     if any(entry.get("name") == name for entry in known):
         raise ConfigError(f"{file} has a key named {name!r} already: `pilotlight keys rotate`, or choose another name.")
-    after = before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + table
+    after = toml_text.with_table(before, table)
     (added,) = tomllib.loads(table)["keys"]
     if _entries(after, file) != [*known, added]:
         raise ConfigError(f"{file} cannot take a key: keys must be written as [[keys]] there.")
@@ -151,14 +147,10 @@ def _change(file: Path, name: str, changes: dict[str, Any]) -> None:
 
 
 def _with_fields(text: str, number: int, changes: dict[str, Any]) -> str:
-    lines = text.splitlines(keepends=True)
-    starts = [i for i, line in enumerate(lines) if _TABLE.match(line.rstrip("\r\n"))]
-    if number >= len(starts):
+    if (found := toml_text.split_at_table(text, "keys", number)) is None:
         return text
-    start = starts[number] + 1
-    end = next((i for i in range(start, len(lines)) if _ANY_TABLE.match(lines[i])), len(lines))
-    block = lines[start:end]
-    if block and not block[-1].endswith("\n"):
+    before, block, after = found
+    if not block[-1].endswith("\n"):
         block[-1] += "\n"
     for field, value in changes.items():
         line = f"{field} = {_toml(value)}\n"
@@ -166,9 +158,9 @@ def _with_fields(text: str, number: int, changes: dict[str, Any]) -> str:
         if at is not None:
             block[at] = line
         else:
-            last = max((i for i, old in enumerate(block) if old.strip()), default=-1)
+            last = max(i for i, old in enumerate(block) if old.strip())
             block.insert(last + 1, line)
-    return "".join([*lines[:start], *block, *lines[end:]])
+    return "".join([*before, *block, *after])
 
 
 def _entry(file: Path, name: str) -> dict[str, Any]:
@@ -196,21 +188,8 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write the text atomically, with the file's permissions; only its owner can read a new file."""
-    real = file.resolve()
     try:
-        handle, made = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
-        try:
-            with open(handle, "w", encoding="utf-8") as opened:
-                opened.write(text)
-                opened.flush()
-                os.fsync(opened.fileno())
-            if real.exists():
-                os.chmod(made, real.stat().st_mode & 0o777)
-            os.replace(made, real)
-        except BaseException:
-            os.unlink(made)
-            raise
+        toml_text.write(file, text)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error}") from None
 

@@ -463,6 +463,10 @@ class LimitsConfig(Table, frozen=True, kw_only=True):
     heartbeat_s: Positive = 10.0
     """Silence in a stream after which a comment is sent, so that proxies keep the connection."""
 
+    @property
+    def max_body_bytes(self) -> int:
+        return int(self.max_body_mib * 2**20)
+
 
 class SiteListenConfig(ListenConfig, frozen=True, kw_only=True):
     require_hop: bool = False

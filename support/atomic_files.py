@@ -8,13 +8,16 @@ import tempfile
 from pathlib import Path
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read. It is replaced completely or not at all. Raises OSError."""
+def write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file, which is replaced completely or not at all. Raises OSError.
+
+    By default only its owner can read it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with open(handle, "wb") as file:
             file.write(data)
+            os.fchmod(handle, mode)
         replace(Path(made), path)
     except BaseException:
         Path(made).unlink(missing_ok=True)

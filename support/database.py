@@ -53,11 +53,13 @@ class Database:
         *,
         max_bytes: int = 10 << 30,
         caches: bool = True,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self.path = path
         self._prepare, self._finish = prepare, finish
         self._max_bytes = max_bytes
         self._caches = caches
+        self._max_waiting = max_waiting
         self._executor: ThreadPoolExecutor | None = None
         self._connection: Connection | None = None
         self._job: _Job | None = None
@@ -65,9 +67,9 @@ class Database:
 
     async def run(self, work: Work[T], time_limit_s: float = TIME_LIMIT_S) -> T:
         """Run `work` in the database's thread and return its result. Raises its exceptions, and DatabaseError."""
-        if self._waiting >= MAX_WAITING:
+        if self._waiting >= self._max_waiting:
             raise DatabaseError(
-                f"{MAX_WAITING} requests wait for this database already; send fewer at once", "overloaded"
+                f"{self._max_waiting} requests wait for this database already; send fewer at once", "overloaded"
             )
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite {self.path.name}")

@@ -14,16 +14,25 @@ from pilotlight.support.service_manager import notify_ready, notify_reloading, n
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 class Terminal:
     """The terminal from which this process was started, if any.
     A process that should outlive its terminal ignores SIGHUP from the start (`nohup`)."""
 
-    def __init__(self) -> None:
-        self._ends_us = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+    def __init__(self, has_terminal: Callable[[], bool] = _has_terminal) -> None:
+        self._has_terminal = has_terminal
+        self._ends_us = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and has_terminal()
 
     @property
     def is_gone(self) -> bool:
-        return self._ends_us and not _has_terminal()
+        return self._ends_us and not self._has_terminal()
 
 
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
@@ -47,11 +56,3 @@ def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> No
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_stop)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True

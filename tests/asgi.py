@@ -13,11 +13,14 @@ from starlette.types import ASGIApp, Message
 class Exchange:
     """One open request and its response. `disconnect()` makes the application see that the client closed its connection."""
 
-    def __init__(self, app: ASGIApp, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, method: str, path: str, body: bytes, headers: dict[str, str], *, is_whole: bool = True
+    ) -> None:
+        """`is_whole` is False if `send` will send more of the body."""
         pure, _, query = path.partition("?")
         self._app = app
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
-        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.send(body, is_last=is_whole)
         self._changed = asyncio.Event()
         self.messages: list[Message] = []
         self.scope = {
@@ -32,10 +35,9 @@ class Exchange:
         self.messages.append(message)
         self._changed.set()
 
-    def send_part(self, part: bytes) -> None:
-        """Send a part of the body, instead of the whole one."""
-        self._incoming.get_nowait()
-        self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": True})
+    def send(self, body: bytes, *, is_last: bool) -> None:
+        """Send a part of the request's body."""
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": not is_last})
 
     def disconnect(self) -> None:
         self._incoming.put_nowait({"type": "http.disconnect"})
@@ -93,12 +95,13 @@ def start(
     *,
     body: bytes | None = None,
     method: str | None = None,
+    is_whole: bool = True,
     **headers: str,
 ) -> Exchange:
     raw = body if body is not None else (b"" if json_body is None else json.dumps(json_body).encode())
     has_body = body is not None or json_body is not None
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Exchange(app, method or ("POST" if has_body else "GET"), path, raw, named)
+    return Exchange(app, method or ("POST" if has_body else "GET"), path, raw, named, is_whole=is_whole)
 
 
 async def call(app: ASGIApp, path: str, json_body: Any = None, **options: Any) -> Exchange:

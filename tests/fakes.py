@@ -130,7 +130,7 @@ class FakeEngineClient:
         self._death: str | None = None
         self.failed_under: tuple[str, ...] = ()
         self._dying = asyncio.Event()
-        self._steps = 0
+        self.num_steps = 0
         self.prewarmed: list[ModelSpec] = []
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
@@ -220,11 +220,11 @@ class FakeEngineClient:
         return self.scripts.pop(0) if self.scripts else self.script
 
     def step(self, *outputs: TokenOutput) -> None:
-        self._steps += 1
-        self._publish(StepOutput(self._steps, outputs, self.loads, 0.2, 1.0))
+        self.num_steps += 1
+        self.publish(StepOutput(self.num_steps, outputs, self.loads, 0.2, 1.0))
 
     def heartbeat(self) -> None:
-        self._publish(StepOutput(self._steps, (), self.loads))
+        self.publish(StepOutput(self.num_steps, (), self.loads))
 
     @property
     def death(self) -> str | None:
@@ -237,7 +237,7 @@ class FakeEngineClient:
     async def close(self) -> None:
         self.fail("the client was closed")
 
-    def _publish(self, step: StepOutput) -> None:
+    def publish(self, step: StepOutput) -> None:
         self.last_event_at = time.monotonic()
         for callback in self._callbacks:
             callback(step)

@@ -7,7 +7,6 @@ the response.
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
+from pilotlight.support import background
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.continuation import DRAIN_NOTICE
 from pilotlight.wire.hop.headers import REFUSAL, REFUSALS
@@ -102,9 +102,7 @@ class EventWriter:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # a failed heartbeat means that the client has disconnected
-            await self._task
+        await background.stop(self._task)  # a failed heartbeat means that the client has disconnected
 
     async def write(self, events: bytes) -> None:
         async with self._lock:

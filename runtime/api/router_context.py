@@ -116,6 +116,12 @@ def tenant_in(scope: Scope) -> Tenant:
     return tenant_of(owner, scope["path_params"].get("account_id"))
 
 
+def require_router(scope: Scope, purpose: str) -> None:
+    """Raise ApiError unless a router of the network has signed the request."""
+    if not scope.get(GENUINE_HOP, False):
+        raise ApiError("forbidden", f"only a router that shares a secret with this site may {purpose}")
+
+
 def may_see(scope: Scope, names: Iterable[str]) -> bool:
     """Tell whether the request's key may use a model that has one of these names.
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pilotlight.support import background
+
 DISCARD_BYTES = 64 << 20
 DISCARD_S = 10.0
 
@@ -35,9 +37,7 @@ class UnreadBodyMiddleware:
             try:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
-                rest.cancel()
-                with suppress(asyncio.CancelledError):
-                    await rest
+                await background.stop(rest)
 
         await self._app(scope, body.receive, finishing)
 

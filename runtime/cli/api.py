@@ -8,11 +8,12 @@ import http.client
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.wire.sse import EventDecoder
+from pilotlight.wire.sse import Event, EventDecoder
 
 JSON = "application/json"
 DEFAULT_URL = "http://127.0.0.1:8787"
@@ -40,70 +41,62 @@ class Api:
     def probe(self, path: str) -> tuple[int, bytes] | None:
         """Send a GET request. Return its status and body, or None if the server cannot be reached."""
         try:
-            with self._request("GET", path, None) as answer:
+            with self._answer("GET", path) as answer:
                 return answer.status, answer.read()
-        except (OSError, http.client.HTTPException):
+        except CliError:
             return None
 
     def get_json(self, path: str) -> Any:
-        try:
-            with self._request("GET", path, None) as answer:
-                return _json_of(answer)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+        return self.send("GET", path, None, "")
 
     def get_text(self, path: str) -> str:
         """Return the text of a response that is not JSON. Raises CliError."""
-        try:
-            with self._request("GET", path, None) as answer:
-                if answer.status != 200:
-                    _json_of(answer)
-                return answer.read().decode()
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+        with self._answer("GET", path) as answer:
+            return _accepted(answer).read().decode()
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Send a request and yield the JSON of each event.
 
         Raises CliError for a refusal, an error event or an interrupted stream."""
-        try:
-            with self._request("POST", path, json.dumps(body).encode()) as answer:
-                if answer.status != 200:
-                    _json_of(answer)
-                yield from _events(answer)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+        with self._answer("POST", path, json.dumps(body).encode()) as answer:
+            for event in _events(answer):
+                if event.is_done:
+                    return
+                if event.data is not None:
+                    message = json.loads(event.data)
+                    if "error" in message:
+                        raise CliError(_message_of(message))
+                    yield message
+        raise CliError("The stream was cut before its end.")
 
     def send(self, method: str, path: str, body: bytes | None, token: str, content_type: str = JSON) -> Any:
         """Send a request with the bearer token and return the response's JSON.
         Raises CliError for a refusal, or if the server cannot be reached."""
-        try:
-            with self._request(method, path, body, token, content_type) as answer:
-                return _json_of(answer)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+        with self._answer(method, path, body, token, content_type) as answer:
+            return _json_of(answer)
 
     def follow(self, path: str, token: str) -> Iterator[dict[str, Any]]:
         """Yield the JSON of events until the server ends the stream."""
-        decoder = EventDecoder()
-        try:
-            with self._request("GET", path, None, token) as answer:
-                if answer.status != 200:
-                    _json_of(answer)
-                while chunk := answer.read1(65536):
-                    yield from (json.loads(event.data) for event in decoder.feed(chunk) if event.data is not None)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from None
+        with self._answer("GET", path, None, token) as answer:
+            yield from (json.loads(event.data) for event in _events(answer) if event.data is not None)
 
-    def _request(
-        self, method: str, path: str, body: bytes | None, token: str = "", content_type: str = JSON
-    ) -> http.client.HTTPResponse:
-        connection = self._connection(self._host, self._port, timeout=self._timeout_s)
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes | None = None, token: str = "", content_type: str = JSON
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Open the scope of a request's response.
+
+        Raises CliError if the server cannot be reached, or leaves meanwhile."""
         headers = {"content-type": content_type, "connection": "close"}
         if bearer := token or self._key:
             headers["authorization"] = f"Bearer {bearer}"
-        connection.request(method, path, body, headers)
-        return connection.getresponse()
+        try:
+            connection = self._connection(self._host, self._port, timeout=self._timeout_s)
+            connection.request(method, path, body, headers)
+            with connection.getresponse() as answer:
+                yield answer
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> CliError:
         if isinstance(error, ConnectionRefusedError):
@@ -113,18 +106,18 @@ class Api:
         return CliError(f"{self.url} broke off: {error or type(error).__name__}.")
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(answer: http.client.HTTPResponse) -> Iterator[Event]:
     decoder = EventDecoder()
+    _accepted(answer)
     while chunk := answer.read1(65536):
-        for event in decoder.feed(chunk):
-            if event.is_done:
-                return
-            if event.data is not None:
-                message = json.loads(event.data)
-                if "error" in message:
-                    raise CliError(_message_of(message))
-                yield message
-    raise CliError("The stream was cut before its end.")
+        yield from decoder.feed(chunk)
+
+
+def _accepted(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    """Return the response. Raises CliError unless its status is 200."""
+    if answer.status != 200:
+        _json_of(answer)
+    return answer
 
 
 def _json_of(answer: http.client.HTTPResponse) -> Any:

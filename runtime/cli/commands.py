@@ -628,9 +628,9 @@ def backup(
 
     That is deployments, data of functions, secrets, ledger and adapters."""
     from pilotlight.runtime.cli.operations.backup import backup as run
-    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+    from pilotlight.runtime.cli.operations.state_roots import load_files, state_roots
 
-    print(run(folder, roots_of_files(network, site), keep))
+    print(run(folder, state_roots(*load_files(network, site)), keep))
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -642,9 +642,9 @@ def restore(
 ) -> None:
     """Restore a backup's state to the directories in the router's and sites' files, which must not run."""
     from pilotlight.runtime.cli.operations.backup import restore as run
-    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+    from pilotlight.runtime.cli.operations.state_roots import load_files, state_roots
 
-    print(run(folder, roots_of_files(network, site), snapshot))
+    print(run(folder, state_roots(*load_files(network, site)), snapshot))
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -655,10 +655,11 @@ def doctor(
 ) -> None:
     """Check this machine for problems that would stop a router or site, and print how to fix them."""
     from pilotlight.runtime.cli.operations.doctor import doctor as run
-    from pilotlight.runtime.cli.operations.doctor import listens_of_files
-    from pilotlight.runtime.cli.operations.state_roots import roots_of_files
+    from pilotlight.runtime.cli.operations.state_roots import load_files, state_roots
 
-    if not run(listens_of_files(network, site), roots_of_files(network, site), time_server):
+    router, sites = load_files(network, site)
+    listens = [config.listen for config in (router, *sites) if config is not None]
+    if not run(listens, state_roots(router, sites), time_server):
         raise typer.Exit(1)
 
 

@@ -8,7 +8,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.wire.hop.deployments import Name
@@ -41,7 +40,7 @@ def init(directory: Path, name: str | None, template: str = "hello") -> None:
         path.write_text(text, encoding="utf-8")
     folder = shlex.quote(str(directory))
     following = f"pilotlight dev {folder}, or pytest {folder} for its tests"
-    Console().print(f"Made {chosen} in {directory}. Next: {following}", highlight=False, markup=False, soft_wrap=True)
+    print(f"Made {chosen} in {directory}. Next: {following}")
 
 
 def template_names() -> list[str]:

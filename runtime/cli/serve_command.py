@@ -252,11 +252,8 @@ class Start:
         self._server = ServerStart(site.name, self._url, publishes_status=True, admin_key=admin_key)
 
     def show(self) -> None:
-        console = Console()
-        console.print(
-            f"Serving {self._model.source} as {self._model.name}.", highlight=False, markup=False, soft_wrap=True
-        )
-        progress = StartProgress(console, [self._server])
+        print(f"Serving {self._model.source} as {self._model.name}.", flush=True)
+        progress = StartProgress(Console(), [self._server])
         with progress.shown():
             while not progress.poll():
                 if self._server.failure is not None:
@@ -264,7 +261,7 @@ class Start:
                     os.kill(os.getpid(), signal.SIGTERM)  # lets the server in the main thread shut down in order
                     return
                 time.sleep(POLL_S)
-        console.print("\n".join(self._introduction()), highlight=False, markup=False, soft_wrap=True)
+        print("\n".join(self._introduction()), flush=True)
 
     def _introduction(self) -> Iterator[str]:
         """Yield lines that describe the model, with an example request."""

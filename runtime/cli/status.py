@@ -26,8 +26,9 @@ def print_status(api: Api, as_json: bool) -> None:
     print_residency(status)
     for site, isolation in isolations(status):
         why = f" ({isolation['why_not_more']})" if isolation["why_not_more"] else ""
-        line = f"functions of {site}: isolation tier {isolation['isolation_tier']}{why}, {len(isolation['functions'])} served"
-        Console().print(line, highlight=False, soft_wrap=True)
+        print(
+            f"functions of {site}: isolation tier {isolation['isolation_tier']}{why}, {len(isolation['functions'])} served"
+        )
 
 
 def print_sites(status: dict[str, Any]) -> None:

@@ -7,19 +7,20 @@ error. Independent of text and HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineClient, EngineError
-from pilotlight.engine.api.protocol import PRIORITIES, Submit, TokenOutput
+from pilotlight.engine.api.protocol import Submit, TokenOutput
 from pilotlight.runtime.dispatch.assignments import Assignment
 from pilotlight.runtime.dispatch.charges import Charges
 from pilotlight.runtime.dispatch.dispatcher import Placement
-from pilotlight.runtime.dispatch.hand_over import PrefillWork, prefill_sequence
+from pilotlight.runtime.dispatch.hand_over import PrefillWork
 from pilotlight.runtime.dispatch.sent_images import SentImages
+from pilotlight.runtime.dispatch.sequences import prefill_sequence, remaining
 from pilotlight.runtime.hosts.device_host import HostHandle
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.models.registry import Models
@@ -29,7 +30,7 @@ RESTART_FACTOR = 3  # a start may take this many times as long as any before, be
 LONGEST_RESTART_S = 60.0  # a longer start is not waited for
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
-PlacementObserver = Callable[[Placement], None]  # called with the hosts of a sequence, if there was a choice
+PlacementObserver = Callable[[str, str], None]  # (model, "here" or "handed_over"), if there was a choice of hosts
 
 
 class Continuations:
@@ -41,7 +42,7 @@ class Continuations:
         models: Models,
         within_s: float,
         observe: Observer,
-        observe_placement: PlacementObserver = lambda placement: None,
+        observe_placement: PlacementObserver = lambda model, where: None,
     ) -> None:
         """Continue sequences on the hosts of a site.
 
@@ -218,7 +219,7 @@ class ContinuedSequence:
         if placement.prefill is not None:
             placement, submit = await self._begin_prefill(placement, submit)
         if placement.why:
-            self._site.observe_placement(placement)
+            self._site.observe_placement(submit.model, "here" if placement.prefill is None else "handed_over")
         self._assignment = self.scope.enter_context(self._site.models.assignments.assigned(submit, placement.replica))
         self.scope.enter_context(placement.replica.host.progress.expected())
         opened = self._site.images.generate(client, submit) if submit.images else client.generate(submit)
@@ -230,11 +231,11 @@ class ContinuedSequence:
 
         If that host has just gone or declines, the sequence is returned unchanged.
         """
-        info = self._site.models.info_of(submit.model)
+        info = self._site.models.registry.info(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
         prefill = prefill_sequence(submit, info.block_size)
-        work = PrefillWork(placement.prefill)
+        work = PrefillWork(placement.prefill, self._site.models.assignments)
         fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
         if fetching is None:
             return placement.without_prefill(), submit
@@ -260,22 +261,3 @@ class ContinuedSequence:
         if output.finish_reason in ("stop", "length"):
             self._site.charges.clear(self._submit)
         return output
-
-
-def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return the sequence that continues after the delivered tokens, which become part of its prompt.
-
-    Positions, counts and random numbers continue.
-    """
-    sampling = replace(
-        submit.sampling,
-        max_tokens=submit.sampling.max_tokens - len(delivered),
-        prompt_logprobs=False,  # log-probabilities of the prompt came with the first token
-    )
-    return replace(
-        submit,
-        prompt_token_ids=submit.prompt_token_ids + tuple(delivered),
-        sampling=sampling,
-        num_delivered_tokens=submit.num_delivered_tokens + len(delivered),
-        priority=PRIORITIES[0],  # a sequence that had been admitted does not queue behind newcomers
-    )

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments, Prompt
-from pilotlight.runtime.dispatch.hand_over import PromptHost, can_hand_over
 from pilotlight.runtime.models.model_state import Replica
 from pilotlight.sites.site import Role
 from pilotlight.support.estimates import HAND_OVER_S, exposed_s
@@ -24,14 +23,14 @@ class Placement(NamedTuple):
     """The hosts that a sequence is assigned to."""
 
     replica: Replica  # host that answers
-    prefill: PromptHost | None = None  # host that computes the prompt; None if `replica` does
+    prefill: Replica | None = None  # host that computes the prompt; None if `replica` does
     predicted_s: float = 0.0  # predicted seconds until the blocks of `prefill` have arrived
     why: str = ""  # reason with predicted milliseconds; "" if there was no choice
 
     @property
     def explained(self) -> str:
         """The decision as a header: `prompt=engine 0; here=480.0; there=120.5`; "" if there was no choice."""
-        where = "here" if self.prefill is None else self.prefill.name
+        where = "here" if self.prefill is None else _name(self.prefill)
         return f"prompt={where}; {self.why}" if self.why else ""
 
     @property
@@ -42,14 +41,14 @@ class Placement(NamedTuple):
     def without_prefill(self) -> "Placement":
         """Return the placement to use after the chosen host has declined to compute the prompt."""
         assert self.prefill is not None
-        return Placement(self.replica, why=f"{self.why}; {self.prefill.name} declined")
+        return Placement(self.replica, why=f"{self.why}; {_name(self.prefill)} declined")
 
 
 class _PrefillOption(NamedTuple):
     """A host that could compute a prompt, and its cost."""
 
     cost_s: float
-    host: PromptHost | None  # None for the answering host
+    prefill: Replica | None  # None for the answering host
     why: str
 
 
@@ -80,7 +79,7 @@ class Dispatch:
         here = self._here(prompt, replica)
         there = self._there(prompt, self._open.least_loaded(submit, prompt, others), replica)
         best = min(here, there, key=lambda option: option.cost_s)
-        return Placement(replica, best.host, best.cost_s, f"{here.why}; {there.why}")
+        return Placement(replica, best.prefill, best.cost_s, f"{here.why}; {there.why}")
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
         """Predict a prompt's cost on the answering host.
@@ -94,8 +93,20 @@ class Dispatch:
         compute_s = prompt.num_uncached(prefill) / self._open.prompt_rate(prefill)
         moved_s = exposed_s(prompt.num_uncached(replica), prefill.load.handed_over_tokens_per_s, compute_s)
         cost_s = self._open.prompts_s(prefill) + compute_s + HAND_OVER_S + moved_s
-        return _PrefillOption(cost_s, PromptHost(prefill, self._open.assigned), f"there={1e3 * cost_s:.1f}")
+        return _PrefillOption(cost_s, prefill, f"there={1e3 * cost_s:.1f}")
+
+
+def _name(replica: Replica) -> str:
+    return f"engine {replica.host.index}"
 
 
 def with_role(replicas: Sequence[Replica], role: Role) -> list[Replica]:
     return [replica for replica in replicas if replica.host.role in (role, "both")]
+
+
+def can_hand_over(submit: Submit) -> bool:
+    """Tell whether another host can compute the prompt.
+
+    It cannot if the request needs results of prompt tokens, which blocks do not contain, or if another choice of the request computes the prompt.
+    """
+    return submit.pooling is None and not submit.sampling.prompt_logprobs and submit.leader is None

@@ -5,99 +5,27 @@ sequence: it waits for the blocks and computes the rest. dispatcher.py chooses t
 """
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from typing import NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import BlockSource, SamplingParams, Submit, TokenOutput
-from pilotlight.runtime.dispatch.assignments import Assignment
+from pilotlight.engine.api.protocol import Submit, TokenOutput
+from pilotlight.runtime.dispatch.assignments import Assignments
+from pilotlight.runtime.dispatch.sequences import decode_sequence
 from pilotlight.runtime.models.model_state import Replica
-
-_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-
-
-def can_hand_over(submit: Submit) -> bool:
-    """Tell whether another host can compute the prompt.
-
-    It cannot if the request needs results of prompt tokens, which blocks do not contain, or if another choice of the request computes the prompt.
-    """
-    return submit.pooling is None and not submit.sampling.prompt_logprobs and submit.leader is None
-
-
-def prefill_sequence(submit: Submit, block_size: int) -> Submit:
-    """Return the sequence that computes a prompt's full blocks for another host.
-
-    Its prompt has one token more than these blocks, so that all full blocks can be found in the cache.
-    """
-    num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
-    return Submit(
-        os.urandom(16).hex(),
-        submit.model,
-        submit.prompt_token_ids[:num_tokens],
-        _ONE_TOKEN,
-        submit.salt,
-        priority=submit.priority,
-        hands_over=True,
-        adapter=submit.adapter,
-        images=tuple(image for image in submit.images if image.position < num_tokens),
-        waited_s=submit.waited_s,
-    )
-
-
-def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: float) -> Submit:
-    """Return the sequence that fetches the blocks of `prefill`, which are served at `address`."""
-    return replace(submit, fetch_from=BlockSource(address, prefill.sequence_id, within_s))
-
-
-class StartedPrompt(NamedTuple):
-    """A prompt's computation that a host has started for another one."""
-
-    address: str  # address at which its blocks are served
-    outputs: AsyncIterator[TokenOutput]
-
-
-class PromptHost(NamedTuple):
-    """A host of the site that computes a prompt for another one."""
-
-    replica: Replica
-    assigned: Callable[[Submit, Replica], AbstractContextManager[Assignment]]
-
-    @property
-    def name(self) -> str:
-        return f"engine {self.replica.host.index}"
-
-    @asynccontextmanager
-    async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
-        """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
-        host = self.replica.host
-        client, address = host.serving_client(), host.peer_address
-        if address is None:
-            raise EngineError("engine_error", f"{self.name} serves no blocks")
-        with self.assigned(prefill, self.replica) as assignment, host.progress.expected():
-            async with client.generate(prefill) as outputs:
-                yield StartedPrompt(address, _noted(outputs, assignment))
-
-    def note_late(self) -> None:
-        """Record that this host had not finished a prompt when the first output of its answer came."""
-        self.replica.late_at = time.monotonic()
-
-
-async def _noted(outputs: AsyncIterator[TokenOutput], assignment: Assignment) -> AsyncIterator[TokenOutput]:
-    async for output in outputs:
-        assignment.note(output.token_ids)
-        yield output
+from pilotlight.support import background
 
 
 class PrefillWork:
     """The computation of a prompt on one host for another host."""
 
-    def __init__(self, host: PromptHost) -> None:
-        self._host = host
+    def __init__(self, replica: Replica, assignments: Assignments) -> None:
+        """`replica` is on the host that computes."""
+        self._replica = replica
+        self._assignments = assignments
         self._num_cached_tokens: int | None = None  # cached tokens that the host has found; None until it reports them
         self._device_us = 0  # device time of the computing host, not yet added to an output of the client's sequence
 
@@ -117,8 +45,7 @@ class PrefillWork:
             else:
                 yield decode_sequence(submit, prefill, address, within_s)
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await background.stop(task)
 
     def as_found(self, output: TokenOutput) -> TokenOutput:
         """Return an answer's first output with the prompt's real cost, and report the hand-over's result.
@@ -128,7 +55,7 @@ class PrefillWork:
         if output.num_cached_tokens is None:
             return output
         if self._num_cached_tokens is None:
-            self._host.note_late()
+            self._replica.late_at = time.monotonic()  # the host had not finished the prompt
         device_us = output.device_us + self._device_us
         if not output.num_fetched_tokens:
             return replace(output, device_us=device_us)
@@ -137,14 +64,20 @@ class PrefillWork:
         return replace(output, num_cached_tokens=max(of_its_own, found), device_us=device_us)
 
     async def _run(self, prefill: Submit, started: "asyncio.Future[str | None]") -> None:
+        replica, host = self._replica, self._replica.host
         try:
             with suppress(EngineError):
-                async with self._host.computing(prefill) as (address, outputs):
-                    started.set_result(address)
-                    async for output in outputs:
-                        self._device_us += output.device_us
-                        if output.num_cached_tokens is not None:
-                            self._num_cached_tokens = output.num_cached_tokens
+                client, address = host.serving_client(), host.peer_address
+                if address is None:  # the host serves no blocks
+                    return
+                with self._assignments.assigned(prefill, replica) as assignment, host.progress.expected():
+                    async with client.generate(prefill) as outputs:
+                        started.set_result(address)
+                        async for output in outputs:
+                            assignment.note(output.token_ids)
+                            self._device_us += output.device_us
+                            if output.num_cached_tokens is not None:
+                                self._num_cached_tokens = output.num_cached_tokens
         finally:
             if not started.done():
                 started.set_result(None)

@@ -1,6 +1,6 @@
 """The policy of role shifts: when a host with one role takes on the other one for a while.
 
-A role is overloaded ("hot") if the next sequence would lose more than `hot_wait_s` on each of its hosts, for HOT_FOR_S without a pause. The least
+A role is overloaded ("hot") if the next sequence would lose more than `hot_wait_s` on each of its hosts, for `hot_for_s` without a pause. The least
 busy host of the other role then does both. The host returns to its own role when, for `cool_for_s`, the next sequence would have lost less than a
 quarter of `hot_wait_s` in either role, even without this host's help. Two thresholds and two durations prevent oscillation, as in scaling.py. A pure
 function of loads and time; autoscaler.py applies it.
@@ -9,7 +9,7 @@ function of loads and time; autoscaler.py applies it.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pilotlight.runtime.hosts.scaling import COOL_SHARE, HOT_FOR_S, held_since
+from pilotlight.runtime.hosts.scaling import COOL_SHARE, held_since
 from pilotlight.sites.site import Role
 
 Side = Literal["prefill", "decode"]
@@ -31,11 +31,12 @@ class RoleShift(NamedTuple):
 
 
 class RolePolicy:
-    def __init__(self, roles: Sequence[Role], hot_wait_s: float, cool_for_s: float) -> None:
+    def __init__(self, roles: Sequence[Role], hot_wait_s: float, hot_for_s: float, cool_for_s: float) -> None:
         """Start without shifts; `roles` are the hosts' roles in the site's file."""
         self._own = tuple(roles)
         self._roles = list(roles)
         self._hot_wait_s = hot_wait_s
+        self._hot_for_s = hot_for_s
         self._cool_for_s = cool_for_s
         self._hot_since: dict[Side, float | None] = dict.fromkeys(_SIDES)
         self._cool_since: float | None = None
@@ -53,7 +54,7 @@ class RolePolicy:
         shift = None
         for side in _SIDES:
             since = self._hot_since[side]
-            if since is not None and now - since >= HOT_FOR_S:
+            if since is not None and now - since >= self._hot_for_s:
                 shift = shift or self._lend_to(side, waits)
         if self._cool_since is not None and now - self._cool_since >= self._cool_for_s:
             shift = back

@@ -9,7 +9,6 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.runtime.fetching.listing import ListedChunk, ListedFile, Listing
 from pilotlight.runtime.fetching.store import STORE_ENV, chunks_in_store
 from pilotlight.runtime.fetching.tries import RetryLater, headers_for, refuse, tried
+from pilotlight.support import background
 
 CONNECTIONS = 4  # parallel connections: one rarely fills a link with a long round trip; each holds a chunk
 
@@ -48,19 +48,10 @@ class Fetching:
         self._refuse_if_full(needed)
         await asyncio.to_thread(self._copy, missing)
         missing = [chunk for chunk in missing if chunk.place in self._missing]
-        waiting = iter(missing)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(CONNECTIONS, len(missing))):
-                    group.create_task(self._fetch_all(waiting))
-            for file in self._listing.files:
-                if file.name in self._sequential:
-                    await tried(partial(self._fetch_in_order, file), self._url_of(file))
-        except ExceptionGroup as several:  # until Python 3.11.3 `except*` wraps the error in a group again
-            for kind in (FetchError, OSError):
-                if (found := several.subgroup(kind)) is not None:
-                    raise found.exceptions[0] from None
-            raise
+        await background.run_all(missing, self._fetch_chunk, CONNECTIONS)
+        for file in self._listing.files:
+            if file.name in self._sequential:
+                await tried(partial(self._fetch_in_order, file), self._url_of(file))
 
     def _look(self) -> list[ListedChunk]:
         """Create missing files, with holes, and return the chunks that the folder does not have yet.
@@ -95,11 +86,10 @@ class Fetching:
             if at is not None and self._keep(chunk, _read(*at, chunk.size)):
                 self._has_come(chunk)
 
-    async def _fetch_all(self, waiting: Iterator[ListedChunk]) -> None:
-        for chunk in waiting:
-            if chunk.file.name not in self._sequential:
-                where = f"{self._url_of(chunk.file)}, bytes {chunk.start} to {chunk.start + chunk.size}"
-                await tried(partial(self._fetch, chunk), where)
+    async def _fetch_chunk(self, chunk: ListedChunk) -> None:
+        if chunk.file.name not in self._sequential:
+            where = f"{self._url_of(chunk.file)}, bytes {chunk.start} to {chunk.start + chunk.size}"
+            await tried(partial(self._fetch, chunk), where)
 
     async def _fetch(self, chunk: ListedChunk) -> None:
         url, end = self._url_of(chunk.file), chunk.start + chunk.size

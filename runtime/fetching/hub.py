@@ -37,16 +37,16 @@ async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
     raise AssertionError("messages end with a result or an error")
 
 
-async def searched(words: str) -> list[dict[str, Any]]:
+async def searched(words: str, timeout_s: float = SEARCH_TIMEOUT_S) -> list[dict[str, Any]]:
     """Search the hub and return models as `search` describes them, the most downloaded first.
     Raises FetchError."""
     try:
-        async with asyncio.timeout(SEARCH_TIMEOUT_S), aclosing(_messages("--search", words)) as messages:
+        async with asyncio.timeout(timeout_s), aclosing(_messages("--search", words)) as messages:
             async for message in messages:
                 found: list[dict[str, Any]] = message["found"]
                 return found
     except TimeoutError:
-        raise FetchError(f"the hub did not answer within {SEARCH_TIMEOUT_S:g} s") from None
+        raise FetchError(f"the hub did not answer within {timeout_s:g} s") from None
     raise AssertionError("messages end with a result or an error")
 
 

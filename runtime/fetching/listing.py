@@ -100,7 +100,7 @@ def digest_of(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def write_listing(directory: Path, on_progress: Callable[[int, int], None]) -> str:
+def write_listing(directory: Path, on_progress: Callable[[int, int], None], chunk_bytes: int = CHUNK_BYTES) -> str:
     """Write the listing of a folder's files, except hidden ones, and return its digest. Raises OSError."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and _is_listed(path.relative_to(directory)))
     total = sum(path.stat().st_size for path in paths)
@@ -108,12 +108,12 @@ def write_listing(directory: Path, on_progress: Callable[[int, int], None]) -> s
     for path in paths:
         sha256 = []
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
+            while chunk := file.read(chunk_bytes):
                 sha256.append(hashlib.sha256(chunk).hexdigest())
                 done += len(chunk)
                 on_progress(done, total)
         files.append(ListedFile(path.relative_to(directory).as_posix(), path.stat().st_size, tuple(sha256)))
-    raw = msgspec.json.format(msgspec.json.encode(Listing("pilotlight-files-1", CHUNK_BYTES, tuple(files))), indent=1)
+    raw = msgspec.json.format(msgspec.json.encode(Listing("pilotlight-files-1", chunk_bytes, tuple(files))), indent=1)
     parse_listing(raw)
     beside = directory / f".{NAME}.partial"
     beside.write_bytes(raw)

@@ -1,11 +1,16 @@
-"""Short names of models: packages that contain weights, and ids of the Hugging Face hub.
+"""Names of models that are no paths.
 
-sources.py finds the files.
+They are embedded models, packages that contain weights, and ids of the Hugging Face hub. sources.py finds the files.
 """
 
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+import pilotlight.engine
+
+EMBEDDED = Path(pilotlight.engine.__file__).parent / "embedded"
+PREFIX = "embedded:"  # of the source of an embedded model
 
 
 class PackagedModel(NamedTuple):

@@ -7,8 +7,8 @@ import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pilotlight.runtime.fetching.listing import NAME, ListingError, parse_listing
@@ -73,20 +73,11 @@ def _pointer(url: str) -> Path:
 @asynccontextmanager
 async def alone(place: Path) -> AsyncIterator[None]:
     """Open a scope in which no other process of this machine fills the folder."""
-    with _opened(place.with_name(f".{place.name}.lock")) as fd:
+    with place.with_name(f".{place.name}.lock").open("a") as lock:
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 await asyncio.sleep(LOOK_S)
         yield
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -40,48 +40,37 @@ from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.telemetry.metrics import Measure, RequestMetrics
 from pilotlight.runtime.telemetry.recent_generations import GenerationClock, RecentGenerations
-from pilotlight.runtime.telemetry.tracing import GenerationSpan, SiteTracing
+from pilotlight.runtime.telemetry.tracing import SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
+from pilotlight.support import background
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import Tenant, salted
 from pilotlight.wire.errors import ApiError
 
 EMPTY_DELTA = Delta((), (), None)
-HELD_BACK_S = 1.0  # interval of empty deltas; a router gives up a silent stream much later
 
 
+@dataclass(eq=False)
 class Generator:
     """Generates answers, with the parts of a site."""
 
-    def __init__(
-        self,
-        models: Models,
-        engine: Continuations,
-        admission: Admission,
-        metrics: RequestMetrics,
-        traffic: Traffic,
-        request_timeout_s: float,
-        images: ImageReader,
-        grammars: GrammarChecks,
-        tracing: SiteTracing | None,
-    ) -> None:
-        """`tracing` is None if no collector is configured."""
-        self.models = models
-        self.images = images
-        self.grammars = grammars
-        self.engine = engine
-        self.admission = admission
-        self.metrics = metrics
-        self.request_timeout_s = request_timeout_s
-        self.traffic = traffic
-        self.tracing = tracing
-        self.recent = RecentGenerations()
+    models: Models
+    engine: Continuations
+    admission: Admission
+    metrics: RequestMetrics
+    traffic: Traffic
+    request_timeout_s: float
+    images: ImageReader
+    grammars: GrammarChecks
+    tracing: SiteTracing | None  # None if no collector is configured
+    held_back_s: float  # interval of empty deltas
+    recent: RecentGenerations = field(default_factory=RecentGenerations)
 
     @asynccontextmanager
     async def generate(self, request: ValidGeneration, tenant: Tenant) -> AsyncIterator["Generation"]:
         with (
-            nullcontext() if self.tracing is None else self.tracing.generation(request) as span,
             self.recent.timed(request.model) as clock,
+            nullcontext() if self.tracing is None else self.tracing.generation(request, clock),
             as_api_errors(self.request_timeout_s),
             self.metrics.measure(request.model) as measure,
             self.admission.permit() as permit,
@@ -105,20 +94,16 @@ class Generator:
                 answer = AnswerForm(model, request, prompts[0].token_ids)
                 constraint = await answer.constraint(self._check_of(model, tenant))
                 submits, processors = await as_submits(request, prompts, params, tenant, adapter, answer, constraint)
-                generation = Generation(request, prompts, processors, measure, answer.left_out)
+                generation = Generation(request, prompts, processors, measure, answer.left_out, self.held_back_s)
                 async with generation.running(self.engine, submits):
                     measure.answer = generation
                     clock.submitted()
-                    if span is not None:
-                        span.submitted()
                     self.traffic.arrived(request.model)
                     try:
                         yield generation
                     finally:
                         self._note_traffic(request, model, generation)
                         generation.tell(clock)
-                        if span is not None:
-                            generation.tell(span)
                     if not request.wants_prompt_only:
                         permit.settle(generation.usage.completion_tokens // request.num_choices)
 
@@ -163,7 +148,8 @@ class Generation:
         prompts: list[EncodedPrompt],
         processors: list[OutputProcessor],
         measure: Measure,
-        left_out: tuple[str, ...] = (),
+        left_out: tuple[str, ...],
+        held_back_s: float,
     ) -> None:
         """`processors` has one entry per choice.
         `left_out` names fields of the request that are not enforced on the answer."""
@@ -179,6 +165,7 @@ class Generation:
         ]
         self._ends_with_prompt = request.wants_prompt_only  # each choice ends at its first token, without text
         self._measure = measure
+        self._held_back_s = held_back_s
         self._touched: dict[_OpenChoice, None] = {}  # choices with new outputs, in order of arrival
         self._error: Exception | None = None  # first error of any sequence
         self._news = asyncio.Event()
@@ -194,8 +181,7 @@ class Generation:
                 outputs = await choice.sequence.enter_async_context(engine.generate(submit))
                 self.route = self.route or outputs.route
                 collecting = asyncio.create_task(self._collect(choice, outputs), name="outputs")
-                choice.sequence.push_async_callback(asyncio.wait, {collecting})
-                choice.sequence.callback(collecting.cancel)
+                choice.sequence.push_async_callback(background.stop, collecting)
             yield
 
     @property
@@ -234,9 +220,9 @@ class Generation:
         """The finish reason of the first choice, once all choices have finished."""
         return self._choices[0].processor.finish_reason if self.is_finished else None
 
-    def tell(self, span: GenerationSpan | GenerationClock) -> None:
-        """Write the usage and times so far into a span or clock."""
-        span.computed(
+    def tell(self, clock: GenerationClock) -> None:
+        """Write the usage and times so far into a clock."""
+        clock.computed(
             self.counter.resource_use(),
             self.finish_reason,
             first_output_ns=self.first_output_ns,
@@ -267,7 +253,7 @@ class Generation:
                     self.counter.count_cached(choice.number)
                     yield delta._replace(choice=choice.number)
                     shown_at = time.monotonic()
-            if not self.is_finished and time.monotonic() - shown_at >= HELD_BACK_S:
+            if not self.is_finished and time.monotonic() - shown_at >= self._held_back_s:
                 yield EMPTY_DELTA
                 shown_at = time.monotonic()
 

@@ -29,8 +29,19 @@ Fetch = Callable[[str, int], Awaitable[bytes]]  # called with the URL and the li
 class ImageReader:
     """A site's reader of images. It limits the images that are read at once, over all requests."""
 
-    def __init__(self, config: ImagesConfig, max_body_mib: float, fetch: Fetch | None = None) -> None:
-        """`max_body_mib` also limits the bytes that are fetched for a request."""
+    def __init__(
+        self,
+        config: ImagesConfig,
+        max_body_mib: float,
+        fetch: Fetch | None = None,
+        *,
+        fetch_s: float = FETCH_S,
+        child_bytes: int = BYTES,
+    ) -> None:
+        """`max_body_mib` also limits the bytes that are fetched for a request, all within `fetch_s`.
+
+        `child_bytes` limits the memory of a check."""
+        self._fetch_s, self._child_bytes = fetch_s, child_bytes
         self._config = config
         self._most_fetched = int(max_body_mib * MIB)
         self._fetch = fetch or ImageFetcher(config.allowed_hosts).fetch
@@ -45,7 +56,7 @@ class ImageReader:
             raise ApiError("invalid_request", message, param=field)
         images: list[SizedImage] = []
         left = self._most_fetched
-        deadline = asyncio.get_running_loop().time() + FETCH_S
+        deadline = asyncio.get_running_loop().time() + self._fetch_s
         for i, part in enumerate(parts):
             try:
                 if part.url[:5].lower() == "data:":
@@ -64,7 +75,7 @@ class ImageReader:
             async with asyncio.timeout_at(deadline):
                 return await self._fetch(url, min(left, self._most_bytes))
         except TimeoutError:
-            raise BadImageError(f"did not arrive within {FETCH_S:g} s") from None
+            raise BadImageError(f"did not arrive within {self._fetch_s:g} s") from None
 
     @property
     def _most_bytes(self) -> int:
@@ -91,7 +102,7 @@ class ImageReader:
         try:
             async with self._places:
                 call = JobCall(check_image, (b64encode(data).decode("ascii"), most_pixels))
-                width, height = await run_guarded(GuardedJob(call, CPU_S, BYTES))
+                width, height = await run_guarded(GuardedJob(call, CPU_S, self._child_bytes))
         except JobError as error:
             raise BadImageError(str(error)) from None
         except JobEndedError as error:

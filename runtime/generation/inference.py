@@ -6,7 +6,7 @@ Validation, tenants, limits and errors are those of Workers AI's own path. SiteI
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -16,14 +16,15 @@ from pilotlight.dialects.openai_responses import parse_response
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.dialects.workers_ai_api import ValidRun, parse_run, parse_run_embedding, parse_run_reranker
 from pilotlight.functions.inference import InferenceResponse
+from pilotlight.runtime.api.builders.text_results import as_workers_ai_embeddings, as_workers_ai_ranking
+from pilotlight.runtime.api.builders.workers_ai_run import RunBuilder, run_responses, task_of
 from pilotlight.runtime.api.connection import EventWriter, error_body
-from pilotlight.runtime.api.routes.embeddings import as_workers_ai
-from pilotlight.runtime.api.routes.endpoint import MIB, ResponseBuilder, events_of, parsed
-from pilotlight.runtime.api.routes.rerank import as_workers_ai_ranking
-from pilotlight.runtime.api.routes.workers_ai import ModelCatalog, RunBuilder, run_responses, task_of
+from pilotlight.runtime.api.routes.endpoint import ResponseBuilder, events_of, parsed
+from pilotlight.runtime.api.routes.model_catalog import ModelCatalog
 from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.generation.texts.scoring import Scorer
 from pilotlight.runtime.site import Site
+from pilotlight.support import background
 from pilotlight.wire.credentials import Tenant, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.usage import ResourceUse
@@ -42,8 +43,8 @@ class SiteInference:
         self._generator = site.generator
         self._embedder = Embedder(site.generator)
         self._scorer = Scorer(site.generator)
-        self._catalog = ModelCatalog(site.generator)
-        self._max_bytes = int(site.config.limits.max_body_mib * MIB)
+        self._catalog = ModelCatalog(site.generator.models.registry)
+        self._max_bytes = site.config.limits.max_body_bytes
         self._heartbeat_s = site.config.limits.heartbeat_s
         self.is_busy = site.is_busy
 
@@ -75,7 +76,7 @@ class SiteInference:
         if task == "embedding":
             texts = await parsed(parse_run_embedding, inputs, resolve, model)
             embeddings = await self._embedder.embed(texts, tenant)
-            return _result(as_workers_ai(texts, embeddings), embeddings.use)
+            return _result(as_workers_ai_embeddings(texts, embeddings), embeddings.use)
         if task == "reranking":
             pairs = await parsed(parse_run_reranker, inputs, resolve, model)
             scores = await self._scorer.score(pairs, tenant)
@@ -152,9 +153,7 @@ class GeneratedEvents:
     async def aclose(self) -> None:
         self._has_ended = True
         assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await background.stop(self._task)
 
     async def _next(self) -> bytes | None:
         """Return the next events, a heartbeat after a silence, or None at the end.

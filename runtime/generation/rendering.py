@@ -27,17 +27,18 @@ from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, SHIELD_END, Toke
 from pilotlight.runtime.generation.message_forms import other_forms
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
-RENDER_CPU_S = 10.0  # CPU time limit of a template; the embedded model's needs 4 s for 6 MiB of tool calls
 RENDER_BYTES = 512 << 20
+IMPORT_CPU_S = 10.0
 MAX_CHILDREN = 2  # limit of child processes for one model's template
 # Marks the end of a message that the answer continues: shields around nothing, which no shielded text contains.
 _END = SHIELD_BEGIN + SHIELD_END
 
 
 class Rendering:
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, is_trusted: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, cpu_s: float, *, is_trusted: bool) -> None:
+        """`cpu_s` limits the CPU time of a rendering in a child process."""
         self._tokenizer = tokenizer
-        self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template)
+        self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template, cpu_s)
         self._checking = asyncio.Lock()
         self.is_checked = not template.sources
         self.why_broken: str | None = None  # why the template is unusable; None if it is usable or not checked yet
@@ -89,7 +90,7 @@ def expect_conversation(*, is_trusted: bool) -> None:
     if is_trusted:
         import_ahead()
     else:
-        children().submit(GuardedJob(JobCall(import_environment), RENDER_CPU_S, RENDER_BYTES))
+        children().submit(GuardedJob(JobCall(import_environment), IMPORT_CPU_S, RENDER_BYTES))
 
 
 class _Renderer(Protocol):
@@ -129,8 +130,9 @@ class _Here:
 
 
 class _InChild:
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, cpu_s: float) -> None:
         self._template = template
+        self._cpu_s = cpu_s
         self._places = asyncio.Semaphore(MAX_CHILDREN)
 
     async def compile(self) -> None:
@@ -159,7 +161,7 @@ class _InChild:
     async def _run(self, call: JobCall) -> Any:
         async with self._places:
             try:
-                return await run_guarded(GuardedJob(call, RENDER_CPU_S, RENDER_BYTES))
+                return await run_guarded(GuardedJob(call, self._cpu_s, RENDER_BYTES))
             except JobError as error:
                 kind = BrokenTemplateError if error.name == BrokenTemplateError.__name__ else ChatTemplateError
                 raise kind(str(error)) from None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.engine.api.protocol import Submit
-from pilotlight.runtime.dispatch.continuation import remaining
+from pilotlight.runtime.dispatch.sequences import remaining
 from pilotlight.runtime.generation.output_processor import DivergedError, OutputProcessor
 
 INLINE_TOKENS = 1_000  # up to so many tokens are replayed in the event loop, in a few ms; more are replayed in a thread

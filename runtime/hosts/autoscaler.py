@@ -18,12 +18,10 @@ from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.scaling import Heat
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.model_state import ModelState, Replica
-from pilotlight.runtime.models.wakes import Waker
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
-
-LOOK_EVERY_S = 0.5  # interval of checks, and also of the load reports of idle hosts
 
 Observer = Callable[[str, str], None]  # arguments: the model, and "up" or "down"
 
@@ -33,21 +31,23 @@ class Autoscaler:
         self,
         states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
-        waker: Waker,
+        wake: Callable[[ModelState, Replica], None],
         changed: ChangeNotifier,
         config: EngineConfig,
         observe: Observer,
         assignments: Assignments,
+        timings: SiteTimings,
     ) -> None:
         self._states = states  # a view, which may change
         self._assignments = assignments
         self._roles: RolePolicy | None = None
         if config.shift_roles:
-            self._roles = RolePolicy(config.roles, config.scale_up_wait_s, config.scale_down_after_s)
+            self._roles = RolePolicy(config.roles, config.scale_up_wait_s, timings.hot_for_s, config.scale_down_after_s)
         self._config = config
+        self._timings = timings
         self._heats: WeakKeyDictionary[ModelState, Heat] = WeakKeyDictionary()
         self._budgets = budgets
-        self._waker = waker
+        self._wake = wake
         self._changed = changed
         self._max_num_seqs = config.max_num_seqs
         self._has_roles = config.is_split
@@ -56,7 +56,7 @@ class Autoscaler:
     async def run(self) -> None:
         """Check all models periodically, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._timings.scaling_s)
             try:
                 for state in tuple(self._states):
                     await self._look(state, self._heat(state))
@@ -79,7 +79,9 @@ class Autoscaler:
 
     def _heat(self, state: ModelState) -> Heat:
         if (heat := self._heats.get(state)) is None:
-            heat = self._heats[state] = Heat(self._config.scale_up_wait_s, self._config.scale_down_after_s)
+            heat = self._heats[state] = Heat(
+                self._config.scale_up_wait_s, self._timings.hot_for_s, self._config.scale_down_after_s
+            )
         return heat
 
     def _shift_roles(self) -> None:
@@ -107,7 +109,7 @@ class Autoscaler:
             return
         log.info("model %s is overloaded and wakes on %s as well", state.name, replica.host.device)
         self._observe(state.name, "up")
-        self._waker.begin(state, replica)
+        self._wake(state, replica)
 
     def _complete(self, state: ModelState) -> None:
         """Wake a requested model on a host of each role in which it is not awake yet."""
@@ -120,7 +122,7 @@ class Autoscaler:
             replica = self._with_room(state, able)
             if replica is not None:
                 log.info("model %s wakes on %s for its role, %s", state.name, replica.host.device, role)
-                self._waker.begin(state, replica)
+                self._wake(state, replica)
 
     def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
         """Return the model's replica on the device with most room; None if it fits on none of them.

@@ -6,14 +6,14 @@ fleet.py has the other devices.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pilotlight.engine.api.client import EngineClient, EngineError, ProgressCallback
 from pilotlight.engine.api.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
-from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
+from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
@@ -37,10 +37,12 @@ class HostEnd(NamedTuple):
 
 
 class HostHandle:
-    def __init__(self, launcher: ProcessLauncher, config: EngineConfig, index: int = 0) -> None:
+    def __init__(
+        self, launch_standby: Callable[[], Awaitable[HostProcess]], config: EngineConfig, index: int = 0
+    ) -> None:
         """Make the handle of a host that has not been started.
 
-        `index` is the device's position among the site's devices; `launcher` starts the standby hosts.
+        `index` is the device's position among the site's devices.
         """
         self.index = index
         self.device = config.all_devices[index]
@@ -49,7 +51,7 @@ class HostHandle:
         self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s, config.max_num_batched_tokens)
         self.restarts = RestartHistory()
         self.standby = Standby(
-            launcher,
+            launch_standby,
             config.standby,
             lambda: self.progress.quiet_since if self.state == "up" else None,
             quiet_s=config.standby_after_s,
@@ -226,11 +228,18 @@ class HostHandle:
 class ProgressWatch:
     """Checks that a host is ready in time, and later takes steps in time while it has work."""
 
-    def __init__(self, start_timeout_s: float, step_deadline_s: float, largest_step: int = 0) -> None:
+    def __init__(
+        self,
+        start_timeout_s: float,
+        step_deadline_s: float,
+        largest_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Watch no host yet.
 
         `step_deadline_s` is the shortest deadline of a step; it grows if this machine takes longer for a step of `largest_step` tokens.
         """
+        self._clock = clock
         self._start_timeout_s = start_timeout_s
         self._least_deadline_s = step_deadline_s
         self._largest_step = largest_step
@@ -242,7 +251,7 @@ class ProgressWatch:
         self._work = 0  # sequences and loads in progress
         self._progress_at = 0.0
         self._last_step = -1
-        self._idle_since = time.monotonic()
+        self._idle_since = self._clock()
 
     @property
     def has_work(self) -> bool:
@@ -273,7 +282,7 @@ class ProgressWatch:
     def begin(self) -> None:
         """Watch another host."""
         self.has_spoken, self.has_computed, self._is_ready, self._last_step = False, False, False, -1
-        self._idle_since = self._progress_at = time.monotonic()
+        self._idle_since = self._progress_at = self._clock()
 
     def end(self) -> None:
         """Record that the host is gone. Its process, if it lives, is killed without a grace period."""
@@ -283,21 +292,21 @@ class ProgressWatch:
     def expected(self) -> Iterator[None]:
         """Open a scope of work, during which the host must make progress."""
         if self._work == 0:
-            self._progress_at = time.monotonic()
+            self._progress_at = self._clock()
         self._work += 1
         try:
             yield
         finally:
             self._work -= 1
-            self._idle_since = time.monotonic()
+            self._idle_since = self._clock()
 
     def note_bytes(self) -> None:
         """Count the bytes of a load as progress: large models take longer than a step may."""
-        self._progress_at = time.monotonic()
+        self._progress_at = self._clock()
 
     def note_ready(self) -> None:
         """Record that the host is ready; from now on the deadline of a step applies."""
-        self._is_ready, self._progress_at = True, time.monotonic()
+        self._is_ready, self._progress_at = True, self._clock()
 
     def note_step(self, step: StepOutput) -> bool:
         """Record a step; return whether the host has answered a request. Errors are no progress."""
@@ -307,7 +316,7 @@ class ProgressWatch:
         if has_answered or (-1 < self._last_step < step.step and not step.outputs):
             self.has_computed = True
         if has_answered or step.step != self._last_step:
-            self._last_step, self._progress_at = step.step, time.monotonic()
+            self._last_step, self._progress_at = step.step, self._clock()
         if has_answered:
             self._num_late = 0
         rates = [load.prefill_tokens_per_s for load in step.loads.values() if load.prefill_tokens_per_s]
@@ -319,7 +328,7 @@ class ProgressWatch:
         """Return why the host must be treated as dead; None if it is alive."""
         if not self._work:
             return None
-        silent_s = time.monotonic() - self._progress_at
+        silent_s = self._clock() - self._progress_at
         if not self._is_ready:
             late = silent_s > self._start_timeout_s
             return f"the engine host was not ready within {self._start_timeout_s:g} s" if late else None

@@ -86,19 +86,6 @@ class Fleet:
         return sum(host.restarts.num_restarts for host in self.hosts)
 
     @property
-    def standbys_ready(self) -> int:
-        return sum(host.standby.state == "ready" for host in self.hosts)
-
-    @property
-    def standbys_taken(self) -> int:
-        return sum(host.standby.num_taken for host in self.hosts)
-
-    @property
-    def num_shifted(self) -> int:
-        """Number of hosts whose role differs from that in the site's file."""
-        return sum(host.role != host.own_role for host in self.hosts)
-
-    @property
     def fallbacks(self) -> tuple[str, ...]:
         """Reasons why hosts compute more slowly than the machine could, as reported when they started."""
         said = [sentence for host in self.hosts if host.ready is not None for sentence in host.ready.fallbacks]

@@ -10,7 +10,7 @@ GIB = 1 << 30
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes that are available without swapping.
     They are the kernel's estimate, or less if a container has a lower limit; None if unknown."""
-    machine = _meminfo(proc / "meminfo").get("MemAvailable")
+    machine = _statistics(proc / "meminfo").get("MemAvailable:")
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # the file contains "max": no limit
         return machine
@@ -24,14 +24,10 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.3g} GiB"
 
 
-def _meminfo(path: Path) -> dict[str, int]:
-    rows = (line.split() for line in _text(path).splitlines())
-    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if len(row) == 3 and row[2] == "kB"}
-
-
 def _statistics(path: Path) -> dict[str, int]:
+    """Return the numbers in a file with lines of a name, a number and, if it is not bytes, the unit kB."""
     rows = (line.split() for line in _text(path).splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+    return {row[0]: int(row[1]) << (10 if row[2:] else 0) for row in rows if len(row) == 2 or row[2:] == ["kB"]}
 
 
 def _number(path: Path) -> int | None:

@@ -1,19 +1,20 @@
-"""Check a site file's host memory (KV blocks and sleeping weights) against the machine's.
+"""Check a site file's host memory against the machine's, and open the tier of weights.
 
-If it is too much, the site does not start and shows the sums: otherwise the kernel would kill an engine host with its requests. Files of the site's
-previous run count as available. Independent of the files' contents.
+Host memory has KV blocks and sleeping weights. If it is too much, the site does not start and shows the sums: otherwise the kernel would kill an
+engine host with its requests. Files of the site's previous run count as available. Independent of the files' contents.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.runtime.hosts.memory import GIB, available_bytes, gib
-from pilotlight.runtime.hosts.tier_directory import TierDirectory
+from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places
 from pilotlight.runtime.models.sources import SourceError, local_directory
+from pilotlight.runtime.models.weights_tier import WeightsTier
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import EngineConfig, ModelConfig, SiteConfig
 
@@ -44,7 +45,40 @@ class AvailableMemory(NamedTuple):
         return said + (f", besides {gib(self.held)} in files of its previous run" if self.held else "")
 
 
-def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
+def open_tier(
+    site: SiteConfig,
+    place: TierDirectory | None = None,
+    supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
+) -> WeightsTier | None:
+    """Return the site's tier; None if its file sets none, or no directory can be used.
+
+    Raises ConfigError if the site's file assigns more host memory than the machine has, or needs a tier whose directory cannot be used."""
+    place = place or TierDirectory(site.name, kind="weights")
+    supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
+    _check_memory_budget(site, supply)
+    promised_gib = site.engine.weights_host_gib
+    must = any(model.residency == "host" for model in site.models)
+    if promised_gib == 0 or (promised_gib is None and not must and not place.is_memory):
+        return None
+    directory = place.claim()
+    place.remove_dead_later()
+    if directory is None:
+        if promised_gib is None and not must:
+            return None  # the claim has logged the reason
+        raise ConfigError(
+            f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}: choose another name, or stop the other process"
+        )
+    try:
+        limit = _weights_limit(site, supply)
+    except ConfigError:
+        place.remove()
+        raise
+    tier = WeightsTier(place, directory, limit)
+    tier.adopt(model.name for model in site.models if model.residency != "disk")
+    return tier
+
+
+def _check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
     """Check the memory that the site's file assigns to tiers.
 
     Raises ConfigError if the tiers of KV blocks on all devices and of weights need more than is available."""
@@ -63,7 +97,7 @@ def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
         raise ConfigError(f"site {site.name!r} promises {listed}{sums}, and {supply}: promise less")
 
 
-def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
+def _weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
     """Return the size limit of the tier of weights in bytes.
 
     Raises ConfigError if it is too small for the models that must sleep in host memory."""

@@ -6,18 +6,16 @@ It checks the models once a second. At the start it also loads the weights that 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from pilotlight.runtime.models.device_budget import DeviceBudget
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState
 from pilotlight.runtime.models.wake_queue import WakeQueue
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
-
-FORESIGHT_S = 1.0  # interval of checks; a wake is started at least this long before the expected request
 
 
 class Foresight:
@@ -25,22 +23,20 @@ class Foresight:
         self,
         states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
-        memory: HostMemory,
         queue: WakeQueue,
-        clock: Callable[[], float],
+        timings: SiteTimings,
     ) -> None:
         """`states` is a view of the models, which may change."""
         self._states = states
         self._budgets = budgets
-        self._memory = memory
         self._queue = queue
-        self._clock = clock
+        self._timings = timings
 
     async def run(self) -> None:
         """Check the models periodically, until cancelled."""
         await self._fill_host_memory()
         while True:
-            await asyncio.sleep(FORESIGHT_S)
+            await asyncio.sleep(self._timings.foresight_s)
             for state in tuple(self._states):
                 try:
                     await self._look(state)
@@ -56,8 +52,8 @@ class Foresight:
             await self._put_to_sleep(state)
 
     def _is_expected(self, state: ModelState) -> bool:
-        lead_s = FORESIGHT_S + 2 * state.expected_wake_s(self._memory.holds(state))
-        return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
+        lead_s = self._timings.foresight_s + 2 * state.expected_wake_s
+        return state.history.failure is None and state.demand.arrivals.is_due(self._timings.clock(), lead_s)
 
     def _wake_quietly(self, state: ModelState) -> None:
         """Wake the model, unless a model that is expected sooner would have to sleep for it."""

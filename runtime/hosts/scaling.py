@@ -1,6 +1,6 @@
 """The policy of replicas: when a model gets one more device, and when one less.
 
-A model is overloaded ("hot") if its next request would have waited longer than scale_up_wait_s on every replica, for HOT_FOR_S without a pause. A
+A model is overloaded ("hot") if its next request would have waited longer than scale_up_wait_s on every replica, for hot_for_s without a pause. A
 shorter burst, or one long prompt, would be over before another replica has woken and filled its prefix cache. A model is cool if, with one replica
 less, the wait would have stayed below a quarter of scale_up_wait_s for scale_down_after_s. With a higher share, the next fluctuation would wake the
 replica again. With a duration shorter than a pause in a conversation, its prefix cache would be lost too often. Two thresholds and two durations
@@ -12,7 +12,6 @@ from typing import Literal
 
 from pilotlight.engine.api.protocol import ModelLoad
 
-HOT_FOR_S = 3.0
 COOL_SHARE = 0.25  # a model is cool below this share of the wait at which it is hot
 _DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce until it ends
 
@@ -51,8 +50,9 @@ def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float
 class Heat:
     """The verdicts on one model over time."""
 
-    def __init__(self, hot_wait_s: float, cool_for_s: float) -> None:
+    def __init__(self, hot_wait_s: float, hot_for_s: float, cool_for_s: float) -> None:
         self._hot_wait_s = hot_wait_s
+        self._hot_for_s = hot_for_s
         self._cool_for_s = cool_for_s
         self._hot_since: float | None = None
         self._cool_since: float | None = None
@@ -69,7 +69,7 @@ class Heat:
         is_cool = len(loads) > 1 and wait_with_one_less_s(loads, max_num_seqs) < COOL_SHARE * self._hot_wait_s
         self._hot_since = held_since(self._hot_since, is_hot, now)
         self._cool_since = held_since(self._cool_since, is_cool, now)
-        if self._hot_since is not None and now - self._hot_since >= HOT_FOR_S:
+        if self._hot_since is not None and now - self._hot_since >= self._hot_for_s:
             self._hot_since = self._cool_since = None
             return "more"
         if self._cool_since is not None and now - self._cool_since >= self._cool_for_s:

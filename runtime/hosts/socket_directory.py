@@ -10,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from pilotlight.runtime.hosts.tier_directory import remove_if_dead, try_lock
+from pilotlight.support.directory_locks import remove_if_dead, try_lock
 
 LATER_S = 5.0  # delay after a site's start until dead sites' directories are removed, so that no request waits for that
 _PREFIX = "pilotlight-ipc-"  # short, because a socket's path is limited to 107 bytes
@@ -65,7 +65,7 @@ def remove_dead(root: Path | None = None) -> None:
                 continue  # all users share the parent folder
         except OSError:  # another site removes it at this moment
             continue
-        remove_if_dead(directory, "socket directory", [_LOCK])
+        remove_if_dead(directory, [_LOCK], "socket directory")
 
 
 def remove_dead_later() -> None:

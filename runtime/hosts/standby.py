@@ -6,13 +6,14 @@ It is prepared when the site has been quiet for a while, because that takes a co
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelSpec
-from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
+from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.memory import available_bytes, gib
+from pilotlight.support import background
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -34,23 +35,28 @@ State = Literal["off", "waiting", "preparing", "ready"]
 class Standby:
     def __init__(
         self,
-        launcher: ProcessLauncher,
+        launch: Callable[[], Awaitable[HostProcess]],
         wanted: bool | None,
         quiet_since: Callable[[], float | None],
         *,
         quiet_s: float,
         prepare_within_s: float,
+        first_pause_s: float = FIRST_PAUSE_S,
+        available: Callable[[], int | None] = available_bytes,
     ) -> None:
         """Set the policy; `run` starts the standby.
 
-        `wanted`: keep a standby; None to keep one if there is enough memory. `quiet_since` returns the time.monotonic() since which the site's host
-        has been idle, or None if it is busy. A standby is prepared after `quiet_s` of idleness.
+        `launch` starts a host as a standby. `wanted`: keep a standby; None to keep one if there is enough memory. `quiet_since` returns the
+        time.monotonic() since which the site's host has been idle, or None if it is busy. A standby is prepared after `quiet_s` of idleness, if
+        the `available` bytes of memory allow it.
         """
-        self._launcher = launcher
+        self._launch = launch
         self._wanted = wanted
         self._quiet_since = quiet_since
         self._prepare_within_s = prepare_within_s
         self._quiet_s = quiet_s
+        self._first_pause_s = first_pause_s
+        self._available = available
         self.running: HostProcess | None = None  # the standby, if it is ready and not taken
         self._expected: dict[str, ModelSpec] = {}  # specs of models that it may have to load, by name
         self._taken = asyncio.Event()
@@ -92,7 +98,9 @@ class Standby:
                 self._pause_s = 0.0
                 continue
             lived = time.monotonic() - started_at >= LIVED_S
-            self._pause_s = FIRST_PAUSE_S if lived or not self._pause_s else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            self._pause_s = (
+                self._first_pause_s if lived or not self._pause_s else min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            )
             log.warning("the standby engine host is lost: %s; the next one in %g s", why_gone, self._pause_s)
             await asyncio.sleep(self._pause_s)
 
@@ -106,7 +114,7 @@ class Standby:
             await asyncio.sleep(min(_LOOK_EVERY_S, max(0.01, self._quiet_s)))
 
     def _memory_allows(self) -> bool:
-        available = available_bytes()
+        available = self._available()
         if self._wanted or available is None or available >= SHARE * HOST_BYTES:
             return True
         need = f"{SHARE} x {gib(HOST_BYTES)} = {gib(SHARE * HOST_BYTES)}"
@@ -120,7 +128,7 @@ class Standby:
         """Run one standby from launch to end. Return why it was lost, or None if it was taken."""
         self.state, self.detail = "preparing", ""
         self._taken.clear()
-        host = await self._launcher.launch(standby=True)
+        host = await self._launch()
         try:
             async with asyncio.timeout(self._prepare_within_s):
                 await host.client.hello()
@@ -152,6 +160,4 @@ class Standby:
                 if time.monotonic() - host.client.last_event_at > SILENT_S:
                     return f"it was silent for {SILENT_S:g} s"
         finally:
-            for task in (exited, taken):
-                task.cancel()
-                await asyncio.wait({task})
+            await background.stop(exited, taken)

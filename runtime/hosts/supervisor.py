@@ -9,10 +9,12 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from functools import partial
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.runtime.hosts.device_host import HostEnd, HostHandle
-from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
+from pilotlight.runtime.hosts.host_process import HostProcess
+from pilotlight.runtime.hosts.launch import ProcessLauncher
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
 from pilotlight.support import background
@@ -32,7 +34,7 @@ class Supervisor:
         self, launcher: ProcessLauncher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
     ) -> None:
         """Supervise the site's device with this index."""
-        self.device_host = HostHandle(launcher, config, index)
+        self.device_host = HostHandle(partial(launcher.launch, standby=True), config, index)
         self._launcher = launcher
         self._timeline = timeline or Timeline()
         self._tick_s = min(0.25, config.step_deadline_s / 4)
@@ -48,9 +50,7 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         reason = "the site has stopped"
         self.device_host.stop_waiting(reason)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await background.stop(*self._tasks)
         self._launcher.close()
         self.device_host.set_stopped(reason)
 
@@ -144,8 +144,7 @@ class Supervisor:
                     return dead
             return exited.result()
         finally:
-            exited.cancel()
-            await asyncio.wait({exited})  # raises only if this task is cancelled as well
+            await background.stop(exited)
 
     def _why_stuck(self, host: HostProcess) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""

@@ -5,17 +5,16 @@ files at its end. The files of a killed site are used by the same site when it r
 when that site starts, and still a minute later.
 """
 
-import fcntl
 import logging
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
+
+from pilotlight.support.directory_locks import is_dead, remove_if_dead, try_lock
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -30,28 +29,24 @@ _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weigh
 
 
 class TierDirectory:
-    def __init__(self, site: str, root: Path | None = None, kind: Kind = "kv") -> None:
-        self._root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
+    def __init__(
+        self, site: str, root: Path | None = None, kind: Kind = "kv", coming_back_s: float = COMING_BACK_S
+    ) -> None:
+        """`coming_back_s` is the wait for the restart of killed sites."""
+        self._coming_back_s = coming_back_s
+        self.root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
         self._title = _TITLES[kind]
         # The user's number separates the users of a machine, the site's name separates a user's sites.
         self._prefix = f"pilotlight-{kind}-{os.geteuid()}-"
-        self._directory = self._root / (self._prefix + site)
+        self.directory = self.root / (self._prefix + site)
         self._lock: int | None = None
         self.why_not = ""  # reason of the last failed claim
-
-    @property
-    def root(self) -> Path:
-        return self._root
 
     @property
     def is_memory(self) -> bool:
         """Tell whether the directory is in memory.
         On a disk it would be no faster than the files that it caches."""
-        return self._root == _SHARED_MEMORY
-
-    @property
-    def directory(self) -> Path:
-        return self._directory
+        return self.root == _SHARED_MEMORY
 
     def claim(self) -> Path | None:
         """Lock the site's directory for its lifetime and return it.
@@ -60,8 +55,8 @@ class TierDirectory:
             why = "another process serves a site of this name on this machine"
             try:
                 for _ in range(LOOKS):
-                    self._directory.mkdir(mode=0o700, exist_ok=True)
-                    if (lock := try_lock(self._directory, "site.lock")) is not None:
+                    self.directory.mkdir(mode=0o700, exist_ok=True)
+                    if (lock := try_lock(self.directory, "site.lock")) is not None:
                         self._lock = lock
                         break
                     time.sleep(LOOK_S)
@@ -69,36 +64,31 @@ class TierDirectory:
                 why = str(error.strerror)
             if self._lock is None:
                 self.why_not = why
-                log.warning("no %s at %s: %s", self._title, self._directory, why)
+                log.warning("no %s at %s: %s", self._title, self.directory, why)
                 return None
-        return self._directory
-
-    def remove_dead(self) -> None:
-        """Remove the directories that killed sites of this user have left, except this site's own."""
-        for directory in self._others():
-            remove_if_dead(directory, self._title)
+        return self.directory
 
     def remove_dead_later(self) -> None:
         """Remove directories that are unlocked now and still in a minute.
         The pause lets a killed site restart and use its own."""
-        dead = [directory for directory in self._others() if is_dead(directory)]
+        dead = [directory for directory in self._others() if is_dead(directory, LOCKS)]
 
         def remove() -> None:
             for directory in dead:
-                remove_if_dead(directory, self._title)
+                remove_if_dead(directory, LOCKS, self._title)
 
-        timer = threading.Timer(COMING_BACK_S, remove)
+        timer = threading.Timer(self._coming_back_s, remove)
         timer.daemon = True
         timer.start()
 
     def _others(self) -> list[Path]:
-        found = self._root.glob(self._prefix + "*")
-        return [directory for directory in found if directory != self._directory or self._lock is None]
+        found = self.root.glob(self._prefix + "*")
+        return [directory for directory in found if directory != self.directory or self._lock is None]
 
     def remove(self) -> None:
         """Remove the directory at the site's end, after its engine host has ended."""
         if self._lock is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 
@@ -114,54 +104,3 @@ def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
 def owners_of(site: str, num_devices: int) -> list[str]:
     """Return the owners of state that outlives an engine host: the site, and one per further device."""
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
-
-
-@contextmanager
-def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
-    """Open a scope that holds a directory's locks; its value is False if another process holds one.
-    Raises OSError."""
-    with ExitStack() as locks:
-        for name in names:
-            if (lock := try_lock(directory, name)) is None:
-                yield False
-                return
-            locks.callback(os.close, lock)
-        yield True
-
-
-def is_dead(directory: Path) -> bool:
-    """Tell whether no process holds a lock of the directory."""
-    with suppress(OSError), _owned(directory, LOCKS) as is_ours:
-        return is_ours
-    return False  # another process removes it, or it belongs to another user
-
-
-def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
-    """Remove a directory if all of these locks are free.
-
-    The engine host of a killed site may live for a moment longer.
-    """
-    try:
-        with _owned(directory, names) as is_ours:
-            if is_ours:
-                shutil.rmtree(directory)
-                log.info("removed the %s of a site that is gone: %s", title, directory)
-    except OSError as error:  # another process removes it, or it belongs to another user
-        log.debug("%s stays: %s", directory, error)
-
-
-def try_lock(directory: Path, name: str) -> int | None:
-    """Return the lock's descriptor; None if another process has the lock, or has removed its file."""
-    path = directory / name
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino == os.stat(path).st_ino:
-            return fd
-    except BlockingIOError:
-        pass
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None

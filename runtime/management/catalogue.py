@@ -19,10 +19,10 @@ from pilotlight.engine.gguf.directory import license_of
 from pilotlight.engine.planning.devices import GIB, DeviceSet, cpu
 from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.engine.planning.planner import SplitPlan, Workload, make_plan
-from pilotlight.runtime.fetching.short_names import ON_HUB, PACKAGED
+from pilotlight.runtime.fetching.short_names import EMBEDDED, ON_HUB, PACKAGED, PREFIX
 from pilotlight.runtime.hosts.devices import is_surely_cpu, this_machine
 from pilotlight.runtime.hosts.memory import available_bytes
-from pilotlight.runtime.models.sources import EMBEDDED, PREFIX, SourceError, is_url, local_directory, name_of
+from pilotlight.runtime.models.sources import SourceError, is_url, local_directory, name_of
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.hop.management import CatalogueModel, DeviceReading, Fit, ModelKind
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from pilotlight.runtime.fetching.errors import Progress
 from pilotlight.runtime.models.sources import SourceError
+from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import Download
 
@@ -53,10 +54,7 @@ class Downloads:
         task.cancel()
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await background.stop(*self._tasks.values())
 
     async def _run(self, source: str) -> None:
         try:

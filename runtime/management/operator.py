@@ -66,11 +66,11 @@ class SiteOperator:
         """Start an operation. Raises ApiError."""
         match operation.action:
             case "wake":
-                self._models.wake(self._named(operation))
+                self._models.wake(self._models.registry.named(operation.model))
             case "sleep":
-                await self._models.put_to_sleep(self._named(operation))
+                await self._models.put_to_sleep(self._models.registry.named(operation.model))
             case "remove":
-                await self._models.remove(self._named(operation))
+                await self._models.remove(self._models.registry.named(operation.model))
                 self._keep()
             case "run":
                 await self._run(operation)
@@ -122,12 +122,6 @@ class SiteOperator:
         from pilotlight.runtime.management.catalogue import device_readings
 
         return self._catalogue.models(served, self._added.downloaded), device_readings()
-
-    def _named(self, operation: SiteOperation) -> str:
-        name = self._models.registry.resolve(operation.model)
-        if name is None:
-            raise ApiError("model_not_found", f"this site has no model named {operation.model[:200]!r}", param="model")
-        return name
 
     def _keep(self) -> None:
         """Write the added models to their file. Raises ApiError."""

@@ -14,14 +14,12 @@ from typing import NamedTuple
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
 from pilotlight.runtime.hosts.memory import GIB, gib
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.runtime.models.residency import EvictionCandidate, could_ever_fit, make_room, must_yield
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
-
-YIELD_AFTER_S = 2.0  # when a model has waited so long, the models that hold its memory take no new requests
 
 
 class Suitability(NamedTuple):
@@ -39,19 +37,17 @@ class DeviceBudget:
         self,
         states: Mapping[str, ModelState],
         host: HostHandle,
-        memory: HostMemory,
         config: EngineConfig,
         changed: ChangeNotifier,
         on_eviction: Callable[[str, str], None],
-        clock: Callable[[], float],
+        timings: SiteTimings,
     ) -> None:
         self._states = states
         self._host = host
-        self._memory = memory
         self._config = config
         self._changed = changed
         self._on_eviction = on_eviction
-        self._clock = clock
+        self._timings = timings
         self._turn = asyncio.Lock()  # a fair lock: first come, first served
 
     async def acquire(self, state: ModelState) -> bool:
@@ -73,10 +69,10 @@ class DeviceBudget:
                     if not could_ever_fit(needed, limit, held):
                         raise EngineError("model_load_failed", self._never_fits(state, limit))
                     state.detail = "waiting for room on the device"
-                    waited_s = time.monotonic() - began
-                    if waited_s >= YIELD_AFTER_S:
+                    left_s = began + self._timings.yield_after_s - time.monotonic()
+                    if left_s <= 0.0:
                         self._make_yield(must_yield(needed, limit, held))
-                    waits_s = [YIELD_AFTER_S - waited_s] if waited_s < YIELD_AFTER_S else []
+                    waits_s = [left_s] if left_s > 0.0 else []
                     waits_s += [] if plan.wait_s is None else [plan.wait_s]
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), min(waits_s) + 0.001 if waits_s else None)
@@ -113,7 +109,7 @@ class DeviceBudget:
         if self._turn.locked():
             return False
         plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
-        now = self._clock()
+        now = self._timings.clock()
         mine = state.demand.arrivals.expected_in_s(now)
         others = [self._states[name].demand.arrivals for name in plan.evict]
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
@@ -162,7 +158,7 @@ class DeviceBudget:
             self.release(state)
 
     def _note_sleep(self, state: ModelState) -> None:
-        where = "host" if self._memory.holds(state) else "disk"
+        where = "host" if state.is_in_host_memory else "disk"
         log.info("model %s sleeps (%s)", state.name, where)
         self._on_eviction(state.name, where)
 
@@ -170,8 +166,7 @@ class DeviceBudget:
         return [self._candidate(state) for state in self._holding()]
 
     def _candidate(self, state: ModelState) -> EvictionCandidate:
-        is_in_host_memory = self._memory.holds(state)
-        return state.device_candidate(self._replica(state), time.monotonic(), self._clock(), is_in_host_memory)
+        return state.device_candidate(self._replica(state), time.monotonic(), self._timings.clock())
 
     def _holding(self) -> list[ModelState]:
         return [state for state in self._states.values() if self._replica(state).holds_memory]

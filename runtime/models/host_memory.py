@@ -21,9 +21,6 @@ class HostMemory:
         self._tier = tier
         self._clock = clock
 
-    def holds(self, state: ModelState) -> bool:
-        return self._tier is not None and self._tier.bytes_of(state.name) > 0
-
     def file_for(self, state: ModelState) -> str | None:
         """Return the path for the model's weights, after evicting sleeping models if necessary.
         None if there is not enough room or no tier, or if the model's residency is `disk`."""

@@ -16,6 +16,7 @@ from pilotlight.runtime.models.demand import Demand
 from pilotlight.runtime.models.residency import SPARE, EvictionCandidate
 from pilotlight.runtime.models.text import TextSide
 from pilotlight.runtime.models.wake_history import WakeHistory
+from pilotlight.runtime.models.weights_tier import WeightsTier
 from pilotlight.sites.site import ModelConfig
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.status import ModelStatus, Residency
@@ -104,7 +105,11 @@ class ModelStates(dict[str, "ModelState"]):
     The lookup of a name that was removed while a request was in progress raises ApiError."""
 
     def __missing__(self, name: str) -> "ModelState":
-        raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
+        raise no_model(name)
+
+
+def no_model(name: str) -> ApiError:
+    return ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
 
 
 class ModelState:
@@ -112,13 +117,15 @@ class ModelState:
         self,
         config: ModelConfig,
         hosts: Sequence[HostHandle],
+        tier: WeightsTier | None = None,
         on_lost: Callable[[str], None] = lambda model: None,
         *,
         is_added: bool = False,
     ) -> None:
         """Track one model.
 
-        `on_lost` is called when the model leaves its last device; `is_added` is True if an operator added it at run time.
+        `tier` holds weights in host memory, if the site has such a tier. `on_lost` is called when the model leaves its last device. `is_added` is
+        True if an operator added it at run time.
         """
         self.config = config
         self.is_added = is_added
@@ -131,6 +138,7 @@ class ModelState:
         self.loaded_share = 0.0  # share of the bytes that are downloaded or, later, loaded
         self.history = WakeHistory()
         self.demand = Demand()
+        self._tier = tier
         self._on_lost = on_lost
 
     @property
@@ -204,21 +212,25 @@ class ModelState:
         if not self.awake:
             self._on_lost(self.name)
 
-    def residency(self, is_in_host_memory: bool) -> Residency:
+    @property
+    def is_in_host_memory(self) -> bool:
+        return self._tier is not None and self._tier.bytes_of(self.name) > 0
+
+    @property
+    def residency(self) -> Residency:
         if self.awake:
             return "device"
         if self.waking:
             return "loading"
         if self.history.is_given_up:
             return "failed"
-        return "host" if is_in_host_memory else "disk"
+        return "host" if self.is_in_host_memory else "disk"
 
-    def expected_wake_s(self, is_in_host_memory: bool) -> float:
-        return self.history.expected_s(is_in_host_memory, self.num_bytes)
+    @property
+    def expected_wake_s(self) -> float:
+        return self.history.expected_s(self.is_in_host_memory, self.num_bytes)
 
-    def device_candidate(
-        self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
-    ) -> EvictionCandidate:
+    def device_candidate(self, replica: Replica, monotonic: float, now: float) -> EvictionCandidate:
         """Describe a replica that holds memory of its device, for the choice of an eviction.
 
         An extra replica is evicted before another model's only one.
@@ -231,7 +243,7 @@ class ModelState:
             is_busy=self.is_replica_busy(replica),
             priority=SPARE if is_spare else self.config.priority,
             awake_for_s=monotonic - replica.awake_since,
-            wake_s=self.expected_wake_s(is_in_host_memory),
+            wake_s=self.expected_wake_s,
             next_use_s=self.demand.arrivals.expected_in_s(now),
         )
 
@@ -243,19 +255,19 @@ class ModelState:
             is_pinned=self.config.residency == "host",
             is_busy=bool(self.awake) or self.is_busy,
             priority=self.config.priority,
-            wake_s=self.expected_wake_s(False),
+            wake_s=self.history.expected_s(False, self.num_bytes),
             next_use_s=self.demand.arrivals.expected_in_s(now),
         )
 
-    def status(self, is_in_host_memory: bool) -> ModelStatus:
-        history = self.history
+    def status(self) -> ModelStatus:
+        history, is_in_host_memory = self.history, self.is_in_host_memory
         asleep_ms = history.last_ms_from.get("host" if is_in_host_memory else "disk", history.last_ms)
         awake = self.awake
         loads = [replica.load for replica in awake]
         return ModelStatus(
             name=self.name,
             aliases=self.config.aliases,
-            residency=self.residency(is_in_host_memory),
+            residency=self.residency,
             loaded=1.0 if awake else self.loaded_share,
             context_length=self.info.context_length if self.info is not None else 0,
             running=sum(load.running for load in loads),

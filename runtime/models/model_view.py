@@ -7,19 +7,17 @@ from operator import attrgetter
 from pilotlight.engine.api.protocol import ModelInfo, ModelLoad
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.models.adapters import SEPARATOR, is_name
-from pilotlight.runtime.models.host_memory import HostMemory
-from pilotlight.runtime.models.model_state import AwakeModel, ModelState
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState, no_model
 from pilotlight.runtime.models.text import TextSide
 from pilotlight.sites.site import ModelConfig
 from pilotlight.wire.hop.status import ModelStatus, Residency
 
 
 class ModelRegistry:
-    def __init__(self, states: Mapping[str, ModelState], memory: HostMemory) -> None:
+    def __init__(self, states: Mapping[str, ModelState]) -> None:
         self.created = int(time.time())
         self._states = states
         self._names: dict[str, str] = {}
-        self._memory = memory
         self.refresh()
 
     def refresh(self, hidden: str = "") -> None:
@@ -32,6 +30,12 @@ class ModelRegistry:
     @property
     def configs(self) -> list[ModelConfig]:
         return [state.config for state in self._states.values()]
+
+    def named(self, name: str) -> str:
+        """Return the main name of the model with this name or alias. Raises ApiError if there is none."""
+        if (known := self.resolve(name)) is None:
+            raise no_model(name)
+        return known
 
     def resolve(self, name: str) -> str | None:
         """Return the main name of the model with this name or alias, or None. An adapter suffix is ignored.
@@ -56,10 +60,11 @@ class ModelRegistry:
     def info(self, name: str) -> ModelInfo | None:
         return self._states[name].info
 
-    def tokenizer(self, name: str) -> Tokenizer | None:
-        """Return the model's tokenizer; None before its first load."""
+    def tokenizer(self, name: str) -> Tokenizer:
+        """Return the tokenizer of a model that has been loaded once."""
         text = self._states[name].text
-        return text.tokenizer if text is not None else None
+        assert text is not None, "an answer has deltas only once its model has been loaded"
+        return text.tokenizer
 
     def text(self, name: str) -> TextSide | None:
         """Return the model's text side; None before its first load."""
@@ -70,29 +75,21 @@ class ModelRegistry:
         text = self._states[name].text
         return text is not None and bool(text.template.sources)
 
-    def embedding_models(self) -> list[str]:
-        """Return the embedding models, as far as they have been loaded once."""
-        return self._pooled(scores=False)
-
-    def scoring_models(self) -> list[str]:
-        """Return the models that score texts, as far as they have been loaded once."""
-        return self._pooled(scores=True)
-
-    def _pooled(self, *, scores: bool) -> list[str]:
+    def pooled_models(self, *, scores: bool) -> list[str]:
+        """Return the embedding models, or the models that score texts, as far as they have been loaded once."""
         known = [(state.name, state.info) for state in self._states.values() if state.info is not None]
         return [name for name, info in known if info.pooling and bool(info.labels) == scores]
 
     def residency(self, name: str) -> Residency:
-        state = self._states[name]
-        return state.residency(self._memory.holds(state))
+        return self._states[name].residency
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
+        return tuple(state.status() for state in self._states.values())
 
     def missing(self) -> list[str]:
         """Return a sentence for each pinned model of the site's file that is not awake or has a flaw."""
         return [
-            f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
+            f"model {state.name!r}: {state.detail or state.flaw or state.residency}"
             for state in self._states.values()
             if state.config.residency == "device" and not state.is_added and (not state.awake or state.flaw is not None)
         ]
@@ -104,10 +101,8 @@ class ModelRegistry:
 
     def kv_tokens(self, model: AwakeModel) -> int:
         """Return the capacity of the model's KV caches in tokens, without what other models use of it."""
-        loads = self._states[model.info.name].loads
-        return (
-            sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks
-        ) * model.info.block_size
+        blocks = [load.total_blocks for load in self._states[model.info.name].loads] or [model.info.total_blocks]
+        return sum(blocks) * model.info.block_size
 
     def has_waiting(self, name: str) -> bool:
         """Return whether sequences wait for room on every replica of the model."""

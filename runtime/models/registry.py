@@ -9,11 +9,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import ModelInfo, Submit
+from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments
 from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
+from pilotlight.runtime.fetching.short_names import PREFIX
 from pilotlight.runtime.generation.rendering import expect_conversation
 from pilotlight.runtime.hosts.autoscaler import Autoscaler
 from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
@@ -25,11 +27,11 @@ from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState, ModelStates
 from pilotlight.runtime.models.model_view import ModelRegistry
-from pilotlight.runtime.models.sources import PREFIX
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.runtime.models.wakes import Waker
 from pilotlight.runtime.models.weights_tier import WeightsTier
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
@@ -47,32 +49,31 @@ class Models:
         on_scaling: Callable[[str, str], None] = lambda model, direction: None,
         on_lost: Callable[[str], None] = lambda model: None,
         finetunes: FinetuneStore | None = None,
-        clock: Callable[[], float] = time.time,
+        timings: SiteTimings = SiteTimings(),  # noqa: B008 - frozen
     ) -> None:
         """Create the models, all asleep.
 
-        `clock` returns Unix time, because demand depends on the hour of the day. `on_eviction` is called with the model and where its weights are
-        then, `on_scaling` with the model and "up" or "down", `on_lost` with a model that has left its last device and lost its cached blocks."""
+        `on_eviction` is called with the model and where its weights are then, `on_scaling` with the model and "up" or "down", `on_lost` with a model
+        that has left its last device and lost its cached blocks."""
         self._fleet = fleet
-        self._clock = clock
-        self._on_lost = on_lost
-        self.states = ModelStates({config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models})
+        self._clock = timings.clock
+        self._new_state = partial(ModelState, hosts=fleet.hosts, tier=tier, on_lost=on_lost)
+        self.states = ModelStates({config.name: self._new_state(config) for config in site.models})
         states = self.states.values()  # a view, because models are added and removed while the site runs
         self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
-        self._memory = memory = HostMemory(states, tier, clock)
+        self._memory = memory = HostMemory(states, tier, timings.clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(self.states, host, memory, site.engine, self._changed, on_eviction, clock)
-            for host in fleet.hosts
+            DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, timings) for host in fleet.hosts
         )
-        self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake)
-        self._queue = WakeQueue(fleet, budgets, self._waker, memory, self._changed, site.limits.max_waking)
+        self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake, timings)
+        self._queue = WakeQueue(fleet, budgets, self._waker.begin, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
-        self.registry = ModelRegistry(self.states, memory)
+        self.registry = ModelRegistry(self.states)
         self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
         self._dispatch = Dispatch(self.assignments)
-        self._foresight = Foresight(states, budgets, memory, self._queue, clock)
+        self._foresight = Foresight(states, budgets, self._queue, timings)
         self._autoscaler = Autoscaler(
-            states, budgets, self._waker, self._changed, site.engine, on_scaling, self.assignments
+            states, budgets, self._waker.begin, self._changed, site.engine, on_scaling, self.assignments, timings
         )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:
@@ -95,9 +96,7 @@ class Models:
         replicas = [replica for state in self.states.values() for replica in state.replicas]
         wakes_and_sleeps = [task for replica in replicas for task in (replica.task, replica.falling_asleep)]
         running = [task for task in (*wakes_and_sleeps, *self._waker.checks, *self._tasks) if task is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await background.stop(*running)
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:
@@ -136,11 +135,7 @@ class Models:
     def expected_restart_s(self, name: str) -> float:
         """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""
         state = self.states[name]
-        return self._fleet.start_s + state.expected_wake_s(self._memory.holds(state))
-
-    def info_of(self, name: str) -> ModelInfo | None:
-        """Return the facts of a model; None before its first load."""
-        return self.states[name].info
+        return self._fleet.start_s + state.expected_wake_s
 
     def expect_conversation(self, name: str) -> None:
         """Prepare to render a conversation while its model is still asleep."""
@@ -183,7 +178,7 @@ class Models:
             if self.registry.resolve(name) is not None:
                 sentence = f"this site serves a model named {name[:200]!r} already: give another name"
                 raise ApiError("conflict", sentence, param="model")
-        self.states[config.name] = ModelState(config, self._fleet.hosts, self._on_lost, is_added=True)
+        self.states[config.name] = self._new_state(config, is_added=True)
         self.adapters.add(config)
         self.registry.refresh()
 
@@ -199,10 +194,7 @@ class Models:
         self.registry.refresh(hidden=name)  # no further request gets the model
         try:
             if state.directory is None:  # the model's files are still being fetched
-                fetching = [replica.task for replica in state.waking if replica.task is not None]
-                for task in fetching:
-                    task.cancel()
-                await asyncio.gather(*fetching, return_exceptions=True)
+                await background.stop(*(replica.task for replica in state.waking if replica.task is not None))
             await self.put_to_sleep(name)
             if not state.is_asleep:  # a request may have looked up the model just before
                 raise ApiError("conflict", f"{name} is in use: remove it when its requests have ended")

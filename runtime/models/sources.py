@@ -9,15 +9,11 @@ import os
 import re
 from pathlib import Path
 
-import pilotlight.engine
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf import SUFFIX as GGUF_SUFFIX
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.runtime.fetching.hub import downloaded
-from pilotlight.runtime.fetching.short_names import ON_HUB, PACKAGED
-
-EMBEDDED = Path(pilotlight.engine.__file__).parent / "embedded"
-PREFIX = "embedded:"
+from pilotlight.runtime.fetching.short_names import EMBEDDED, ON_HUB, PACKAGED, PREFIX
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

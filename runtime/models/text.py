@@ -13,9 +13,10 @@ from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer, read_json
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.generation.texts.pair_template import PairTemplate
-from pilotlight.runtime.models.sources import EMBEDDED
+from pilotlight.runtime.timings import SiteTimings
 
 LEAST_TOP_P = 1e-6
 
@@ -44,12 +45,14 @@ class TextSide(NamedTuple):
     family: str  # `model_type` of its config.json; empty if it has none
 
     @classmethod
-    def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":
+    def from_directory(
+        cls, directory: Path, tool_format: str | None = None, render_cpu_s: float = SiteTimings().render_cpu_s
+    ) -> "TextSide":
         """Read a checkpoint. `tool_format` is a format's name; None detects it from the chat template."""
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)
-        rendering = Rendering(tokenizer, template, is_trusted=directory.is_relative_to(EMBEDDED))
+        rendering = Rendering(tokenizer, template, render_cpu_s, is_trusted=directory.is_relative_to(EMBEDDED))
         return cls(
             directory,
             tokenizer,

@@ -4,6 +4,7 @@ They determine the expected duration of the next wake, and when it may be retrie
 """
 
 import time
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from pilotlight.wire.errors import ApiError
@@ -29,7 +30,8 @@ class Wake(NamedTuple):
 
 
 class WakeHistory:
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.wakes = 0
         self.evictions = 0
         self.last_ms = 0.0
@@ -42,7 +44,7 @@ class WakeHistory:
     @property
     def has_failed_lately(self) -> bool:
         """Tell whether the last wake failed so recently that a request must not start another."""
-        return time.monotonic() - self.failed_at < RETRY_FAILED_S
+        return self._clock() - self.failed_at < RETRY_FAILED_S
 
     @property
     def is_given_up(self) -> bool:
@@ -50,7 +52,7 @@ class WakeHistory:
         if self.failure is None:
             return False
         retry_after_s = min(RETRY_FAILED_MAX_S, RETRY_FAILED_S * 2.0 ** min(self.failures - 1, 10))
-        return time.monotonic() - self.failed_at < retry_after_s
+        return self._clock() - self.failed_at < retry_after_s
 
     @property
     def lacked_a_host(self) -> bool:

@@ -5,16 +5,14 @@ A drain refuses those that still wait. This module chooses the device for a waki
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from pilotlight.runtime.generation.admission import shutting_down
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.fleet import Fleet
 from pilotlight.runtime.models.device_budget import DeviceBudget
-from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import AwakeModel, ModelState, Replica
-from pilotlight.runtime.models.wakes import Waker
 from pilotlight.wire.errors import ApiError
 
 
@@ -23,16 +21,16 @@ class WakeQueue:
         self,
         fleet: Fleet,
         budgets: Sequence[DeviceBudget],
-        waker: Waker,
-        memory: HostMemory,
+        wake: Callable[[ModelState, Replica], None],
         changed: ChangeNotifier,
         max_waking: int,
     ) -> None:
-        """`max_waking` limits the requests that may wait for one model."""
+        """`wake` starts to wake a model as a replica.
+
+        `max_waking` limits the requests that may wait for one model."""
         self._fleet = fleet
         self._budgets = budgets
-        self._waker = waker
-        self._memory = memory
+        self._wake = wake
         self._changed = changed
         self._max_waking = max_waking
         self._is_draining = False
@@ -54,9 +52,8 @@ class WakeQueue:
             raise shutting_down()
         demand = state.demand
         if demand.queued >= self._max_waking:
-            expected_s = state.expected_wake_s(self._memory.holds(state))
             message = f"{demand.queued} requests wait for {state.name!r} to wake, which is the limit of this site; try again later"
-            raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
+            raise ApiError("overloaded", message, retry_after_s=max(1.0, state.expected_wake_s))
         demand.queued += 1
         try:
             async with self._until_drained():
@@ -97,7 +94,7 @@ class WakeQueue:
         if len(replicas) > 1:
             suitabilities = [self._budgets[replica.host.index].suitability(state) for replica in replicas]
             replicas = [state.replicas[min(suitabilities).device_index]]
-        self._waker.begin(state, replicas[0])
+        self._wake(state, replicas[0])
 
     @asynccontextmanager
     async def _until_drained(self) -> AsyncIterator[None]:

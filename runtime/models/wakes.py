@@ -22,6 +22,7 @@ from pilotlight.engine.api.protocol import LoadProgress, ModelInfo, ModelSpec
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.text.chat_template import ChatTemplateError
 from pilotlight.engine.tokenizer.tokenizer import check_tokenizer
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.devices import is_surely_cpu
@@ -29,10 +30,12 @@ from pilotlight.runtime.models.checkpoint_children import run_guarded
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState, Replica
-from pilotlight.runtime.models.sources import EMBEDDED, SourceError, directory_of
+from pilotlight.runtime.models.sources import SourceError, directory_of
 from pilotlight.runtime.models.text import TextSide, check_vocabulary
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig, ModelConfig
+from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
@@ -41,9 +44,7 @@ DEATHS_WHILE_LOADING = (
     3  # if so many hosts end during one load, and none was killed from outside, the load is assumed to be the cause
 )
 SUCCESSOR_WAIT_S = 30.0
-# Delay of the template's check after a wake with waiting requests: importing Jinja and compiling take 35 ms, which would delay the first answers
-TEMPLATE_AFTER_S = 1.0
-TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30  # limits of a tokenizer's check; the largest take 2 s and 1 GiB
+TOKENIZER_BYTES = 4 << 30  # limit of a tokenizer's check; the largest take 1 GiB
 WAY_S = 0.01  # assumed time of a command to an idle host, with its response
 
 
@@ -55,6 +56,7 @@ class Waker:
         changed: ChangeNotifier,
         config: EngineConfig,
         on_wake: Callable[[Wake], None],
+        timings: SiteTimings,
     ) -> None:
         """`budgets` has one entry for each device, in order."""
         self._budgets = budgets
@@ -62,6 +64,7 @@ class Waker:
         self._changed = changed
         self._config = config
         self._on_wake = on_wake
+        self._timings = timings
         self.checks: set[asyncio.Task[None]] = set()  # pending checks of chat templates
 
     def begin(self, state: ModelState, replica: Replica) -> None:
@@ -84,8 +87,7 @@ class Waker:
                 while replica.host.client is not replica.loaded_by:  # the host died meanwhile
                     info = await self._load(state, replica, directory, text)
             finally:
-                text.cancel()
-                await asyncio.gather(text, return_exceptions=True)
+                await background.stop(text)
             is_first = state.note_info(info)
             replica.is_awake = True
             self._check_template_later(state)
@@ -178,16 +180,17 @@ class Waker:
                 await text_side.rendering.check()
             return info
         finally:
-            weights.cancel()
-            await asyncio.gather(weights, return_exceptions=True)
+            await background.stop(weights)
 
     async def _read_text(self, state: ModelState, directory: Path) -> TextSide:
         """Return the text side, read at the first wake: it is small, and kept while the model sleeps."""
         if state.text is not None:
             return state.text
         if not directory.is_relative_to(EMBEDDED):
-            await _check_tokenizer(directory)
-        return await asyncio.to_thread(TextSide.from_directory, directory, state.config.tool_format)
+            await _check_tokenizer(directory, self._timings.tokenizer_cpu_s)
+        return await asyncio.to_thread(
+            TextSide.from_directory, directory, state.config.tool_format, self._timings.render_cpu_s
+        )
 
     def _check_template_later(self, state: ModelState) -> None:
         if state.text is not None and not state.text.rendering.is_checked:
@@ -199,7 +202,7 @@ class Waker:
         """Compile the chat template.
 
         If it is broken the model stays awake and refuses conversations; its status has the reason (`ModelState.flaw`)."""
-        await asyncio.sleep(TEMPLATE_AFTER_S)
+        await asyncio.sleep(self._timings.template_after_s)
         try:
             await rendering.check()
         except EngineError as error:  # the machine was too busy: the first conversation checks again
@@ -304,10 +307,10 @@ def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
     return replace(info, context_length=config.context_tokens)
 
 
-async def _check_tokenizer(directory: Path) -> None:
+async def _check_tokenizer(directory: Path, cpu_s: float) -> None:
     """Check in a child process that a tokenizer is safe to load. Raises TokenizerError."""
     try:
-        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), TOKENIZER_CPU_S, TOKENIZER_BYTES))
+        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), cpu_s, TOKENIZER_BYTES))
     except JobError as error:
         raise TokenizerError(str(error)) from None
     except JobEndedError as error:

@@ -8,14 +8,11 @@ Independent of the files' contents.
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pilotlight.runtime.hosts.memory import gib
-from pilotlight.runtime.hosts.memory_budget import AvailableMemory, check_memory_budget, weights_limit
-from pilotlight.runtime.hosts.tier_directory import TierDirectory, kv_places
-from pilotlight.sites.config import ConfigError
-from pilotlight.sites.site import SiteConfig
+from pilotlight.runtime.hosts.tier_directory import TierDirectory
 
 log = logging.getLogger("pilotlight.models")
 
@@ -61,39 +58,6 @@ class WeightsTier:
     def close(self) -> None:
         """Remove the directory, after the last engine host has ended."""
         self._place.remove()
-
-
-def open_tier(
-    site: SiteConfig,
-    place: TierDirectory | None = None,
-    supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
-) -> WeightsTier | None:
-    """Return the site's tier; None if its file sets none, or no directory can be used.
-
-    Raises ConfigError if the site's file assigns more host memory than the machine has, or needs a tier whose directory cannot be used."""
-    place = place or TierDirectory(site.name, kind="weights")
-    supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
-    check_memory_budget(site, supply)
-    promised_gib = site.engine.weights_host_gib
-    must = any(model.residency == "host" for model in site.models)
-    if promised_gib == 0 or (promised_gib is None and not must and not place.is_memory):
-        return None
-    directory = place.claim()
-    place.remove_dead_later()
-    if directory is None:
-        if promised_gib is None and not must:
-            return None  # the claim has logged the reason
-        raise ConfigError(
-            f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}: choose another name, or stop the other process"
-        )
-    try:
-        limit = weights_limit(site, supply)
-    except ConfigError:
-        place.remove()
-        raise
-    tier = WeightsTier(place, directory, limit)
-    tier.adopt(model.name for model in site.models if model.residency != "disk")
-    return tier
 
 
 def _size(path: Path) -> int:

@@ -15,7 +15,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from pilotlight.engine.api.gpu_state import read_states
 from pilotlight.engine.api.protocol import ModelLoad, StepOutput
-from pilotlight.runtime.dispatch.dispatcher import Placement
 from pilotlight.runtime.hosts.fleet import HostLoad
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.wire.chat import Usage
@@ -192,9 +191,8 @@ class EngineMetrics:
     def cut(self, model: str, outcome: str) -> None:
         self._cut.labels(model, outcome).inc()
 
-    def placed(self, placement: Placement) -> None:
-        where = "here" if placement.prefill is None else "handed_over"
-        self._placed.labels(placement.replica.model, where).inc()
+    def placed(self, model: str, where: str) -> None:
+        self._placed.labels(model, where).inc()
 
     def wake(self, wake: Wake) -> None:
         self._wakes.labels(wake.model, wake.clock).observe(wake.ms)

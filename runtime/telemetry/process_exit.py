@@ -29,11 +29,11 @@ def is_oom_kill(code: int, oom_kills_before: int | None) -> bool:
     return now is not None and oom_kills_before is not None and now > oom_kills_before
 
 
-def oom_kills() -> int | None:
+def oom_kills(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the number of processes that the OOM killer has ended, or None if unknown.
 
     Counts in this process's control group if the group has such a counter, else on the whole machine."""
-    for file in (*_of_group(), Path("/proc/vmstat")):
+    for file in (*_of_group(cgroup, root), Path("/proc/vmstat")):
         with suppress(OSError, ValueError):
             counts = dict(line.split()[:2] for line in file.read_text().splitlines() if len(line.split()) > 1)
             if "oom_kill" in counts:
@@ -41,11 +41,11 @@ def oom_kills() -> int | None:
     return None
 
 
-def _of_group(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+def _of_group(cgroup: Path, root: Path) -> list[Path]:
     """Return the files that may count OOM kills in this process's control group (version 2 or 1)."""
     files = []
     with suppress(OSError):
-        for line in proc.read_text().splitlines():
+        for line in cgroup.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 files.append(root / path.lstrip("/") / "memory.events")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from pilotlight.support.logs import REQUEST
+from pilotlight.wire.chat import FinishReason
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import GenerationTimes
 from pilotlight.wire.hop.usage import ResourceUse
@@ -43,32 +44,38 @@ class GenerationClock:
     """Times of one generation, in ns of Unix time; 0 for a phase that was not reached."""
 
     def __init__(self) -> None:
-        self._began = time.time_ns()
-        self._awake = self._submitted = self._first_output = 0
-        self._queue_us = 0
-        self._use = ResourceUse()
-        self._finish_reason = ""
+        self.began_ns = time.time_ns()
+        self.awake_ns = self.submitted_ns = self.first_output_ns = 0
+        self.queue_us = 0  # time that the first sequence has waited in the engine
+        self.use = ResourceUse()
+        self.finish_reason: FinishReason | None = None
 
     def awake(self) -> None:
-        self._awake = time.time_ns()
+        self.awake_ns = time.time_ns()
 
     def submitted(self) -> None:
-        self._submitted = time.time_ns()
+        """Record that the engine has the generation now."""
+        self.submitted_ns = time.time_ns()
 
-    def computed(self, use: ResourceUse, finish_reason: str | None, *, first_output_ns: int, queue_us: int) -> None:
+    def computed(
+        self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
+    ) -> None:
         """Record the result and the engine's times."""
-        self._use, self._first_output, self._queue_us = use, first_output_ns, queue_us
-        self._finish_reason = finish_reason or ""
+        self.use, self.first_output_ns, self.queue_us = use, first_output_ns, queue_us
+        self.finish_reason = finish_reason
+
+    def engine_phases(self, ended_ns: int) -> tuple[int, int, int]:
+        """Return when the engine got the generation, took its first step for it, and had its first token."""
+        submitted, first = self.submitted_ns or ended_ns, self.first_output_ns or ended_ns
+        return submitted, min(first, submitted + 1000 * self.queue_us), first
 
     def times(self, model: str, error: BaseException | None) -> GenerationTimes:
         ended = time.time_ns()
-        awake, submitted, first = self._awake or ended, self._submitted or ended, self._first_output or ended
-        started = min(first, submitted + 1000 * self._queue_us)
-        phases = (self._began, awake, submitted, started, first, ended)
+        phases = (self.began_ns, self.awake_ns or ended, *self.engine_phases(ended), ended)
         wake, admission, queue, prefill, decode = (max(0, later - earlier) / 1e6 for earlier, later in pairwise(phases))
-        outcome = self._finish_reason or ("ok" if error is None else "aborted")
+        outcome: str = self.finish_reason or ("ok" if error is None else "aborted")
         outcome = error.word if isinstance(error, ApiError) else outcome
-        use, began_s = self._use, self._began / 1e9
+        use, began_s = self.use, self.began_ns / 1e9
         return GenerationTimes(
             REQUEST.get(), model, began_s, wake, admission, queue, prefill, decode, use.prompt, use.cached, use.output, outcome
         )  # fmt: skip

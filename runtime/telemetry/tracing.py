@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from pilotlight.dialects.requests import Conversation, ValidGeneration
+from pilotlight.runtime.telemetry.recent_generations import GenerationClock
 from pilotlight.sites.config import ConfigError, TelemetryConfig
-from pilotlight.wire.chat import FinishReason
-from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.http.asgi import header
 from pilotlight.wire.tracing import CURRENT, PARENT_HEADERS, Spans
 
@@ -61,21 +60,25 @@ class SiteTracing:
         return self.spans.within(f"invoke {function}", CURRENT.get(), "internal", attributes)
 
     @contextmanager
-    def generation(self, request: ValidGeneration) -> Iterator["GenerationSpan"]:
-        """Open the span of a generation."""
+    def generation(self, request: ValidGeneration, clock: GenerationClock) -> Iterator[None]:
+        """Open the span of a generation, whose phases and use `clock` has when the scope ends."""
         operation = "chat" if isinstance(request.prompt, Conversation) else "text_completion"
         attributes = {
             "gen_ai.operation.name": operation, "gen_ai.provider.name": "pilotlight", "gen_ai.request.model": request.model,
         }  # fmt: skip
         span = self.spans.start(f"{operation} {request.model}", CURRENT.get(), "internal", attributes)
-        traced = GenerationSpan(self.spans, span)
         try:
-            yield traced
+            yield
         except BaseException as error:
             self.spans.fail(span, getattr(error, "word", type(error).__name__))
             raise
         finally:
-            traced.end()
+            if clock.submitted_ns:
+                _set_use(span, clock)
+            ended_ns = time.time_ns()
+            for name, start_ns, end_ns in _phases(clock, ended_ns):
+                self.spans.start(name, self.spans.as_parent(span), "internal", {}, start_ns).end(end_ns)
+            span.end(ended_ns)
 
     def close(self) -> None:
         """Export the remaining spans. It blocks, so do not call it in an event loop."""
@@ -92,49 +95,27 @@ class RequestSpan:
             self._spans.fail(self._span, str(status))
 
 
-class GenerationSpan:
-    """The span of a generation, with its phases.
+def _phases(clock: GenerationClock, ended_ns: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the phases that were reached, each with its start and end.
 
     They are admission (until the engine gets it), queue (until its first step), prefill (until its first token) and decode."""
+    submitted_ns, started_ns, first_ns = clock.engine_phases(ended_ns)
+    yield "admission", clock.began_ns, submitted_ns
+    if clock.submitted_ns:
+        yield "queue", submitted_ns, started_ns
+        yield "prefill", started_ns, first_ns
+        if clock.first_output_ns:
+            yield "decode", first_ns, ended_ns
 
-    def __init__(self, spans: Spans, span: "Span") -> None:
-        self._spans, self._span = spans, span
-        self._began_ns = time.time_ns()
-        self._submitted_ns = self._first_output_ns = self._queue_us = 0
 
-    def submitted(self) -> None:
-        """Record that the engine has the generation now."""
-        self._submitted_ns = time.time_ns()
-
-    def end(self) -> None:
-        now_ns = time.time_ns()
-        self._phase("admission", self._began_ns, self._submitted_ns or now_ns)
-        if self._submitted_ns:
-            first_ns = self._first_output_ns or now_ns
-            started_ns = min(first_ns, self._submitted_ns + 1000 * self._queue_us)
-            self._phase("queue", self._submitted_ns, started_ns)
-            self._phase("prefill", started_ns, first_ns)
-            if self._first_output_ns:
-                self._phase("decode", first_ns, now_ns)
-        self._span.end(now_ns)
-
-    def computed(
-        self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
-    ) -> None:
-        """Record the result and the engine's times.
-
-        `first_output_ns` is the Unix time of the first output, 0 without one. `queue_us` is the time that the sequence waited in the engine."""
-        self._first_output_ns, self._queue_us = first_output_ns, queue_us
-        span = self._span
-        span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
-        span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)
-        span.set_attribute("gen_ai.usage.output_tokens", use.output)
-        span.set_attribute("pilotlight.device_us", use.device_us)  # its share of the engine steps' device time
-        if use.drafted:
-            span.set_attribute("pilotlight.drafted_tokens", use.drafted)
-            span.set_attribute("pilotlight.accepted_tokens", use.accepted)
-        if finish_reason is not None:
-            span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
-
-    def _phase(self, name: str, start_ns: int, end_ns: int) -> None:
-        self._spans.start(name, self._spans.as_parent(self._span), "internal", {}, start_ns).end(end_ns)
+def _set_use(span: "Span", clock: GenerationClock) -> None:
+    use = clock.use
+    span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
+    span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)
+    span.set_attribute("gen_ai.usage.output_tokens", use.output)
+    span.set_attribute("pilotlight.device_us", use.device_us)  # its share of the engine steps' device time
+    if use.drafted:
+        span.set_attribute("pilotlight.drafted_tokens", use.drafted)
+        span.set_attribute("pilotlight.accepted_tokens", use.accepted)
+    if clock.finish_reason is not None:
+        span.set_attribute("gen_ai.response.finish_reasons", [clock.finish_reason])

@@ -1,8 +1,7 @@
 """A site's traffic, published to routers: each model's arrivals, and the cached conversation prefixes.
 
 A router names a prefix by a digest, salted per tenant. The site can only compare digests, so no tenant can find out another's prefixes. The
-record is an estimate of the engine's cache: it is limited to the cache's size, corrected by the hits that the engine reports, and emptied when the
-model leaves its last device.
+record is an estimate of the engine's cache: it is limited to the cache's size, and emptied when the model leaves its last device.
 """
 
 import math
@@ -17,9 +16,6 @@ from pilotlight.wire.hop.status import ModelStatus
 
 WINDOW_S = 10.0  # averaging time of rates: some hundred requests at a busy site
 PUBLISH_EVERY_S = 10.0  # interval of new digests: 8,192 entries are 43 kB of status, and caches change slowly
-# If a prompt's cached tokens are less than this share of its recorded prefix, the engine must have evicted the prefix. The share is below 1, because
-# routers estimate the numbers of tokens.
-BELIEVED_SHARE = 0.5
 
 
 class Traffic:
@@ -40,7 +36,7 @@ class Traffic:
         known.prompt_tokens += prompt_tokens
         known.cached_tokens += cached_tokens
         known.tokens.add(max(0, prompt_tokens - cached_tokens), self._clock())
-        known.held.note(prefixes, prompt_tokens, cached_tokens, kv_tokens)
+        known.held.note(prefixes, kv_tokens)
 
     def forget(self, model: str) -> None:
         """Clear the prefixes of a model that has left its last device, and with it its cache."""
@@ -101,8 +97,7 @@ class HeldPrefixes:
     def is_complete(self) -> bool:
         return len(self._segments) <= MAX_PUBLISHED
 
-    def note(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int, kv_tokens: int) -> None:
-        self._correct(prefixes, prompt_tokens, cached_tokens)
+    def note(self, prefixes: Sequence[tuple[int, int]], kv_tokens: int) -> None:
         for i, (digest, tokens) in enumerate(prefixes):  # the end of a prompt is evicted before its start
             before = prefixes[i + 1][1] if i + 1 < len(prefixes) else 0
             self._drop(digest)
@@ -120,16 +115,6 @@ class HeldPrefixes:
             self._digest = encode_prefixes(list(self._segments)[-MAX_PUBLISHED:])
             self._digest_at = now
         return self._digest
-
-    def _correct(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int) -> None:
-        """Drop the prefixes that were expected in the cache but not found."""
-        held = next((tokens for digest, tokens in prefixes if digest in self._segments), 0)
-        total = max((tokens for _, tokens in prefixes), default=0)
-        if not held or cached_tokens >= BELIEVED_SHARE * held * prompt_tokens / max(1, total):
-            return
-        lost = {digest for digest, tokens in prefixes if tokens > cached_tokens and digest in self._segments}
-        for digest in lost:
-            self._drop(digest)
 
     def _drop(self, digest: int) -> None:
         self._tokens -= self._segments.pop(digest, 0)

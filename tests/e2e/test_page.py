@@ -17,7 +17,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from load_tests.local_network import LocalNetwork, free_ports
-from pilotlight.runtime.models.sources import EMBEDDED
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.sites.key_files import new_key
 from tests.e2e.conftest import NO_STANDBY
 from tests.page.browser import browser, needs_chromium, opened, until

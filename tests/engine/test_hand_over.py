@@ -16,7 +16,8 @@ from pilotlight.engine.api.protocol import PRIORITIES, Constraint, HostConfig, S
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
-from pilotlight.runtime.dispatch.hand_over import can_hand_over, decode_sequence, prefill_sequence
+from pilotlight.runtime.dispatch.dispatcher import can_hand_over
+from pilotlight.runtime.dispatch.sequences import decode_sequence, prefill_sequence
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_tokenizer
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit

@@ -21,7 +21,7 @@ from pilotlight.engine.kv.shared_tiers import open_tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.text.formats.answer_format import raw_parser
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
-from pilotlight.runtime.dispatch.hand_over import decode_sequence, prefill_sequence
+from pilotlight.runtime.dispatch.sequences import decode_sequence, prefill_sequence
 from pilotlight.runtime.generation.output_processor import OutputProcessor
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, submit
 from training.ember.chat import HERE

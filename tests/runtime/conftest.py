@@ -1,6 +1,7 @@
 """A site with a fake engine, and a real server for tests that need sockets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from pilotlight.runtime.app import SiteApp, build_app
 from pilotlight.runtime.serve import serve_app
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import parse
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.http.listen import bind, url_of
@@ -36,10 +38,21 @@ def site_config(model_directory: Path, **tables: Any) -> SiteConfig:
     return parse(SiteConfig, values, "test")
 
 
+class WallClock:
+    """The clock by which a site estimates demand: the machine's, until a test sets its time."""
+
+    def __init__(self) -> None:
+        self.now_s: float | None = None
+
+    def __call__(self) -> float:
+        return time.time() if self.now_s is None else self.now_s
+
+
 class Site:
     """A running site and the controls of its engine."""
 
-    def __init__(self, app: SiteApp, config: SiteConfig, launcher: FakeLauncher) -> None:
+    def __init__(self, app: SiteApp, config: SiteConfig, launcher: FakeLauncher, clock: WallClock) -> None:
+        self.clock = clock
         self.app = app
         self.config = config
         self.launcher = launcher
@@ -73,16 +86,18 @@ def make_site(model_directory: Path) -> SiteMaker:
         further: Sequence[FakeLauncher] = (),
         hop_secret: str | None = None,
         wait: bool = True,
+        timings: SiteTimings = SiteTimings(),  # noqa: B008 - frozen
         **tables: Any,
     ) -> AsyncIterator[Site]:
         """Make a site. `launcher` starts the hosts of the first device; `further` has a launcher for each other device."""
         config = site_config(model_directory, **tables)
         launcher = launcher or FakeLauncher()
-        app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret)
+        timings = timings._replace(clock=(clock := WallClock()))
+        app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret, timings=timings)
         async with running(app):
             if wait:
                 await eventually(lambda: not app.site.why_not_ready())
-            yield Site(app, config, launcher)
+            yield Site(app, config, launcher, clock)
 
     return make
 
@@ -106,7 +121,7 @@ def make_server(process_tier: None, model_directory: Path) -> SiteMaker:
         launcher = launcher or FakeLauncher()
         listener = bind(config.listen.host, config.listen.port)
         app = build_app(config, launchers=[launcher], hop_secret=hop_secret, url=url_of(listener))
-        site = Site(app, config, launcher)
+        site = Site(app, config, launcher, WallClock())
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = asyncio.create_task(serve_app(app, listener, stop=site.stop, on_ready=ready.set_result))
         site.url = await asyncio.wait_for(ready, 60)

@@ -278,7 +278,8 @@ async def test_an_error_in_mid_stream_is_the_dialects_event(site: Site) -> None:
     assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "api_error")
 
 
-async def test_counting_is_admitted_as_any_work_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.admission, "max_inflight", 0)
-    refused = await call(site.app, f"{PATH}/count_tokens", HELLO)
+async def test_counting_is_admitted_as_any_work_is(make_site: SiteMaker) -> None:
+    async with make_site(limits={"max_inflight": 1}) as site:
+        with site.admission.permit():
+            refused = await call(site.app, f"{PATH}/count_tokens", HELLO)
     assert (refused.status, refused.json["error"]["type"]) == (529, "overloaded_error")

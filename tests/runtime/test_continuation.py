@@ -41,9 +41,9 @@ class Mortal:
         async def die() -> None:
             getattr(self.launcher.hosts[number], self.how)(f"host {number} was killed")
 
-        client.answer = lambda submit: self._outputs(submit, dies_at, number, die)
+        client.answer = lambda submit: self.outputs(submit, dies_at, number, die)
 
-    def _outputs(
+    def outputs(
         self, submit: Submit, dies_at: int | None, number: int, die: Callable[[], Awaitable[None]]
     ) -> Iterable[Step]:
         rest = self.token_ids[submit.num_delivered_tokens :]

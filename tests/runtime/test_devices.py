@@ -16,9 +16,9 @@ from pilotlight.runtime.hosts.launch import host_config
 from pilotlight.sites.config import ConfigError
 from tests.asgi import call
 from tests.runtime.conftest import site_config
-from tests.runtime.two_devices import CHAT, ask, entries, fast, make_pair
+from tests.runtime.two_devices import CHAT, ask, entries, make_pair
 
-__all__ = ["entries", "fast", "make_pair"]
+__all__ = ["entries", "make_pair"]
 
 
 async def test_models_are_spread_over_the_devices(make_pair: Callable[..., Any], entries: list[dict[str, Any]]) -> None:

@@ -8,9 +8,9 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.runtime.dispatch.prefixes import CHUNK, PrefixMemory, chain_of, root_of
 from tests.asgi import Exchange, call, start
 from tests.fakes import says
-from tests.runtime.two_devices import CHAT, Pair, ask, even, fast, make_pair
+from tests.runtime.two_devices import CHAT, Pair, ask, even, make_pair
 
-__all__ = ["even", "fast", "make_pair"]
+__all__ = ["even", "make_pair"]
 
 
 async def test_requests_go_where_least_is_open(even: Pair) -> None:

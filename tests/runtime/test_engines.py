@@ -191,7 +191,7 @@ async def test_errors_are_not_progress(make_site: SiteMaker) -> None:
         async def fail() -> None:
             client = site.launcher.hosts[0].client
             while client.death is None:
-                client._publish(StepOutput(client._steps, (error,), client.loads))
+                client.publish(StepOutput(client.num_steps, (error,), client.loads))
                 await asyncio.sleep(0.01)
 
         site.engine.script = [fail]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pilotlight.runtime.fetching import chunks, listing, store, tries
+from pilotlight.runtime.fetching import chunks, store, tries
 from pilotlight.runtime.fetching.errors import FetchError
 from pilotlight.runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
 from pilotlight.runtime.fetching.remote import Remote
@@ -28,7 +28,6 @@ CHUNK = 1 << 16
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(store.STORE_ENV, str(tmp_path / "store"))
-    monkeypatch.setattr(listing, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(tries, "FIRST_PAUSE_S", 0.001)
     return tmp_path / "store"
 
@@ -102,7 +101,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def listed(folder: Path) -> str:
-    return write_listing(folder, lambda done, total: None)
+    return write_listing(folder, lambda done, total: None, CHUNK)
 
 
 def same(there: Path, folder: Path) -> bool:

@@ -31,10 +31,9 @@ class Budget:
 def woken(roles: tuple[str, ...], ranks: tuple[int, ...]) -> int:
     """Return the index of the host on which a model wakes, given the role and the rank of each host."""
     started: list[Any] = []
-    waker = SimpleNamespace(begin=lambda state, replica: started.append(replica))
     budgets = [Budget(Suits(rank, index)) for index, rank in enumerate(ranks)]
     nothing = cast("Any", None)
-    queue = WakeQueue(nothing, cast("Any", budgets), cast("Any", waker), nothing, nothing, 1)
+    queue = WakeQueue(nothing, cast("Any", budgets), lambda state, replica: started.append(replica), nothing, 1)
     queue.begin(cast("Any", SimpleNamespace(replicas=replicas_of(*roles))))
     (replica,) = started
     return int(replica.host.index)
@@ -51,5 +50,5 @@ async def test_a_copy_that_has_work_again_is_not_put_to_sleep() -> None:
     asleep.is_awake = False
     state = SimpleNamespace(awake=[idle, busy, asleep], is_replica_busy=lambda replica: replica is busy)
     budgets, nothing = [Budget(Suits(0, index)) for index in range(3)], cast("Any", None)
-    await Foresight([], cast("Any", budgets), nothing, nothing, nothing)._put_to_sleep(cast("Any", state))
+    await Foresight([], cast("Any", budgets), nothing, nothing)._put_to_sleep(cast("Any", state))
     assert [len(budget.slept) for budget in budgets] == [1, 0, 0]

@@ -9,7 +9,8 @@ import pytest
 
 from pilotlight.engine.api.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
 from pilotlight.runtime.cli.serve_command import Served
-from pilotlight.runtime.dispatch.hand_over import prefill_sequence
+from pilotlight.runtime.dispatch.sequences import prefill_sequence
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.site import EngineConfig
 from pilotlight.wire.hop.status import decode_status
@@ -17,9 +18,9 @@ from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, Step, ids, says
 from tests.runtime.conftest import SiteMaker
 from tests.runtime.test_embeddings import embeds
-from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
+from tests.runtime.two_devices import CHAT, QUICK, Pair, make_pair
 
-__all__ = ["fast", "make_pair"]
+__all__ = ["make_pair"]
 
 HOSTS = {"devices": None, "hosts": [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]}
 LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3  # data
@@ -31,14 +32,16 @@ def split(make_site: SiteMaker) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def make(
-        prepare: Callable[[FakeEngineClient], None] = lambda client: None, **engine: Any
+        prepare: Callable[[FakeEngineClient], None] = lambda client: None,
+        timings: SiteTimings = QUICK,
+        **engine: Any,
     ) -> AsyncIterator[Pair]:
         launchers = FakeLauncher(prepare), FakeLauncher(prepare)
         for launcher, name in zip(launchers, ("prefill", "decode"), strict=True):
             launcher.peer_address = f"ipc:///{name}"
         tables = {**HOSTS, "kv_host_gib": 0.1, "scale_up_wait_s": 0.0, **engine}
         del tables["devices"]
-        async with make_site(launcher=launchers[0], further=[launchers[1]], engine=tables) as site:
+        async with make_site(launcher=launchers[0], further=[launchers[1]], timings=timings, engine=tables) as site:
             pair = Pair(site, *launchers)
             await eventually(lambda: all(pair.awake))
             for client in pair.engines:
@@ -123,11 +126,11 @@ async def test_an_idle_host_computes_its_own_prompts(split: Callable[..., Any]) 
 
 
 async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(
-    split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    split: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr("pilotlight.runtime.dispatch.roles.HOT_FOR_S", 0.0)
-    monkeypatch.setattr("pilotlight.runtime.hosts.autoscaler.LOOK_EVERY_S", 0.01)
-    async with split(shift_roles=True, scale_up_wait_s=0.05, scale_down_after_s=0.1) as pair:
+    async with split(
+        timings=QUICK._replace(hot_for_s=0.0), shift_roles=True, scale_up_wait_s=0.05, scale_down_after_s=0.1
+    ) as pair:
         prefill, _ = pair.engines
 
         async def roles() -> list[str | None]:

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from pilotlight.runtime.hosts.tier_directory import TierDirectory
+from pilotlight.runtime.hosts.tier_directory import LOCKS, TierDirectory
+from pilotlight.support.directory_locks import remove_if_dead
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
@@ -89,7 +90,7 @@ def test_weights_outlive_sleep_the_engine_host_and_a_killed_runtime(file: Path, 
         if site.popen.poll() is None:
             site.popen.kill()
             site.popen.wait()
-        TierDirectory("another", directory.parent, "weights").remove_dead()
+        remove_if_dead(directory, LOCKS, "tier")
 
 
 def processes(client: httpx.Client) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.runtime.models import wakes
+from pilotlight.runtime.timings import SiteTimings
 from tests.asgi import call, eventually
 from tests.fakes import write_model_directory
 from tests.runtime.conftest import SiteMaker
@@ -59,10 +59,7 @@ async def test_a_hostile_tokenizer_costs_no_other_model_anything(
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
-async def test_a_tokenizer_that_takes_for_ever_is_given_up(
-    make_site: SiteMaker, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wakes, "TOKENIZER_CPU_S", 0.0001)
-    async with make_site(wait=False) as site:
+async def test_a_tokenizer_that_takes_for_ever_is_given_up(make_site: SiteMaker, model_directory: Path) -> None:
+    async with make_site(wait=False, timings=SiteTimings(tokenizer_cpu_s=0.0001)) as site:
         await eventually(lambda: "CPU time" in str(site.app.site.why_not_ready()))
         assert "has a tokenizer that cannot be used" in str(site.app.site.why_not_ready())

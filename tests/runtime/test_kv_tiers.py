@@ -9,9 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pilotlight.runtime.hosts.launch import GIB, host_config, launchers_of
-from pilotlight.runtime.hosts.tier_directory import TierDirectory, is_dead, try_lock
+from pilotlight.runtime.hosts.launch import host_config, launchers_of
+from pilotlight.runtime.hosts.memory import GIB
+from pilotlight.runtime.hosts.tier_directory import LOCKS, TierDirectory
 from pilotlight.sites.site import EngineConfig
+from pilotlight.support.directory_locks import is_dead, remove_if_dead, try_lock
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
@@ -57,18 +59,23 @@ def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_a
     (directory / "slots-4096.kv").write_bytes(b"blocks")
     living = TierDirectory("sin1", tmp_path)
     living.claim()
-    living.remove_dead()
+    remove_dead(tmp_path)
     assert directory.exists(), "its site lives"
     lose_lock(killed)
     again = TierDirectory("ams1", tmp_path)
     assert again.claim() == directory
-    again.remove_dead()
+    remove_dead(tmp_path)
     assert (directory / "slots-4096.kv").exists()
     lose_lock(again)
-    living.remove_dead()
+    remove_dead(tmp_path)
     assert not directory.exists()
     assert f"removed the host KV tier of a site that is gone: {directory}" in caplog.text
     assert living.claim() is not None
+
+
+def remove_dead(root: Path) -> None:
+    for directory in root.iterdir():
+        remove_if_dead(directory, LOCKS, "host KV tier")
 
 
 def lose_lock(place: TierDirectory) -> None:
@@ -120,7 +127,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         f'kv_disk_dir = "{tmp_path}/disk"\nkv_disk_gib = 0.01\n'
         f'[[models]]\nname = "tiny"\nsource = "{tmp_path}/tiny"\n'
     )
-    directory = TierDirectory(name)._directory
+    directory = TierDirectory(name).directory
     try:
         process = Process(file, tmp_path / "log")
         with httpx.Client(base_url=process.url, timeout=30) as client:
@@ -151,19 +158,16 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
         if process.popen.poll() is None:
             process.popen.kill()
             process.popen.wait()
-        TierDirectory("another", directory.parent).remove_dead()
+        remove_if_dead(directory, LOCKS, "tier")
 
 
-def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.COMING_BACK_S", 0.3)
+def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(tmp_path: Path) -> None:
     killed, lost, alive = (TierDirectory(name, tmp_path) for name in ("killed", "lost", "alive"))
     for place in (killed, lost, alive):
         place.claim()
     for place in (killed, lost):
         lose_lock(place)
-    TierDirectory("another", tmp_path).remove_dead_later()
+    TierDirectory("another", tmp_path, coming_back_s=0.3).remove_dead_later()
     assert killed.claim() is not None
     lose_lock(alive)  # this site was killed only now, so it may still restart
     until(lambda: not lost.directory.exists())
@@ -171,14 +175,11 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     assert alive.directory.exists()
 
 
-def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(tmp_path: Path) -> None:
     place = TierDirectory("ams1", tmp_path)
     place.directory.mkdir()
     (place.directory / "owner.lock").mkdir()  # opening this lock fails while the check holds the directory's other lock
-    assert not is_dead(place.directory)
-    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
+    assert not is_dead(place.directory, LOCKS)
     assert place.claim() == place.directory
 
 
@@ -195,7 +196,7 @@ def test_a_lock_that_is_being_checked_is_waited_for(tmp_path: Path) -> None:
 
 def removed(directory: Path) -> bool:
     """Tell whether a folder is removed. The engine host of a killed site lives until its next heartbeat."""
-    TierDirectory("another", directory.parent).remove_dead()
+    remove_if_dead(directory, LOCKS, "tier")
     return not directory.exists()
 
 

@@ -10,9 +10,9 @@ from tests.asgi import Exchange, call, eventually, start
 from tests.fakes import FakeLauncher, says
 from tests.runtime.conftest import SiteMaker
 from tests.runtime.test_continuation import TEXT, Mortal
-from tests.runtime.two_devices import CHAT, FAST, TWO, Pair, ask, both_awake, entries, even, fast, make_pair
+from tests.runtime.two_devices import CHAT, FAST, QUICK, TWO, Pair, ask, both_awake, entries, even, make_pair
 
-__all__ = ["entries", "even", "fast", "make_pair"]
+__all__ = ["entries", "even", "make_pair"]
 
 
 class Twins:
@@ -83,7 +83,7 @@ async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteM
     """The model, which has no requests yet, starts to wake on the broken device, and then wakes on the other one."""
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
-    async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:
+    async with make_site(launcher=broken, timings=QUICK, further=[sound], engine=TWO, wait=False) as site:
         await eventually(lambda: sound.hosts and sound.client.loaded == ["tiny"])
         await eventually(lambda: not site.app.site.why_not_ready())
         sound.client.script = says("Hi")
@@ -95,7 +95,9 @@ async def test_requests_that_wait_for_a_broken_device_are_answered_by_the_other(
 ) -> None:
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
-    async with make_site(launcher=broken, further=[sound], engine=TWO, models=entries, wait=False) as site:
+    async with make_site(
+        launcher=broken, timings=QUICK, further=[sound], engine=TWO, models=entries, wait=False
+    ) as site:
         assert [(await call(site.app, CHAT, ask(name))).status for name in "abcd"] == [200] * 4
 
 

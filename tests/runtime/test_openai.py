@@ -9,6 +9,7 @@ import pytest
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.runtime.models.text import sampling_defaults
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.wire.sse import HEARTBEAT
 from tests.asgi import call
 from tests.fakes import EOS, ids, says
@@ -237,19 +238,19 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
 
 
 @pytest.mark.process
-async def test_a_call_that_is_held_back_for_long_is_no_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.runtime.generation.generator.HELD_BACK_S", 0.0)
+async def test_a_call_that_is_held_back_for_long_is_no_silence(make_site: SiteMaker) -> None:
     paced = [
         each for step in says(CALL_TEXT) for each in (0.0, step)
     ]  # each output is taken before the next one arrives
-    for is_stream in (True, False):
-        site.engine.script = paced
-        answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": is_stream})
-        if is_stream:
-            assert answer.body.startswith(HEARTBEAT)
-            assert answer.body.endswith(b"data: [DONE]\n\n")
-        else:
-            assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
+    async with make_site(timings=SiteTimings(held_back_s=0.0)) as site:
+        for is_stream in (True, False):
+            site.engine.script = paced
+            answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": is_stream})
+            if is_stream:
+                assert answer.body.startswith(HEARTBEAT)
+                assert answer.body.endswith(b"data: [DONE]\n\n")
+            else:
+                assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_calls_are_text_when_no_tools_are_listed(site: Site) -> None:

@@ -3,24 +3,25 @@
 import pytest
 
 from pilotlight.engine.api.protocol import ModelLoad, StepOutput, TokenOutput
-from pilotlight.runtime.hosts import device_host
 from pilotlight.runtime.hosts.device_host import ProgressWatch
 
 
 class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
-        monkeypatch.setattr(device_host.time, "monotonic", lambda: self.now)
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
 def watch(clock: Clock) -> ProgressWatch:
-    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0)
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, clock=clock)
     watch.begin()
     return watch
 
@@ -95,7 +96,7 @@ def test_it_is_quiet_since_its_last_work_ended_once_it_has_spoken(watch: Progres
 
 
 def test_a_machine_that_is_measured_to_be_slow_has_ten_times_its_largest_step(clock: Clock) -> None:
-    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048)
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048, clock=clock)
     watch.begin()
     watch.note_ready()
     loads = {"fast": ModelLoad(prefill_tokens_per_s=10_000.0), "slow": ModelLoad(prefill_tokens_per_s=512.0)}
@@ -109,7 +110,7 @@ def test_a_machine_that_is_measured_to_be_slow_has_ten_times_its_largest_step(cl
 
 def test_a_machine_whose_first_step_never_ends_in_time_has_twice_as_long_each_time(clock: Clock) -> None:
     """Nothing is measured until a step has ended. A fixed deadline would end every host of a slow machine."""
-    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048)
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048, clock=clock)
     for deadline_s in (5.0, 10.0, 20.0, 40.0):
         watch.begin()
         watch.note_ready()
@@ -125,7 +126,7 @@ def test_a_machine_whose_first_step_never_ends_in_time_has_twice_as_long_each_ti
 
 
 def test_a_host_that_is_not_ready_in_time_says_nothing_about_steps(clock: Clock) -> None:
-    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0)
+    watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, clock=clock)
     watch.begin()
     watch.note_late()
     assert watch.step_deadline_s == 5.0

@@ -5,18 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.runtime import site as site_module
-from pilotlight.runtime.hosts.tier_directory import TierDirectory
-from pilotlight.runtime.models.weights_tier import WeightsTier
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeLauncher, says
-from tests.runtime.two_devices import CHAT, FAST, Pair, ask, entries, fast, make_pair, pair
+from tests.runtime.two_devices import CHAT, FAST, Pair, ask, entries, make_pair, pair
 
-__all__ = ["entries", "fast", "make_pair", "pair"]
+__all__ = ["entries", "make_pair", "pair"]
 
 
 async def test_a_hot_model_wakes_on_the_other_device_and_sleeps_again(pair: Pair) -> None:
@@ -99,12 +95,9 @@ def _write(file: Path) -> bool:
 
 
 async def test_a_further_copy_comes_from_the_weights_in_host_memory(
-    make_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_pair: Callable[..., Any], tmp_path: Path
 ) -> None:
-    place = TierDirectory("ams1", tmp_path, "weights")
-    directory = place.claim()
-    assert directory is not None
-    monkeypatch.setattr(site_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
+    name = f"w{abs(hash(str(tmp_path))) % 10**8}"  # the directory in shared memory has it
     files: list[str | None] = []
 
     class Mapping(FakeEngineClient):
@@ -117,7 +110,7 @@ async def test_a_further_copy_comes_from_the_weights_in_host_memory(
     launchers = FakeLauncher(), FakeLauncher()
     for launcher in launchers:
         launcher.client_class = Mapping
-    async with make_pair(*launchers, engine={**FAST, "weights_host_gib": 1.0}) as pair:
+    async with make_pair(*launchers, name=name, engine={**FAST, "weights_host_gib": 1e-5}) as pair:
         pair.make_hot(pair.home)
         await eventually(lambda: all(pair.awake))
         assert files[0] == files[1]
@@ -142,7 +135,7 @@ async def test_no_model_sleeps_for_a_further_copy_but_it_sleeps_for_any_other(
         (slot_d,) = [replica for replica in pair.replicas("d") if replica.is_awake]
         slot_c = next(replica for replica in pair.replicas("c") if replica.is_awake)
         away = next(replica for replica in (slot_d, slot_c) if replica.host.index != home)
-        await pair.site.app.site.models._queue._budgets[away.host.index].put_to_sleep(pair.state(away.model))
+        await pair.site.app.site.models.put_to_sleep(away.model)
         await eventually(lambda: sum(replica.is_awake for replica in pair.replicas("a")) == 2)
         for name in "abcd":
             for replica in pair.replicas(name):

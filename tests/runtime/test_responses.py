@@ -359,7 +359,7 @@ async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_get
         started = (await call(site.app, PATH, {**HELLO, "background": True})).json
         reader = start(site.app, f"{PATH}/{started['id']}?stream=true", method="GET")
         await eventually(lambda: b"output_text.delta" in reader.body)
-        await site.app.responses.close()
+        await site.app.responses.keeping.close()
         await reader.done()
     async with make_site() as site:
         one = f"{PATH}/{started['id']}"
@@ -403,7 +403,7 @@ async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_
 
 def slow_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Make the store wait with its writes until the returned event is set."""
-    store, is_set = site.app.responses._keeping.store, asyncio.Event()
+    store, is_set = site.app.responses.keeping.store, asyncio.Event()
     add = store._add
 
     async def slow(found: Any) -> bool:
@@ -438,7 +438,7 @@ async def test_no_client_learns_of_a_background_response_that_could_be_lost(
     writes.set()
     assert (was_told, was_started) == (False, False)
     assert (await exchange.done()).json["background"] is True
-    await eventually(lambda: not site.app.responses._keeping.store._made)
+    await eventually(lambda: not site.app.responses.keeping.store._made)
 
 
 async def test_a_failure_in_mid_stream_is_reported_and_nothing_is_kept(site: Site) -> None:

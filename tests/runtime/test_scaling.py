@@ -3,9 +3,11 @@
 import pytest
 
 from pilotlight.engine.api.protocol import ModelLoad
-from pilotlight.runtime.hosts.scaling import HOT_FOR_S, Heat, Verdict, wait_s, wait_with_one_less_s
+from pilotlight.runtime.hosts.scaling import Heat, Verdict, wait_s, wait_with_one_less_s
+from pilotlight.runtime.timings import SiteTimings
 
 SEATS = 8
+HOT_FOR_S = SiteTimings().hot_for_s
 IDLE = ModelLoad(prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)
 QUEUED = ModelLoad(running=4, waiting_tokens=2000, prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)
 
@@ -33,7 +35,7 @@ def test_where_all_seats_are_taken_the_wait_is_also_for_answers_to_end() -> None
 
 
 def test_a_model_is_hot_only_after_some_seconds_on_end() -> None:
-    heat = Heat(1.0, 30.0)
+    heat = Heat(1.0, HOT_FOR_S, 30.0)
     assert judge(heat, [QUEUED], 0.0, HOT_FOR_S - 0.5) == []
     assert judge(heat, [IDLE], HOT_FOR_S, HOT_FOR_S) == [], "the burst is over"
     assert judge(heat, [QUEUED], HOT_FOR_S + 0.5, 2 * HOT_FOR_S) == []
@@ -41,17 +43,17 @@ def test_a_model_is_hot_only_after_some_seconds_on_end() -> None:
 
 
 def test_a_model_that_stays_hot_is_given_time_between_two_copies() -> None:
-    found = judge(Heat(1.0, 30.0), [QUEUED, QUEUED], 0.0, 9.0)
+    found = judge(Heat(1.0, HOT_FOR_S, 30.0), [QUEUED, QUEUED], 0.0, 9.0)
     assert [verdict for _, verdict in found] == ["more", "more"]
     assert found[1][0] - found[0][0] >= HOT_FOR_S
 
 
 def test_one_idle_copy_is_enough_not_to_be_hot() -> None:
-    assert judge(Heat(1.0, 30.0), [QUEUED, IDLE], 0.0, 10.0) == []
+    assert judge(Heat(1.0, HOT_FOR_S, 30.0), [QUEUED, IDLE], 0.0, 10.0) == []
 
 
 def test_a_copy_goes_when_the_others_have_long_done_without_it() -> None:
-    heat = Heat(1.0, 5.0)
+    heat = Heat(1.0, HOT_FOR_S, 5.0)
     assert judge(heat, [IDLE, IDLE], 0.0, 4.5) == []
     assert judge(heat, [QUEUED, IDLE], 4.6, 4.6) == [], (
         "with one less the queue would be longer than a quarter of the threshold"
@@ -66,11 +68,11 @@ def test_what_one_less_would_make_hot_is_never_cool(tokens: int) -> None:
     load = ModelLoad(waiting_tokens=tokens, prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)
     left = wait_with_one_less_s([load, load], SEATS)
     assert left == pytest.approx(2 * tokens / 1000)
-    verdicts = judge(Heat(1.0, 2.0), [load, load], 0.0, 2.5)
+    verdicts = judge(Heat(1.0, HOT_FOR_S, 2.0), [load, load], 0.0, 2.5)
     assert bool(verdicts) == (left < 0.25)
 
 
 def test_the_last_copy_is_not_this_policys_business_and_zero_switches_it_off() -> None:
-    assert judge(Heat(1.0, 1.0), [IDLE], 0.0, 100.0) == []
-    assert judge(Heat(0.0, 1.0), [QUEUED, QUEUED], 0.0, 100.0) == []
-    assert judge(Heat(1.0, 1.0), [], 0.0, 100.0) == []
+    assert judge(Heat(1.0, HOT_FOR_S, 1.0), [IDLE], 0.0, 100.0) == []
+    assert judge(Heat(0.0, HOT_FOR_S, 1.0), [QUEUED, QUEUED], 0.0, 100.0) == []
+    assert judge(Heat(1.0, HOT_FOR_S, 1.0), [], 0.0, 100.0) == []

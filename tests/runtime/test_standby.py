@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import psutil
 import pytest
 
 from pilotlight.engine.api.protocol import ModelSpec
-from pilotlight.runtime.hosts import standby as standby_module
 from pilotlight.runtime.hosts.memory import available_bytes
 from pilotlight.runtime.hosts.standby import HOST_BYTES, SHARE, Standby
 from tests.asgi import call, eventually, start
@@ -56,7 +56,7 @@ async def test_every_standby_makes_ready_for_models_whose_weights_outlive_their_
         ModelSpec(name, "/models", weights_file=file) for name, file in (("a", "/memory/a"), ("b", None))
     )
     launcher = FakeLauncher()
-    standby = Standby(launcher, True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+    standby = Standby(partial(launcher.launch, standby=True), True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
     standby.expect(asleep)
     standby.expect(private)
     running = asyncio.create_task(standby.run())
@@ -72,12 +72,11 @@ async def test_every_standby_makes_ready_for_models_whose_weights_outlive_their_
         await asyncio.wait({running})
 
 
-async def test_a_loaded_model_is_expected_by_the_standby(make_site: SiteMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[ModelSpec] = []
-    monkeypatch.setattr(Standby, "expect", lambda self, spec: expected.append(spec))
-    async with make_site(engine=KEPT) as site:
-        await eventually(lambda: not site.app.site.why_not_ready())
-        assert expected == [site.launcher.client.specs["tiny"]]
+async def test_a_loaded_model_is_expected_by_the_standby(make_site: SiteMaker, tmp_path: Path) -> None:
+    name = f"s{abs(hash(str(tmp_path))) % 10**8}"  # the directory of weights in shared memory has it
+    async with make_site(name=name, engine={**KEPT, "weights_host_gib": 1e-5}) as site:
+        await eventually(lambda: is_ready(site))
+        await eventually(lambda: site.launcher.standbys[0].client.prewarmed == [site.launcher.client.specs["tiny"]])
 
 
 async def test_a_stream_continues_with_the_standby(make_site: SiteMaker) -> None:
@@ -90,7 +89,7 @@ async def test_a_stream_continues_with_the_standby(make_site: SiteMaker) -> None
         async def die() -> None:
             mortal.launcher.standbys[0].die()
 
-        mortal.clients[1].answer = lambda submit: mortal._outputs(submit, 5, 1, die)
+        mortal.clients[1].answer = lambda submit: mortal.outputs(submit, 5, 1, die)
         answer = await call(site.app, CHAT, HELLO)
         assert answer.json["choices"][0]["message"]["content"] == TEXT
         assert site.app.site.fleet.hosts[0].client is mortal.launcher.standbys[1].client
@@ -125,12 +124,13 @@ async def test_a_busy_site_prepares_none(make_site: SiteMaker) -> None:
 
 
 async def test_a_standby_that_dies_is_replaced_after_longer_and_longer_pauses(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(standby_module, "FIRST_PAUSE_S", 0.01)
     launcher = FakeLauncher()
     launcher.failures = [OSError("no more processes")] * 2
-    standby = Standby(launcher, True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+    standby = Standby(
+        partial(launcher.launch, standby=True), True, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0, first_pause_s=0.01
+    )
     caplog.set_level(logging.WARNING)
     task = asyncio.create_task(standby.run())
     await eventually(lambda: standby.state == "ready")
@@ -146,13 +146,15 @@ async def test_a_standby_that_dies_is_replaced_after_longer_and_longer_pauses(
 
 
 async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(standby_module, "available_bytes", lambda: SHARE * HOST_BYTES - 1)
     caplog.set_level(logging.INFO)
     for wanted, launches in ((None, 0), (False, 0), (True, 1)):
         launcher = FakeLauncher()
-        standby = Standby(launcher, wanted, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0)
+        standby = Standby(
+            partial(launcher.launch, standby=True), wanted, lambda: 0.0, quiet_s=0.0, prepare_within_s=5.0,
+            available=lambda: SHARE * HOST_BYTES - 1,
+        )  # fmt: skip
         task = asyncio.create_task(standby.run())
         if launches:
             await eventually(lambda s=standby: s.state == "ready")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pilotlight.engine.api.protocol import ModelInfo
 from tests.asgi import call
-from tests.fakes import FakeEngineClient
+from tests.fakes import FakeEngineClient, FakeLauncher
 from tests.runtime.conftest import SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
@@ -28,21 +28,16 @@ HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content
     ],
 )
 async def test_a_conversion_is_logged_once_and_listed(
-    make_site: SiteMaker,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    dtype: str,
-    stored: tuple[str, ...],
-    words: list[str],
+    make_site: SiteMaker, caplog: pytest.LogCaptureFixture, dtype: str, stored: tuple[str, ...], words: list[str]
 ) -> None:
-    load = FakeEngineClient.load_model
+    class Converting(FakeEngineClient):
+        async def load_model(self, *arguments: Any) -> ModelInfo:
+            return replace(await super().load_model(*arguments), dtype=dtype, stored_dtypes=stored)
 
-    async def load_other(self: FakeEngineClient, *arguments: Any) -> ModelInfo:
-        return replace(await load(self, *arguments), dtype=dtype, stored_dtypes=stored)
-
-    monkeypatch.setattr(FakeEngineClient, "load_model", load_other)
+    launcher = FakeLauncher()
+    launcher.client_class = Converting
     with caplog.at_level(logging.INFO):
-        async with make_site() as site:
+        async with make_site(launcher=launcher) as site:
             await site.app.site.models.put_to_sleep("tiny")
             assert (await call(site.app, CHAT, HELLO)).status == 200  # this wakes the model again
             listed = (await call(site.app, "/v1/models")).json["data"][0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.runtime.models import wakes
+from pilotlight.runtime.timings import SiteTimings
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeLauncher
 from tests.runtime.conftest import Site, SiteMaker
@@ -82,12 +82,11 @@ async def test_a_conversation_finds_a_broken_template_where_texts_are_answered(
 
 
 async def test_a_broken_template_is_found_soon_without_a_conversation(
-    make_site: SiteMaker, broken: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_site: SiteMaker, broken: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wakes, "TEMPLATE_AFTER_S", 0.0)
     gate = asyncio.Event()
     launcher = FakeLauncher(lambda client: setattr(client, "load_gate", gate))
-    async with make_site(launcher=launcher, wait=False) as site:
+    async with make_site(launcher=launcher, wait=False, timings=SiteTimings(template_after_s=0.0)) as site:
         waiting = start(site.app, COMPLETIONS, ONCE)
         await eventually(lambda: site.app.site.models.states["tiny"].demand.waiters == 1)
         gate.set()

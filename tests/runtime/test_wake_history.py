@@ -2,7 +2,6 @@
 
 import pytest
 
-from pilotlight.runtime.models import wake_history
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_MAX_S, RETRY_FAILED_S, WakeHistory
 from pilotlight.wire.errors import ApiError
 
@@ -17,9 +16,9 @@ def test_a_wake_is_expected_as_measured_from_the_same_place_and_guessed_by_size_
     assert (history.wakes, history.last_ms) == (1, 250.0)
 
 
-def test_failures_in_a_row_are_given_up_for_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    history, now = WakeHistory(), [1000.0]
-    monkeypatch.setattr(wake_history.time, "monotonic", lambda: now[0])
+def test_failures_in_a_row_are_given_up_for_longer_and_longer() -> None:
+    now = [1000.0]
+    history = WakeHistory(clock=lambda: now[0])
     for patience_s in (RETRY_FAILED_S, 2 * RETRY_FAILED_S, 4 * RETRY_FAILED_S):
         history.failed_at = now[0]
         history.note_failure(ApiError("model_load_failed", "its disk is gone"))

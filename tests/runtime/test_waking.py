@@ -3,6 +3,7 @@
 import asyncio
 import random
 import struct
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,21 +15,20 @@ from pilotlight.edge_router.backends.discovery import Discovery
 from pilotlight.edge_router.routing.views import RouteRequest, eligible
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import LoadProgress, ModelSpec
-from pilotlight.runtime import site as site_module
-from pilotlight.runtime.hosts import prewaking as foresight_module
 from pilotlight.runtime.hosts.tier_directory import TierDirectory
-from pilotlight.runtime.models import device_budget as device_budget_module
 from pilotlight.runtime.models.model_state import Replica
+from pilotlight.runtime.models.text import TextSide
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S
-from pilotlight.runtime.models.weights_tier import WeightsTier
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.wire.hop.headers import Hop, sign_hop
 from pilotlight.wire.hop.status import SiteStatus, decode_status
 from tests.asgi import call, eventually, start
 from tests.edge_router.builders import Clock, network
 from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
-from tests.runtime.conftest import Site, SiteMaker
+from tests.runtime.conftest import Site, SiteMaker, WallClock
 
 CHAT = "/ai/v1/chat/completions"
+QUICK = SiteTimings(foresight_s=0.02, yield_after_s=0.05)
 ROOM_FOR_TWO = 2000 / 2**30  # in GiB; the weights of a fake model have 1000 bytes
 
 
@@ -47,26 +47,22 @@ def entries(tmp_path: Path) -> list[dict[str, Any]]:
     return [{"name": name, "source": str(tmp_path / name), "residency": "auto"} for name in names]
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_budget_module, "YIELD_AFTER_S", 0.05)
-    monkeypatch.setattr(foresight_module, "FORESIGHT_S", 0.02)
-
-
 @pytest.fixture
 async def small(make_site: SiteMaker, entries: list[dict[str, Any]]) -> AsyncIterator[Site]:
-    async with make_site(models=entries, engine={"weights_gib": ROOM_FOR_TWO}) as site:
+    async with make_site(models=entries, timings=QUICK, engine={"weights_gib": ROOM_FOR_TWO}) as site:
         yield site
         await site.is_idle()
 
 
-def at(site: Site, now_s: float) -> list[float]:
-    """Replace the clock of the demand estimates by one that tests set."""
-    now = [now_s]
-    models = site.app.site.models
-    for part in (models, models._foresight, models._queue._memory, models._queue._budgets[0]):
-        part._clock = lambda: now[0]
-    return now
+def at(site: Site, now_s: float) -> WallClock:
+    """Set the clock of the demand estimates, which stands still from now on."""
+    site.clock.now_s = now_s
+    return site.clock
+
+
+def own_name(tmp_path: Path) -> str:
+    """Return a name for a site that no other process of this machine uses: the directory of weights in shared memory has it."""
+    return f"w{abs(hash(str(tmp_path))) % 10**8}"
 
 
 def replicas(site: Site) -> list[Replica]:
@@ -80,7 +76,7 @@ async def residencies(site: Site) -> dict[str, str]:
 async def test_the_least_expected_sleeps_when_a_third_wakes(small: Site) -> None:
     now = at(small, 1e6)
     for model, after_s in (("b", 0), ("a", 20_000), ("a", 1), ("a", 1), ("c", 1)):
-        now[0] += after_s
+        now.now_s += after_s
         for replica in replicas(small):
             replica.awake_since = 0.0  # the minimum stay of all is over
         assert (await call(small.app, CHAT, ask(model))).status == 200
@@ -113,16 +109,6 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
     assert (await third.done()).status == 200
     for exchange in open_ones:
         assert (await exchange.done()).events[-1] == "[DONE]"
-
-
-async def test_a_waiter_for_room_learns_at_once_that_there_is_some(small: Site) -> None:
-    models = small.app.site.models
-    heard = asyncio.create_task(models._changed.wait())
-    await asyncio.sleep(0)
-    models._queue._budgets[0].release(models.states["a"])
-    for _ in range(2):
-        await asyncio.sleep(0)
-    assert heard.done()
 
 
 async def test_a_model_that_is_always_in_use_has_to_take_turns(small: Site) -> None:
@@ -175,10 +161,9 @@ async def test_models_that_yield_take_requests_again_when_the_one_that_waited_ca
     for exchange in open_ones:
         await exchange.until(b"Hel")
     models = small.app.site.models
-    c = models.states["c"]
-    c.num_bytes = 1000
-    waiting = asyncio.create_task(models._queue._budgets[0].acquire(c))
+    models.hint("c")
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
+    waiting = models.states["c"].replicas[0].task
     waiting.cancel()
     await asyncio.wait({waiting})
     assert not any(replica.is_yielding for replica in replicas(small))
@@ -203,7 +188,7 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
 
     small.engine.unload_model = slowly  # type: ignore[method-assign]
     models = small.app.site.models
-    falling_asleep = asyncio.create_task(models._queue._budgets[0].put_to_sleep(models.states["a"]))
+    falling_asleep = asyncio.create_task(models.put_to_sleep("a"))
     await eventually(lambda: models.states["a"].replicas[0].falling_asleep is not None)
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)) or third.task.done())
@@ -225,7 +210,7 @@ async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: Sit
 
     launcher = FakeLauncher()
     launcher.client_class = Waiting
-    async with make_site(launcher=launcher, wait=False) as site:
+    async with make_site(timings=QUICK, launcher=launcher, wait=False) as site:
         await eventually(lambda: site.app.site.why_not_ready() == [f"model 'tiny': {why}"])
         assert (await call(site.app, "/readyz")).status == 503
         (model,) = (await call(site.app, "/status")).json["models"]
@@ -258,16 +243,15 @@ async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(
 
 
 async def test_a_host_that_dies_while_the_text_side_is_still_read_is_followed_by_one_that_loads_the_weights(
-    small: Site,
+    small: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waker = small.app.site.models._waker
-    gate, read_text = asyncio.Event(), waker._read_text
+    gate, read_text = threading.Event(), TextSide.from_directory
 
-    async def slowly(*arguments: Any) -> Any:
-        await gate.wait()
-        return await read_text(*arguments)
+    def slowly(*arguments: Any) -> TextSide:
+        assert gate.wait(60)
+        return read_text(*arguments)
 
-    waker._read_text = slowly
+    monkeypatch.setattr(TextSide, "from_directory", slowly)
     exchange = start(small.app, CHAT, ask("a"))
     first = small.launcher.hosts[0]
     await eventually(lambda: first.client.loaded == ["a"])
@@ -279,7 +263,7 @@ async def test_a_host_that_dies_while_the_text_side_is_still_read_is_followed_by
 
 
 async def test_streams_of_a_waking_model_hear_a_heartbeat(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
-    async with make_site(models=entries, limits={"heartbeat_s": 0.03}) as site:
+    async with make_site(timings=QUICK, models=entries, limits={"heartbeat_s": 0.03}) as site:
         await eventually(lambda: site.launcher.hosts)
         site.engine.load_gate = asyncio.Event()
         exchange = start(site.app, CHAT, ask("a", stream=True))
@@ -290,7 +274,7 @@ async def test_streams_of_a_waking_model_hear_a_heartbeat(make_site: SiteMaker, 
 
 
 async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
-    async with make_site(models=entries, limits={"max_waking": 2}) as site:
+    async with make_site(timings=QUICK, models=entries, limits={"max_waking": 2}) as site:
         await eventually(lambda: site.launcher.hosts)
         site.engine.load_gate = asyncio.Event()
         waiting = [start(site.app, CHAT, ask("a")) for _ in range(2)]
@@ -321,7 +305,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(
     make_site: SiteMaker, entries: list[dict[str, Any]]
 ) -> None:
     entries[0]["residency"] = "device"
-    async with make_site(models=entries, engine={"weights_gib": 1500 / 2**30}) as site:
+    async with make_site(timings=QUICK, models=entries, engine={"weights_gib": 1500 / 2**30}) as site:
         answer = await call(site.app, CHAT, ask("b"))
         assert (answer.status, answer.json["error"]["code"]) == (500, "model_load_failed")
         message = answer.json["error"]["message"]
@@ -352,7 +336,7 @@ async def test_an_idle_model_sleeps_when_the_site_file_says_so(
     make_site: SiteMaker, entries: list[dict[str, Any]]
 ) -> None:
     entries[0]["sleep_after_s"] = 0.05
-    async with make_site(models=entries) as site:
+    async with make_site(timings=QUICK, models=entries) as site:
         await call(site.app, CHAT, ask("a"))
         state = site.app.site.models.states["a"]
         await eventually(lambda: site.engine.loaded == [] and state.loaded is None)
@@ -363,7 +347,7 @@ async def test_an_idle_model_sleeps_when_the_site_file_says_so(
 async def test_a_hint_wakes_a_model_and_only_a_router_may_give_one(
     make_site: SiteMaker, entries: list[dict[str, Any]]
 ) -> None:
-    async with make_site(models=entries, hop_secret="s3cret") as site:
+    async with make_site(timings=QUICK, models=entries, hop_secret="s3cret") as site:
         unsigned = await call(site.app, "/internal/wake", {"model": "a"})
         assert (unsigned.status, unsigned.json["error"]["code"]) == (403, "forbidden")
 
@@ -415,7 +399,7 @@ async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(sm
 
 async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_asked_for(make_site: SiteMaker) -> None:
     launcher = FakeLauncher(lambda client: setattr(client, "load_error", EngineError("model_load_failed", "no room")))
-    async with make_site(launcher=launcher, wait=False) as site:
+    async with make_site(timings=QUICK, launcher=launcher, wait=False) as site:
         state = site.app.site.models.states["tiny"]
         await eventually(lambda: state.history.failure is not None)
         site.engine.load_error = None
@@ -444,12 +428,12 @@ async def test_a_model_with_a_rhythm_wakes_before_it_is_asked_for(small: Site) -
     now = at(small, 1e6)
     await call(small.app, CHAT, ask("a"))
     for beat in range(10):
-        state.demand.arrivals.note(now[0] + 300.0 * (beat + 1))
-    now[0] += 3000.0 + 100.0
-    await small.app.site.models._queue._budgets[0].put_to_sleep(state)
+        state.demand.arrivals.note(now.now_s + 300.0 * (beat + 1))
+    now.now_s += 3000.0 + 100.0
+    await small.app.site.models.put_to_sleep("a")
     await asyncio.sleep(0.1)
     assert state.is_asleep, "it is not expected for another three minutes"
-    now[0] += 199.95
+    now.now_s += 199.95
     await eventually(lambda: state.loaded is not None)
 
 
@@ -458,17 +442,11 @@ async def test_weights_files_follow_the_models(
     make_site: SiteMaker,
     entries: list[dict[str, Any]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     limit: int,
     a_sleeps: str,
 ) -> None:
     """An engine writes its file at the given path. Files of sleeping models are removed if another model needs the space."""
-    place = TierDirectory("ams1", tmp_path / "shm", "weights")
-    (tmp_path / "shm").mkdir()
-    directory = place.claim()
-    assert directory is not None
-    tier = WeightsTier(place, directory, limit)
-    monkeypatch.setattr(site_module, "open_tier", lambda site: tier)
+    name, memory_gib = own_name(tmp_path), limit / 2**30
     specs: list[ModelSpec] = []
 
     class Writing(FakeEngineClient):
@@ -482,10 +460,11 @@ async def test_weights_files_follow_the_models(
     entries.append({**entries[0], "name": "d", "residency": "disk"})
     launcher = FakeLauncher()
     launcher.client_class = Writing
-    async with make_site(models=entries, launcher=launcher, engine={"weights_gib": ROOM_FOR_TWO}) as site:
+    engine = {"weights_gib": ROOM_FOR_TWO, "weights_host_gib": memory_gib}
+    async with make_site(name=name, models=entries, launcher=launcher, timings=QUICK, engine=engine) as site:
         now = at(site, 1e6)
         for model, after_s in (("a", 0), ("b", 20_000), ("b", 1), ("c", 1)):
-            now[0] += after_s
+            now.now_s += after_s
             for replica in replicas(site):
                 replica.awake_since = 0.0
             assert (await call(site.app, CHAT, ask(model))).status == 200
@@ -493,19 +472,17 @@ async def test_weights_files_follow_the_models(
         assert all(spec.weights_file for spec in specs)
         assert (await call(site.app, CHAT, ask("d"))).status == 200
         assert specs[3].weights_file is None, "it sleeps on disk"
-    assert not directory.exists()
+    assert not TierDirectory(name, kind="weights").directory.exists()
 
 
 async def test_what_is_to_sleep_in_host_memory_is_put_there_at_start(
-    make_site: SiteMaker, entries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_site: SiteMaker, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    place = TierDirectory("ams1", tmp_path, "weights")
-    directory = place.claim()
-    assert directory is not None
-    monkeypatch.setattr(site_module, "open_tier", lambda site: WeightsTier(place, directory, 10_000))
     for entry in entries[:2]:
         entry["residency"] = "host"
-    async with make_site(models=entries, engine={"weights_host_gib": 1.0}) as site:
+    async with make_site(
+        timings=QUICK, name=own_name(tmp_path), models=entries, engine={"weights_host_gib": 1e-5}
+    ) as site:
         states = site.app.site.models.states
         await eventually(
             lambda: [states[name].history.evictions for name in "abc"] == [1, 1, 0] and not site.engine.loaded
@@ -559,6 +536,6 @@ async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
     c = small.app.site.models.states["c"]
     (waited,) = [span for span in small.app.site.timeline.spans if span.what == "c" and span.name == "residency"]
     assert c.history.last_ms / 1e3 < waited.ended_s - waited.began_s
-    assert c.expected_wake_s(False) == c.history.last_ms / 1e3
+    assert c.expected_wake_s == c.history.last_ms / 1e3
     for exchange in open_ones:
         await exchange.done()

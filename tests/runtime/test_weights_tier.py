@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from pilotlight.runtime.hosts.memory_budget import AvailableMemory
-from pilotlight.runtime.hosts.tier_directory import TierDirectory
-from pilotlight.runtime.models.weights_tier import WeightsTier, open_tier
+from pilotlight.runtime.hosts.memory_budget import AvailableMemory, open_tier
+from pilotlight.runtime.hosts.tier_directory import COMING_BACK_S, TierDirectory
+from pilotlight.runtime.models.weights_tier import WeightsTier
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
 from tests.runtime.conftest import site_config
@@ -33,8 +33,10 @@ def site(directory: Path, gib: float | None, engine: dict[str, Any] | None = Non
     return site_config(directory, models=[values], engine={"weights_host_gib": gib, **(engine or {})})
 
 
-def opened(config: SiteConfig, root: Path, supply: AvailableMemory = PLENTY) -> WeightsTier | None:
-    return open_tier(config, TierDirectory(config.name, root, "weights"), lambda places: supply)
+def opened(
+    config: SiteConfig, root: Path, supply: AvailableMemory = PLENTY, coming_back_s: float = COMING_BACK_S
+) -> WeightsTier | None:
+    return open_tier(config, TierDirectory(config.name, root, "weights", coming_back_s), lambda places: supply)
 
 
 def test_a_promise_that_the_machine_cannot_keep_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
@@ -140,18 +142,15 @@ def test_a_file_that_is_being_written_counts_and_is_not_there_yet(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_site_left_goes_soon_after_any_other_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.COMING_BACK_S", 0.01)
+def test_what_a_killed_site_left_goes_soon_after_any_other_starts(tmp_path: Path) -> None:
     place = TierDirectory("sin1", tmp_path, "weights")
     directory = place.claim()
     assert directory is not None
     (directory / "x.weights").write_bytes(b"w")
-    assert opened(site(tmp_path, 1.0), tmp_path) is not None
+    assert opened(site(tmp_path, 1.0), tmp_path, coming_back_s=0.01) is not None
     assert directory.exists(), "its site lives"
     lose_lock(place)
-    opened(replace(site(tmp_path / "other", 1.0), name="iad1"), tmp_path)
+    opened(replace(site(tmp_path / "other", 1.0), name="iad1"), tmp_path, coming_back_s=0.01)
     until(lambda: not directory.exists())
 
 

@@ -167,14 +167,15 @@ async def test_the_reason_of_an_answers_end_is_reported(site: Site) -> None:
         assert [event.get("finish_reason") for event in streamed.events[:-1]][-1] == reason
 
 
-async def test_a_request_may_refuse_to_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await call(site.app, RUN + "?rejectIfBusy=true", {"prompt": "Hi"})).status == 200
-    monkeypatch.setattr(site.admission, "max_inflight", 0)
-    for query, sentence in (("rejectIfBusy=true", "asked not to wait"), ("rejectIfBusy=false", "as many")):
-        refused = await call(site.app, f"{RUN}?{query}", {"prompt": "Hi"})
-        assert (refused.status, refused.json["errors"][0]["code"]) == (429, 3040)
-        assert ("asked not to wait" in refused.json["errors"][0]["message"]) is (sentence == "asked not to wait")
-        assert "retry-after" in refused.headers
+async def test_a_request_may_refuse_to_wait(make_site: SiteMaker) -> None:
+    async with make_site(limits={"max_inflight": 1}) as site:
+        assert (await call(site.app, RUN + "?rejectIfBusy=true", {"prompt": "Hi"})).status == 200
+        for query, sentence in (("rejectIfBusy=true", "asked not to wait"), ("rejectIfBusy=false", "as many")):
+            with site.admission.permit():
+                refused = await call(site.app, f"{RUN}?{query}", {"prompt": "Hi"})
+            assert (refused.status, refused.json["errors"][0]["code"]) == (429, 3040)
+            assert ("asked not to wait" in refused.json["errors"][0]["message"]) is (sentence == "asked not to wait")
+            assert "retry-after" in refused.headers
 
 
 async def test_tasks_schemas_and_tokens_are_returned_in_envelopes(site: Site) -> None:

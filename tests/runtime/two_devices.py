@@ -9,30 +9,20 @@ from typing import Any
 import pytest
 
 from pilotlight.engine.api.protocol import ModelLoad
-from pilotlight.runtime.hosts import autoscaler as autoscaler_module
-from pilotlight.runtime.hosts import prewaking as foresight_module
-from pilotlight.runtime.hosts import scaling as scaling_module
-from pilotlight.runtime.models import device_budget as device_budget_module
 from pilotlight.runtime.models.model_state import ModelState, Replica
+from pilotlight.runtime.timings import SiteTimings
 from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
 TWO = {"devices": ["cpu", "cpu"]}
+QUICK = SiteTimings(scaling_s=0.01, hot_for_s=0.03, foresight_s=0.02, yield_after_s=0.05)
 FAST = {**TWO, "scale_up_wait_s": 1.0, "scale_down_after_s": 0.05}
 
 
 def ask(model: str = "tiny", **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "Hi"}], **more}
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autoscaler_module, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(scaling_module, "HOT_FOR_S", 0.03)
-    monkeypatch.setattr(foresight_module, "FORESIGHT_S", 0.02)
-    monkeypatch.setattr(device_budget_module, "YIELD_AFTER_S", 0.05)
 
 
 @pytest.fixture
@@ -109,7 +99,7 @@ def make_pair(make_site: SiteMaker) -> Callable[..., Any]:
     async def make(*launchers: FakeLauncher, **tables: Any) -> AsyncIterator[Pair]:
         first, second = launchers or (FakeLauncher(), FakeLauncher())
         tables["engine"] = {**TWO, **tables.get("engine", {})}
-        async with make_site(launcher=first, further=[second], **tables) as site:
+        async with make_site(launcher=first, further=[second], timings=QUICK, **tables) as site:
             await eventually(lambda: site.app.site.fleet.num_up == 2)
             yield Pair(site, first, second)
             await site.is_idle()

@@ -5,14 +5,12 @@ import logging
 
 import pytest
 
-from pilotlight.support import background
-from pilotlight.support.background import for_each, running, start
+from pilotlight.support.background import for_each, run_all, running, start, stop
 
 
 async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(background, "RESTART_AFTER_S", 0.0)
     starts: list[int] = []
     is_well = asyncio.Event()
 
@@ -23,7 +21,7 @@ async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(
         is_well.set()
         await asyncio.Event().wait()
 
-    task = start(work, "the sweep")
+    task = start(work, "the sweep", restart_after_s=0.0)
     await is_well.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -72,3 +70,43 @@ def test_one_item_that_raises_does_not_keep_the_others_from_their_turn(caplog: p
     (record,) = caplog.records
     assert record.exc_info is not None
     assert "looking at a stream" in record.getMessage()
+
+
+async def test_items_are_worked_on_a_few_at_a_time_and_the_first_error_is_raised() -> None:
+    open_items: set[int] = set()
+    most = 0
+
+    async def work(item: int) -> None:
+        nonlocal most
+        open_items.add(item)
+        most = max(most, len(open_items))
+        await asyncio.sleep(0)
+        open_items.remove(item)
+        if item == 5:
+            raise ValueError("the fifth")
+
+    await run_all(range(5), work, 3)
+    assert most == 3
+    with pytest.raises(ValueError, match="the fifth"):
+        await run_all(range(9), work, 3)
+
+
+async def test_a_task_that_is_cancelled_while_it_stops_another_ends_as_cancelled() -> None:
+    is_stopping = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_stopping.set()
+            await asyncio.sleep(0)
+
+    inner = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    outer = asyncio.create_task(stop(inner))
+    await is_stopping.wait()
+    outer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await outer
+    await asyncio.wait({inner})
+    assert inner.cancelled()

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pilotlight.support import database as database_module
 from pilotlight.support.database import (
     PAGE_BYTES,
     Connection,
@@ -23,7 +23,6 @@ from pilotlight.support.database import (
     storage_word,
     transaction,
 )
-from tests.asgi import eventually
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
@@ -115,8 +114,9 @@ async def test_work_without_waiting_callers_is_stopped_or_never_started(database
     assert done == ["stopped"]
 
 
-async def test_so_many_may_wait_and_one_more_is_refused(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_module, "MAX_WAITING", 3)
+async def test_so_many_may_wait_and_one_more_is_refused(tmp_path: Path) -> None:
+    prepare = partial(create, schema="CREATE TABLE t (n INTEGER)")
+    database = Database(tmp_path / "d.sqlite", prepare, max_waiting=3)
     go = threading.Event()
     waiting = [asyncio.ensure_future(database.run(lambda connection: go.wait(60))) for _ in range(3)]
     await asyncio.sleep(0)
@@ -125,8 +125,8 @@ async def test_so_many_may_wait_and_one_more_is_refused(database: Database, monk
     assert refused.value.code == "overloaded"
     go.set()
     await asyncio.gather(*waiting)
-    await eventually(lambda: database._waiting == 0)
     assert await database.run(numbers) == []
+    await database.close()
 
 
 async def test_a_database_is_as_large_as_it_may_be_and_then_says_so(tmp_path: Path) -> None:

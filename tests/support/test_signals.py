@@ -81,7 +81,5 @@ def test_a_terminal_is_gone_where_there_was_one_that_the_process_was_to_end_with
     monkeypatch: pytest.MonkeyPatch, handler: signal.Handlers, had_one: bool, has_one: bool, is_gone: bool
 ) -> None:
     monkeypatch.setattr(signals.signal, "getsignal", lambda number: handler)
-    monkeypatch.setattr(signals, "_has_terminal", lambda: had_one)
-    terminal = signals.Terminal()
-    monkeypatch.setattr(signals, "_has_terminal", lambda: has_one)
-    assert terminal.is_gone is is_gone
+    answers = iter((had_one, has_one))
+    assert signals.Terminal(lambda: next(answers)).is_gone is is_gone

@@ -56,7 +56,6 @@ class BlockBuilder:
 
     def _text_logprobs(self, delta: Delta) -> list[ChatLogprobs]:
         tokenizer = self._models.tokenizer(self._request.model)
-        assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
         return text_logprobs([part.text for part in delta.parts if isinstance(part, TextPart)], delta.tokens, tokenizer)
 
     def _go_on(self, generation: Generation) -> None:

@@ -66,9 +66,7 @@ class OpenAIBuilder(Generic[RequestT]):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = self._models.tokenizer(self._request.model)
-        assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
-        return tokenizer
+        return self._models.tokenizer(self._request.model)
 
     def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
         """Return `usage` of a chunk before the last one: UNSET if not requested, None if only the last has it."""

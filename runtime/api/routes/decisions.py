@@ -14,7 +14,7 @@ from pilotlight.dialects.decisions.questions import ValidDecision
 from pilotlight.dialects.decisions.system_one import parse_system_one, system_one_object
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import body_limit, check_model, router_context, tenant_in
-from pilotlight.runtime.api.routes.endpoint import MIB, PREFIXES, counting, naming_ignored, parsed
+from pilotlight.runtime.api.routes.endpoint import PREFIXES, counting, naming_ignored, parsed
 from pilotlight.runtime.generation.decisions.decider import Decider
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.sites.site import LimitsConfig
@@ -47,7 +47,7 @@ class DecisionEndpoint:
         self._registry = generator.models.registry
         self._parse = partial(parse, strict=limits.strict_fields)
         self._render = render
-        self._max_body_bytes = int(limits.max_body_mib * MIB)
+        self._max_body_bytes = limits.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.answer(

@@ -29,7 +29,6 @@ from pilotlight.wire.sse import HEARTBEAT
 
 log = logging.getLogger("pilotlight.http")
 
-MIB = 1 << 20
 PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # path prefixes, except Workers AI's
 MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # limits of the header that lists ignored fields: number of names, bytes
 
@@ -73,7 +72,7 @@ class Endpoint(Generic[RequestT]):
         self._dialect = dialect
         self._parse = partial(parse, strict=limits.strict_fields)
         self._build = build
-        self._max_body_bytes = int(limits.max_body_mib * MIB)
+        self._max_body_bytes = limits.max_body_bytes
         self._heartbeat_s = limits.heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -19,11 +19,12 @@ from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.runtime.api.connection import json_response
-from pilotlight.runtime.api.middleware import ACCOUNT, GENUINE_HOP
-from pilotlight.runtime.api.router_context import check_model, tenant_in
+from pilotlight.runtime.api.middleware import ACCOUNT
+from pilotlight.runtime.api.router_context import check_model, require_router, tenant_in
 from pilotlight.runtime.api.routes.endpoint import PREFIXES
 from pilotlight.runtime.models.adapters import AdapterRegistry, is_name
 from pilotlight.runtime.models.finetunes import FinetuneStore, Shapes, as_api_errors
+from pilotlight.runtime.models.model_state import no_model
 from pilotlight.runtime.models.model_view import ModelRegistry
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from pilotlight.wire.errors import ApiError
@@ -127,13 +128,13 @@ class FinetuneRoutes:
         return _enveloped(finetune.listed())
 
     async def every(self, request: Request) -> Response:
-        _require_router(request)
+        require_router(request.scope, "read its fine-tunes")
         return json_response(_encoder.encode(await asyncio.to_thread(self._store().everything)))
 
     async def one(self, request: Request) -> Response:
         """Export an adapter with its files (GET), import one (PUT), or remove one (DELETE).
         Other sites' changes arrive this way."""
-        _require_router(request)
+        require_router(request.scope, "read its fine-tunes")
         store, id = self._store(), request.path_params["id"]
         if request.method == "DELETE":
             await asyncio.to_thread(store.remove, _id(id))
@@ -170,9 +171,9 @@ class FinetuneRoutes:
 
     def _model(self, name: str) -> str:
         """Return the main name of the model with this name or alias. Raises ApiError."""
-        model = self._models.resolve(name)
-        if model is None or self._adapters.named_in(name, model) is not None:
-            raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
+        model = self._models.named(name)
+        if self._adapters.named_in(name, model) is not None:
+            raise no_model(name)
         return model
 
     async def _base(self, model: str) -> Shapes:
@@ -238,11 +239,6 @@ def _id(id: str) -> str:
     if not is_name(id):
         raise ApiError("invalid_request", f"{id[:100]!r} is no fine-tune's id")
     return id
-
-
-def _require_router(request: Request) -> None:
-    if not request.scope.get(GENUINE_HOP, False):
-        raise ApiError("forbidden", "only a router that shares a secret with this site may read its fine-tunes")
 
 
 def _number(request: Request, name: str, default: int) -> int:

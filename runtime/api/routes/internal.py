@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from pilotlight.runtime.api.connection import json_response, read_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
+from pilotlight.runtime.api.router_context import require_router
 from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.registry import Models
 from pilotlight.runtime.telemetry.recent_generations import RecentGenerations
@@ -60,45 +61,30 @@ class Internal:
     async def wake(self, request: Request) -> Response:
         if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
             raise ApiError("forbidden", "the hint must be signed by one of the network's routers")
-        name = await self._model(request)
+        hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
+        name = self._models.registry.named(hint.model)
         self._models.hint(name)
-        return self._told(name)
+        answer = WakeAnswer(name, self._models.registry.residency(name))
+        return json_response(msgspec.json.encode(answer), 202)
 
     async def catalogue(self, request: Request) -> Response:
-        _require_router(request)
+        require_router(request.scope, "manage its models")
         return json_response(msgspec.json.encode(await self._operator.catalogue()))
 
     async def operation(self, request: Request) -> Response:
         """Run an operation. Unlike a hint it can remove data, so it always needs a signature."""
-        _require_router(request)
+        require_router(request.scope, "manage its models")
         await self._operator.perform(await read_json(request, SiteOperation, MAX_BODY, "the body must be an operation"))
         return json_response(b"{}", 202)
 
     async def search_hub(self, request: Request) -> Response:
-        _require_router(request)
+        require_router(request.scope, "manage its models")
         query = await read_json(request, HubQuery, MAX_BODY, 'the body must be {"words": TEXT}')
         return json_response(msgspec.json.encode(await self._operator.search_hub(query)))
 
     async def requests(self, request: Request) -> Response:
-        _require_router(request)
+        require_router(request.scope, "manage its models")
         return json_response(msgspec.json.encode(list(self._recent.times)))
-
-    async def _model(self, request: Request) -> str:
-        """Return the main name of the model that the body names. Raises ApiError."""
-        hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
-        name = self._models.registry.resolve(hint.model)
-        if name is None:
-            raise ApiError("model_not_found", f"this site has no model named {hint.model[:200]!r}", param="model")
-        return name
-
-    def _told(self, name: str) -> Response:
-        answer = WakeAnswer(name, self._models.registry.residency(name))
-        return json_response(msgspec.json.encode(answer), 202)
 
     async def timeline(self, request: Request) -> Response:
         return json_response(msgspec.json.encode({"spans": self._timeline.spans}))
-
-
-def _require_router(request: Request) -> None:
-    if not request.scope.get(GENUINE_HOP, False):
-        raise ApiError("forbidden", "only a router that shares a secret with this site may manage its models")

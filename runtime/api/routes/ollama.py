@@ -39,7 +39,7 @@ from pilotlight.runtime.api.builders.logprobs import chat_logprobs
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, may_see, router_context
-from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
+from pilotlight.runtime.api.routes.endpoint import Endpoint, parsed
 from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.generator import Generation, Generator, as_api_errors
 from pilotlight.runtime.generation.output_processor import Delta
@@ -173,9 +173,7 @@ class OllamaBuilder:
     def _logprobs(self, delta: Delta) -> tuple[TokenLogprob, ...]:
         if self._request.sampling.num_logprobs is None:
             return ()
-        tokenizer = self._models.tokenizer(self._request.model)
-        assert tokenizer is not None, "an answer has deltas only once its model has been loaded"
-        return chat_logprobs(delta.tokens, tokenizer).content
+        return chat_logprobs(delta.tokens, self._models.tokenizer(self._request.model)).content
 
 
 def _embedded(request: ValidEmbedding, embeddings: PooledTexts) -> bytes:
@@ -196,7 +194,7 @@ class OllamaModels:
 
     def __init__(self, generator: Generator, limits: LimitsConfig) -> None:
         self._models = generator.models.registry
-        self._max_body_bytes = int(limits.max_body_mib * MIB)
+        self._max_body_bytes = limits.max_body_bytes
 
     async def tags(self, request: Request) -> Response:
         return json_response(orjson.dumps({"models": [self._listed(name) for name in self._names(request)]}))

@@ -12,7 +12,7 @@ from pilotlight.response_store.app import INPUT_TOKENS, OpenDoor, ResponsesApp
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.middleware import GENUINE_HOP
-from pilotlight.runtime.api.routes.endpoint import MIB, PREFIXES, Endpoint
+from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
 from pilotlight.runtime.api.routes.token_count import TokenCount
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.sites.site import SiteConfig
@@ -22,7 +22,7 @@ from pilotlight.wire.errors import Dialect
 
 class ResponsesEndpoint:
     """A pure ASGI application for /v1/responses and the paths below it.
-    Run `run()` as a task while it serves, and call `close()` afterwards."""
+    Run `keeping.run()` as a task while it serves, and call `keeping.close()` afterwards."""
 
     def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:
         limits, kept = config.limits, config.responses
@@ -30,7 +30,7 @@ class ResponsesEndpoint:
         self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
         self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
         keeping = RetentionPolicy(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
-        self._keeping = ResponsesApp(self._answer, OpenDoor(access), int(limits.max_body_mib * MIB), keeping)
+        self.keeping = ResponsesApp(self._answer, OpenDoor(access), limits.max_body_bytes, keeping)
 
     def routes(self) -> list[Route]:
         methods = ["GET", "POST", "DELETE"]
@@ -42,16 +42,10 @@ class ResponsesEndpoint:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._answer if scope.get(GENUINE_HOP, False) else self._keeping
+        app = self._answer if scope.get(GENUINE_HOP, False) else self.keeping
         await app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that includes its whole conversation."""
         app = self._count if scope["path"].endswith(f"/{INPUT_TOKENS}") else self._endpoint
         await app(scope, receive, send)
-
-    async def run(self) -> None:
-        await self._keeping.run()
-
-    async def close(self) -> None:
-        await self._keeping.close()

@@ -17,17 +17,18 @@ from pilotlight.dialects.embeddings_api import parse_embedding
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_completions import parse_completion
 from pilotlight.runtime.api.builders.openai_events import ChatBuilder, CompletionBuilder
+from pilotlight.runtime.api.builders.text_results import as_embeddings
 from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import may_see, tenant_in
-from pilotlight.runtime.api.routes.embeddings import as_openai
 from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
 from pilotlight.runtime.api.routes.texts import TextsEndpoint
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.models.adapters import SEPARATOR
+from pilotlight.runtime.models.model_state import no_model
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import ListedModel, ModelList
-from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.errors import Dialect
 from pilotlight.wire.http.asgi import header
 
 _encoder = msgspec.json.Encoder()
@@ -36,7 +37,7 @@ _encoder = msgspec.json.Encoder()
 def openai_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
     chats = Endpoint(generator, Dialect.OPENAI, parse_chat, ChatBuilder, limits)
     completions = Endpoint(generator, Dialect.OPENAI, parse_completion, CompletionBuilder, limits)
-    embeddings = TextsEndpoint(generator, parse_embedding, Embedder(generator).embed, as_openai, limits)
+    embeddings = TextsEndpoint(generator, parse_embedding, Embedder(generator).embed, as_embeddings, limits)
     models = _ModelRoutes(generator)
     return [
         route
@@ -74,7 +75,7 @@ class _ModelRoutes:
         owner = tenant_in(request.scope).owner
         is_there = name is not None and (adapter is None or self._adapters.has(name, adapter, owner))
         if name is None or not is_there or not self._is_seen(request, asked):
-            raise ApiError("model_not_found", f"this site has no model named {asked[:200]!r}", param="model")
+            raise no_model(asked)
         if header(request.scope, VERSION_HEADER) is not None:
             return json_response(_encoder.encode(model_card(name, self._models.created)))
         listed = self._model(name)

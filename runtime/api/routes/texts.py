@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from pilotlight.dialects.requests import ValidEmbedding, ValidScoring
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, tenant_in
-from pilotlight.runtime.api.routes.endpoint import MIB, counting, naming_ignored, parsed
+from pilotlight.runtime.api.routes.endpoint import counting, naming_ignored, parsed
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
@@ -44,7 +44,7 @@ class TextsEndpoint(Generic[RequestT]):
         self._parse: Callable[..., RequestT] = partial(parse, strict=limits.strict_fields)
         self._compute: Compute[RequestT] = compute
         self._render: Render[RequestT] = render
-        self._max_body_bytes = int(limits.max_body_mib * MIB)
+        self._max_body_bytes = limits.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)

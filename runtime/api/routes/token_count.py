@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.runtime.api.router_context import check_model
-from pilotlight.runtime.api.routes.endpoint import MIB, parsed
+from pilotlight.runtime.api.routes.endpoint import parsed
 from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
 from pilotlight.runtime.generation.prompts import encode
 from pilotlight.sites.site import LimitsConfig
@@ -29,7 +29,7 @@ class TokenCount:
         """`fields` are further fields of the response."""
         self._generator = generator
         self._parse = partial(parse, strict=limits.strict_fields)
-        self._max_body_bytes = int(limits.max_body_mib * MIB)
+        self._max_body_bytes = limits.max_body_bytes
         self._fields = fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

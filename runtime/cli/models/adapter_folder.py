@@ -36,7 +36,7 @@ def add(name: str, directory: Path, folder: Path) -> None:
             raise
     except OSError as error:
         raise CliError(f"{place} cannot be written: {error.strerror}.") from None
-    _say(f"{name}: {_size(described)}, in {place}")
+    print(f"{name}: {_size(described)}, in {place}")
 
 
 def show(folder: Path) -> None:
@@ -68,7 +68,7 @@ def remove(name: str, folder: Path) -> None:
             shutil.rmtree(gone, ignore_errors=True)
     except OSError as error:
         raise CliError(f"{place} cannot be removed: {error.strerror}.") from None
-    _say(f"{name} is removed")
+    print(f"{name} is removed")
 
 
 def _described(directory: Path) -> AdapterDescription:
@@ -89,7 +89,3 @@ def _require_name(name: str) -> None:
 
 def _size(described: AdapterDescription) -> str:
     return f"rank {described.rank}, {len(described.projections)} projections, {described.num_bytes / 2**20:.1f} MiB"
-
-
-def _say(words: str) -> None:
-    Console().print(words, highlight=False, markup=False, soft_wrap=True)

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.fetching.listing import NAME, write_listing
-from pilotlight.runtime.models.sources import PREFIX, SourceError, directory_of, local_directory
+from pilotlight.runtime.fetching.short_names import PREFIX
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 
 Show = Callable[[int, int], None]  # arguments: bytes done, bytes in total
 DTYPES = ("auto", "float32", "bfloat16")
@@ -26,8 +27,7 @@ def pack(model: str, dtype: str, out: Path | None, is_lossless: bool = False) ->
     if dtype not in DTYPES:
         raise CliError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype}")
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.packed")
-    console = Console()
-    with progress_bar(console) as bar:
+    with progress_bar() as bar:
         directory = fetched(model, bar)
         how = ["--dtype", dtype, *(["--lossless"] if is_lossless else [])]
         done = work("pilotlight.engine.tools.packing", ["pack", str(directory), str(out), *how], shown(bar, "packing"))
@@ -36,19 +36,15 @@ def pack(model: str, dtype: str, out: Path | None, is_lossless: bool = False) ->
         except OSError as error:
             raise CliError(f"{out / NAME} cannot be written: {error.strerror}") from None
     mib = done["num_bytes"] / 2**20
-    console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)
-    console.print(
-        f'Use it in a site file as source = "{out.absolute()}", or, where a web server has the folder, as\n'
-        f'source = "https://HOST/{out.name}#sha256={digest}".',
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
+    print(f"{done['path']} ({mib:.1f} MiB)")
+    print(f'Use it in a site file as source = "{out.absolute()}", or, where a web server has the folder, as')
+    print(f'source = "https://HOST/{out.name}#sha256={digest}".')
 
 
 def verify(directory: str) -> None:
-    console = Console()
-    with progress_bar(console) as bar:
+    with progress_bar() as bar:
         done = work("pilotlight.engine.tools.packing", ["verify", directory], shown(bar, "checking"))
-    console.print(f"{done['path']} is whole.", highlight=False, markup=False, soft_wrap=True)
+    print(f"{done['path']} is whole.")
 
 
 def fetched(model: str, bar: Progress) -> Path:
@@ -80,7 +76,8 @@ def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:
     raise CliError(f"the process of {module} ended with status {process.returncode} and no result")
 
 
-def progress_bar(console: Console) -> Progress:
+def progress_bar() -> Progress:
+    console = Console()
     return Progress(
         TextColumn("{task.description:<8}"), BarColumn(bar_width=30), DownloadColumn(binary_units=True), TransferSpeedColumn(),
         TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,

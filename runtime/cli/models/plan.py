@@ -96,14 +96,11 @@ def _config_of(source: str) -> Path:
 
 
 def _show(found: ModelPlan, told: dict[str, Any]) -> None:
-    console = Console()
-    console = Console(width=max(console.width, _WIDTH))
     billions = told["parameters"] / 1e9
-    console.print(
+    print(
         f"{told['architecture']}: {billions:,.1f} billion parameters, {told['dtype']}, {told['format']}; on {told['devices']} with a context of "
-        f"{told['context_length']:,} tokens",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        f"{told['context_length']:,} tokens"
+    )
     table = Table(
         "split",
         "weights/rank",
@@ -128,18 +125,11 @@ def _show(found: ModelPlan, told: dict[str, Any]) -> None:
         cost = split.get("cost_per_million_tokens")
         name = f"tp {split['tp']} pp {split['pp']} ep {split['ep']}" + (f" dp {split['dp']}" if split["dp"] > 1 else "")
         table.add_row(name, *sizes, f"{split['total_kv_tokens']:,}", *paces, "-" if cost is None else f"{cost:.2f}")
-    console.print(table)
-    console.print("Sizes are in GiB, for the rank that needs most.", highlight=False)
+    Console(width=max(Console().width, _WIDTH)).print(table)
+    print("Sizes are in GiB, for the rank that needs most.")
     for split in found.splits[:_SHOWN]:
-        console.print(f"- {split.parallelism}: {found.reason(split)}", highlight=False, soft_wrap=True)
+        print(f"- {split.parallelism}: {found.reason(split)}")
     for refused in told["refused"][:_SHOWN]:
-        console.print(
-            f"- tp {refused['tp']}, pp {refused['pp']}, ep {refused['ep']}: {refused['reason']}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        print(f"- tp {refused['tp']}, pp {refused['pp']}, ep {refused['ep']}: {refused['reason']}")
     device = found.devices.device
-    console.print(
-        f"Speeds are predicted from {device.source} and shares of them that are {device.efficiency.source}.",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    print(f"Speeds are predicted from {device.source} and shares of them that are {device.efficiency.source}.")

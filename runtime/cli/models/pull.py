@@ -1,6 +1,7 @@
 """`pilotlight pull`: download a model's files to this machine before it is served."""
 
 import asyncio
+import sys
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -12,17 +13,13 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, local_d
 def pull(model: str) -> None:
     """Download the model unless it is here, and print its directory. Raises CliError."""
     source = source_of(model)
-    console = Console(stderr=True)
     try:
         place = local_directory(source)
         if place is not None:
-            console.print(
-                f"{model} is here already: nothing to download.", highlight=False, markup=False, soft_wrap=True
-            )
+            print(f"{model} is here already: nothing to download.", file=sys.stderr)
         else:
-            with Progress(
-                TextColumn(model, markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console
-            ) as bar:
+            columns = TextColumn(model, markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+            with Progress(*columns, console=Console(stderr=True)) as bar:
                 task = bar.add_task(model, total=None)
                 place = asyncio.run(
                     directory_of(source, lambda done, total: bar.update(task, completed=done, total=total))

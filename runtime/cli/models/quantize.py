@@ -4,11 +4,9 @@ Only the other process loads torch."""
 
 from pathlib import Path
 
-from rich.console import Console
-
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.pack import fetched, progress_bar, shown, work
-from pilotlight.runtime.models.sources import PREFIX
+from pilotlight.runtime.fetching.short_names import PREFIX
 
 BITS = ("int8", "int4")
 
@@ -19,13 +17,12 @@ def quantize(model: str, to: str, group: int, out: Path | None, calibrate: Path 
     if group % 32:
         raise CliError(f"--group {group} is no multiple of 32, nor 0 for whole rows")
     out = out or Path(f"{model.removeprefix(PREFIX).rstrip('/').rsplit('/', 1)[-1]}.{to}")
-    console = Console()
-    with progress_bar(console) as bar:
+    with progress_bar() as bar:
         directory = fetched(model, bar)
         arguments = [str(directory), str(out), "--to", to, "--group", str(group)]
         if calibrate is not None:
             arguments += ["--calibrate", str(calibrate)]
         done = work("pilotlight.engine.tools.quantizing", arguments, shown(bar, "rounding"))
     mib = done["num_bytes"] / 2**20
-    console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"pilotlight serve {done['path']}", highlight=False, markup=False, soft_wrap=True)
+    print(f"{done['path']} ({mib:.1f} MiB)")
+    print(f"pilotlight serve {done['path']}")

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -222,28 +222,23 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-def _alone_in(path: Path) -> "closing[_Directory]":
+@contextmanager
+def _alone_in(path: Path) -> Iterator[None]:
     """Open a scope that holds a directory's lock against servers that would use it. Raises CliError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise CliError(f"{path} cannot be created: {error.strerror}.") from None
     check_owner(path)
-    directory = _Directory(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(directory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        directory.close()
-        raise CliError(f"a site serves from {path}: stop it first.") from None
-    return closing(directory)
-
-
-class _Directory:
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        os.close(self.fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CliError(f"a site serves from {path}: stop it first.") from None
+        yield
+    finally:
+        os.close(fd)
 
 
 def _mib(size: int) -> str:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rich.console import Console
@@ -26,6 +25,7 @@ LEAST_SHM = GIB
 LEAST_DISK = 5 * GIB
 CLONE_NEWUSER = 0x10000000  # from sched.h
 NTP_WITHIN_S = 2.0
+NTP_PORT = 123
 NTP_EPOCH_S = 2_208_988_800  # seconds from 1900 to 1970 (RFC 5905)
 CLOCK_MAY_DIFFER_S = 20.0  # maximum difference from the time server; signatures are valid for 60 s
 
@@ -69,7 +69,7 @@ def findings(listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_s
     for root in roots:
         yield disk(root)
     if time_server is not None:
-        yield clock(_clock_ahead_s(time_server), time_server)
+        yield clock(clock_ahead_s(time_server), time_server)
 
 
 def _python() -> Finding:
@@ -164,15 +164,17 @@ def port(host: str, number: int) -> Finding:
     return Finding("ok", f"port {number} on {host} is free")
 
 
-def disk(root: StateRoot) -> Finding:
-    """Check the directory of a state root, or the parent where it will be created."""
+def disk(root: StateRoot, least: int = LEAST_DISK) -> Finding:
+    """Check the directory of a state root, or the parent where it will be created.
+
+    At least `least` bytes must be free."""
     there = next(path for path in (root.path, *root.path.parents) if path.exists())
     if not os.access(there, os.W_OK):
         return Finding(
             "wrong", f"{root.path} cannot be written ({root.name})", f"chown {there}, or name another directory"
         )
     free = shutil.disk_usage(there).free
-    if free < LEAST_DISK:
+    if free < least:
         return Finding(
             "wrong", f"{root.path} has {free / GIB:.1f} GiB free ({root.name})", "make room, or name another directory"
         )
@@ -188,13 +190,13 @@ def clock(ahead_s: float | None, server: str) -> Finding:
     return Finding("ok", f"the clock is within {abs(ahead_s):.2f} s of {server}'s")
 
 
-def _clock_ahead_s(server: str) -> float | None:
+def clock_ahead_s(server: str, port: int = NTP_PORT) -> float | None:
     """Return the clock's lead in seconds by SNTP (RFC 5905); None without a response.
     The last 8 of the response's 48 bytes are the server's transmit time."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             asking.settimeout(NTP_WITHIN_S)
-            asking.connect((server, 123))
+            asking.connect((server, port))
             before = time.time()
             asking.send(b"\x23" + bytes(47))  # version 4, mode client
             answer = asking.recv(48)
@@ -204,17 +206,3 @@ def _clock_ahead_s(server: str) -> float | None:
         return None
     seconds, fraction = int.from_bytes(answer[40:44], "big"), int.from_bytes(answer[44:48], "big")
     return (before + time.time()) / 2 - (seconds - NTP_EPOCH_S + fraction / 2**32)
-
-
-def listens_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[ListenConfig]:
-    """Return the addresses on which the processes of these files listen.
-
-    The default files are those of `pilotlight up`. Raises ConfigError.
-    """
-    from pilotlight.sites.network import NETWORK_FILE, load_network
-    from pilotlight.sites.site import LOCAL, load_site
-
-    if network is None and not sites:
-        network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
-    found: list[ListenConfig] = [] if network is None else [load_network(network).listen]
-    return [*found, *(load_site(path).listen for path in sites or ())]

@@ -26,13 +26,13 @@ class StateRoot(NamedTuple):
     left_out: tuple[str, ...] = ()  # excluded folders directly inside it
 
 
-def roots_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[StateRoot]:
-    """Return the roots of a router's and sites' files. Raises ConfigError.
+def load_files(network: Path | None, sites: Sequence[Path] | None) -> tuple[NetworkConfig | None, list[SiteConfig]]:
+    """Return the content of a router's and sites' files. Raises ConfigError.
 
     The default files are those of `pilotlight up`."""
     if network is None and not sites:
         network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
-    return state_roots(None if network is None else load_network(network), [load_site(path) for path in sites or ()])
+    return None if network is None else load_network(network), [load_site(path) for path in sites or ()]
 
 
 def state_roots(network: NetworkConfig | None, sites: Sequence[SiteConfig]) -> list[StateRoot]:

@@ -9,7 +9,7 @@ dialects.
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pilotlight.dialects.decisions.questions import Question, ValidDecision
@@ -19,6 +19,7 @@ from pilotlight.engine.text.formats import Thinking
 from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
 from pilotlight.runtime.generation.prompts import EncodedPrompt, encode
 from pilotlight.runtime.models.model_state import AwakeModel
+from pilotlight.support import background
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
@@ -185,8 +186,9 @@ class Decider:
 
         root = Leaf(0, asked[0].first)
         await compute(root)
-        await _all(compute, [Leaf(i, each.first) for i, each in enumerate(asked) if i > 0])
-        await _all(compute, [Leaf(i, option) for i, each in enumerate(asked) for option in each.unknown])
+        await background.run_all([Leaf(i, each.first) for i, each in enumerate(asked) if i > 0], compute, WINDOW)
+        rest = [Leaf(i, option) for i, each in enumerate(asked) for option in each.unknown]
+        await background.run_all(rest, compute, WINDOW)
 
     async def _first_output(self, submit: Submit, decisions: Decisions) -> TokenOutput:
         async with self._generator.engine.generate(submit) as outputs:
@@ -197,22 +199,6 @@ class Decider:
                 if output.prompt_logprobs is not None:
                     return output
         raise EngineError("engine_error", "the engine ended a question without its log-probabilities")
-
-
-async def _all(compute: Callable[[Leaf], Awaitable[None]], leaves: Sequence[Leaf]) -> None:
-    """Run `compute` on all leaves, WINDOW of them at a time."""
-
-    async def work(rest: Iterator[Leaf]) -> None:
-        for leaf in rest:
-            await compute(leaf)
-
-    rest = iter(leaves)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(WINDOW, len(leaves))):
-                group.create_task(work(rest))
-    except BaseExceptionGroup as failed:  # raise the first error only
-        raise failed.exceptions[0] from None
 
 
 def _num_shared(prompts: Sequence[tuple[int, ...]]) -> int:

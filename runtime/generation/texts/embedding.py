@@ -42,7 +42,7 @@ class Embedder:
         """Raise ApiError if the model makes no embeddings, or has fewer dimensions than requested."""
         refuse_adapter(self._pooler, request)
         if model.info.pooling is None or model.info.labels:
-            known = ", ".join(map(repr, self._pooler.models.registry.embedding_models())) or "none"
+            known = ", ".join(map(repr, self._pooler.models.registry.pooled_models(scores=False))) or "none"
             does = "scores texts" if model.info.labels else "generates text"
             message = (
                 f"{request.requested_model!r} {does} and makes no embeddings; embedding models of this site: {known}"

@@ -5,7 +5,7 @@ Embeddings and scores share it. Independent of the use of a vector, HTTP and dia
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from pilotlight.dialects.requests import TextRequest
@@ -13,6 +13,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import Pooling, SamplingParams, Submit
 from pilotlight.runtime.generation.generator import Generator, as_api_errors
 from pilotlight.runtime.models.model_state import AwakeModel
+from pilotlight.support import background
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
@@ -90,17 +91,10 @@ class TextPooler:
     async def _all(self, submits: list[Submit], pooled: PooledTexts) -> list[Vector]:
         vectors: list[Vector] = [()] * len(submits)
 
-        async def work(numbers: Iterator[int]) -> None:
-            for number in numbers:
-                vectors[number] = await self._one(submits[number], pooled)
+        async def compute(number: int) -> None:
+            vectors[number] = await self._one(submits[number], pooled)
 
-        numbers = iter(range(len(submits)))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(WINDOW, len(submits))):
-                    group.create_task(work(numbers))
-        except BaseExceptionGroup as failed:  # raise the first error only
-            raise failed.exceptions[0] from None
+        await background.run_all(range(len(submits)), compute, WINDOW)
         return vectors
 
     async def _one(self, submit: Submit, pooled: PooledTexts) -> Vector:

@@ -53,7 +53,7 @@ class Scorer:
         refuse_adapter(self._pooler, request)
         labels = model.info.labels
         if not labels:
-            known = ", ".join(map(repr, self._pooler.models.registry.scoring_models())) or "none"
+            known = ", ".join(map(repr, self._pooler.models.registry.pooled_models(scores=True))) or "none"
             does = "makes embeddings" if model.info.pooling else "generates text"
             message = f"{request.requested_model!r} {does} and scores no texts; models of this site that do: {known}"
             raise ApiError("invalid_request", message, param="model")

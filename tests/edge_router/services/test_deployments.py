@@ -426,8 +426,7 @@ async def test_a_deploy_keeps_the_bundles_of_those_in_progress(app: Starlette, f
 async def test_a_deploy_that_is_cut_off_leaves_nothing(app: Starlette, tmp_path: Path) -> None:
     data = bundle(tmp_path)
     headers = {**TOKEN, "content-length": str(len(data))}
-    exchange = Exchange(app, "PUT", f"{PATH}/bundles/{digest_of(data)}", b"", headers)
-    exchange.send_part(data[:100])
+    exchange = Exchange(app, "PUT", f"{PATH}/bundles/{digest_of(data)}", data[:100], headers, is_whole=False)
     exchange.disconnect()
     await exchange.done()
     assert [path for path in (tmp_path / "router").rglob("*") if path.is_file()] == []

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.usage import print_slo
+from tests.runtime.cli.stored_api import StoredApi
 
 RATES = {"1h": None, "6h": 1.0, "3d": 14.4}
 STATE = {"model": "[bold]m", "requests": 12_345, "bad": 7, "burn_rate": RATES, "budget_left": -0.25}
@@ -19,10 +19,8 @@ TOLD = {
 
 
 def test_objectives_are_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[str] = []
     monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr(Api, "get_json", lambda self, path: asked.append(path) or TOLD)
-    api = Api("http://127.0.0.1:1")
+    api = StoredApi(TOLD)
     print_slo(api, as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     numbers = ["12,345", "7", "-", "1.00", "14.40", "-25.0%"]
@@ -30,12 +28,9 @@ def test_objectives_are_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys:
     assert lines[2] == ["[bold]m", "-", "95%", "first", "token", "<", "500", "ms", *numbers]
     print_slo(api, as_json=True)
     assert json.loads(capsys.readouterr().out) == TOLD
-    assert asked == ["/slo", "/slo"]
+    assert api.asked == ["/slo", "/slo"]
 
 
-def test_a_router_without_counts_says_where_they_would_come_from(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Api, "get_json", lambda self, path: {**TOLD, "objectives": []})
-    print_slo(Api("http://127.0.0.1:1"), as_json=False)
+def test_a_router_without_counts_says_where_they_would_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    print_slo(StoredApi({**TOLD, "objectives": []}), as_json=False)
     assert "[[objectives]]" in capsys.readouterr().out

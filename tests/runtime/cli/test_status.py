@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.status import print_models, print_residency, print_sites
+from tests.runtime.cli.stored_api import StoredApi
 
 AWAKE = {"name": "llama", "residency": "device", "in_host_memory": False, "running": 3, "waiting": 1, "detail": ""}
 FAILED = {"name": "[bold]qwen", "residency": "failed", "in_host_memory": True, "detail": "the disk is [full]"}
@@ -26,13 +26,10 @@ def test_every_model_of_a_site_is_listed_with_where_it_is_and_where_it_sleeps(
     ]
 
 
-def test_models_are_listed_with_their_types(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_are_listed_with_their_types(capsys: pytest.CaptureFixture[str]) -> None:
     llama = {"id": "llama", "type": "completion", "context_length": 8192, "owned_by": "pilotlight"}
     models = [llama | {"weights_bytes": 3 << 30, "saved_bytes": 1 << 30}, {"id": "asleep"}]
-    monkeypatch.setattr(Api, "get_json", lambda self, path: {"data": models})
-    print_models(Api("http://127.0.0.1:1"), as_json=False)
+    print_models(StoredApi({"data": models}), as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         ["model", "type", "context", "weights", "saved", "owned", "by"],

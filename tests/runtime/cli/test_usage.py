@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.usage import print_usage
+from tests.runtime.cli.stored_api import StoredApi
 
 COUNTS = {"requests": 2, "prompt_tokens": 1_234_567, "cached_tokens": 0, "output_tokens": 5, "reasoning_tokens": 0}
 SINCE_THEN = {"drafted_tokens": 7, "accepted_tokens": 6, "device_s": 0.5, "bytes_in": 2_000, "bytes_out": 8}
@@ -19,11 +19,8 @@ TOLD = {
 }
 
 
-def test_usage_is_a_table_json_or_csv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(Api, "get_json", lambda self, path: asked.append(path) or TOLD)
-    monkeypatch.setattr(Api, "get_text", lambda self, path: asked.append(path) or "a,b\r\n")
-    api = Api("http://127.0.0.1:1")
+def test_usage_is_a_table_json_or_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    api = StoredApi(TOLD, "a,b\r\n")
     print_usage(api, {"from": "2026-11-01"}, as_json=False, as_csv=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -35,7 +32,7 @@ def test_usage_is_a_table_json_or_csv(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert json.loads(capsys.readouterr().out) == TOLD
     print_usage(api, {}, as_json=False, as_csv=True)
     assert capsys.readouterr().out == "a,b\r\n"
-    assert asked == ["/usage?from=2026-11-01", "/usage?", "/usage?format=csv"]
+    assert api.asked == ["/usage?from=2026-11-01", "/usage?", "/usage?format=csv"]
 
 
 def test_a_newer_routers_records_have_columns_too(
@@ -43,6 +40,5 @@ def test_a_newer_routers_records_have_columns_too(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     told = {**TOLD, "usage": [{**row, **SINCE_THEN} for row in TOLD["usage"]]}
-    monkeypatch.setattr(Api, "get_json", lambda self, path: told)
-    print_usage(Api("http://127.0.0.1:1"), {}, as_json=False, as_csv=False)
+    print_usage(StoredApi(told), {}, as_json=False, as_csv=False)
     assert capsys.readouterr().out.count("2,000") == 2

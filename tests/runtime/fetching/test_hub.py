@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from pilotlight.runtime.fetching import hub
 from pilotlight.runtime.fetching.errors import FetchError
 from pilotlight.runtime.fetching.hub import MAX_FOUND, searched
 
@@ -94,8 +93,7 @@ async def test_a_site_that_was_set_offline_says_so(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_hub_that_never_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "SEARCH_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(FetchError, match="did not answer within"):
-            await searched("llama")
+            await searched("llama", timeout_s=0.5)

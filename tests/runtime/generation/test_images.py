@@ -13,7 +13,6 @@ from PIL import Image
 from pilotlight.dialects.body.images import ImagePart
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import PromptImage
-from pilotlight.runtime.generation import images
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
@@ -218,21 +217,18 @@ async def test_a_broken_image_that_the_engine_finds_is_the_clients(site: Site) -
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
 
 
-async def test_an_image_that_ends_its_decoder_is_refused_and_ends_nothing_else(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (
-        await call(site.app, CHAT, chat(part(RED), TEXT))
-    ).status == 200  # the child process loads its libraries before memory becomes scarce
-    with monkeypatch.context() as small:
-        small.setattr(images, "BYTES", 8 << 20)  # less than a large picture needs
-        answer = await call(site.app, CHAT, chat(part(picture(3000, 2000)), TEXT))
-    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
-    assert "image 1 of 1 cannot be read: it needs more than 8 MiB of memory" in answer.json["error"]["message"]
-    assert (await call(site.app, CHAT, chat(part(RED), TEXT))).status == 200
+async def test_an_image_that_ends_its_decoder_is_refused_and_ends_nothing_else() -> None:
+    small, large = ([ImagePart(data_url(data, "image/png"))] for data in (RED, picture(3000, 2000)))
+    reader = ImageReader(ImagesConfig(), max_body_mib=8.0)
+    assert await reader.read(small, "messages")  # the child process loads its libraries before memory becomes scarce
+    scarce = ImageReader(ImagesConfig(), max_body_mib=8.0, child_bytes=8 << 20)  # less than a large picture needs
+    with pytest.raises(ApiError, match="image 1 of 1 cannot be read: it needs more than 8 MiB of memory") as refused:
+        await scarce.read(large, "messages")
+    assert refused.value.word == "invalid_request"
+    assert await reader.read(small, "messages")
 
 
-async def test_fetched_images_are_bounded_in_time_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetched_images_are_bounded_in_time_and_all_together() -> None:
     async def fetch(url: str, most_bytes: int) -> bytes:
         asked.append(most_bytes)
         if url.endswith("slow"):
@@ -244,7 +240,7 @@ async def test_fetched_images_are_bounded_in_time_and_all_together(monkeypatch: 
     images = await reader.read([ImagePart("https://a/1"), ImagePart("https://a/2")], "messages")
     assert [image.data for image in images] == [RED, RED]
     assert asked == [1 << 19, (1 << 19) - len(RED)]
-    monkeypatch.setattr("pilotlight.runtime.generation.images.FETCH_S", 0.01)
+    reader = ImageReader(ImagesConfig(max_mib=1.0), max_body_mib=0.5, fetch=fetch, fetch_s=0.01)
     with pytest.raises(ApiError, match=r"image 2 of 2 did not arrive within 0\.01 s"):
         await reader.read([ImagePart("https://a/1"), ImagePart("https://a/slow")], "messages")
 

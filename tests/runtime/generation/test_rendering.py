@@ -14,10 +14,11 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.guarded_pool import JobEndedError
 from pilotlight.engine.text.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError
 from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, Tokenizer, unmarked
-from pilotlight.runtime.generation import rendering
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import MAX_CHILDREN, Rendering
 from pilotlight.runtime.models import checkpoint_children
 from pilotlight.runtime.models.text import TextSide
+from pilotlight.runtime.timings import SiteTimings
 from tests.asgi import call, eventually
 from tests.fakes import byte_tokenizer
 from tests.runtime.conftest import SiteMaker
@@ -31,9 +32,9 @@ BYE = Conversation(({"role": "user", "content": "Bye"},))
 KINDS = pytest.mark.parametrize("is_trusted", [True, False])
 
 
-def made(source: str, *, is_trusted: bool = False) -> Rendering:
+def made(source: str, cpu_s: float = 10.0, *, is_trusted: bool = False) -> Rendering:
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
-    return Rendering(tokenizer, ChatTemplate({"default": source}, {}), is_trusted=is_trusted)
+    return Rendering(tokenizer, ChatTemplate({"default": source}, {}), cpu_s, is_trusted=is_trusted)
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +70,11 @@ async def test_a_checkpoints_template_is_never_run_in_this_process(noted: list[b
     assert noted == []
 
 
-def test_embedded_models_alone_are_trusted(model_directory: Path) -> None:
-    from pilotlight.runtime.models.sources import EMBEDDED
-
-    assert isinstance(TextSide.from_directory(EMBEDDED / "ember").rendering._renderer, rendering._Here)
-    assert isinstance(TextSide.from_directory(model_directory).rendering._renderer, rendering._InChild)
+async def test_embedded_models_alone_are_trusted(model_directory: Path, noted: list[bool]) -> None:
+    await TextSide.from_directory(EMBEDDED / "ember").rendering.text(SAID, is_short=True)
+    assert noted == [True]
+    await TextSide.from_directory(model_directory).rendering.text(SAID, is_short=True)
+    assert noted == [True], "the second template was rendered in a child"
 
 
 CALLED = Conversation(
@@ -171,21 +172,17 @@ async def test_a_system_message_that_the_template_would_leave_out_amid_messages_
         ("{{ [messages] | tojson(indent=10 ** 10) }}", "memory"),
     ],
 )
-async def test_a_template_that_takes_too_much_is_ended_alone(
-    source: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hostile = made("{% if messages[0].content == 'Hi' %}" + source + "{% endif %}{{ messages[0].content }}")
-    await hostile.check()
-    monkeypatch.setattr(rendering, "RENDER_CPU_S", 0.2 if source == LOOPS else 5.0)
+async def test_a_template_that_takes_too_much_is_ended_alone(source: str, reason: str) -> None:
+    source = "{% if messages[0].content == 'Hi' %}" + source + "{% endif %}{{ messages[0].content }}"
+    hostile = made(source, cpu_s=0.2 if LOOPS in source else 5.0)
     for _ in range(2):
         with pytest.raises(ChatTemplateError, match=reason):
             await hostile.text(SAID, is_short=True)
     assert await hostile.text(BYE, is_short=True) == "Bye"
 
 
-async def test_a_template_that_cannot_be_compiled_within_limits_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "RENDER_CPU_S", 0.3)
-    endless = made("{% if true %}" + "{{ x }}" * 400_000 + "{% endif %}")
+async def test_a_template_that_cannot_be_compiled_within_limits_is_broken() -> None:
+    endless = made("{% if true %}" + "{{ x }}" * 400_000 + "{% endif %}", cpu_s=0.3)
     for _ in range(2):
         with pytest.raises(BrokenTemplateError, match=r"cannot be compiled: it needs more than 0\.3 s of CPU time"):
             await endless.text(SAID, is_short=True)
@@ -225,13 +222,10 @@ async def test_marks_do_not_show_in_a_templates_refusal() -> None:
 
 
 @pytest.mark.process
-async def test_a_site_whose_template_loops_answers_all_else(
-    make_site: SiteMaker, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendering, "RENDER_CPU_S", 0.3)
+async def test_a_site_whose_template_loops_answers_all_else(make_site: SiteMaker, model_directory: Path) -> None:
     source = "{% if messages[0].content == 'Hi' %}" + LOOPS + "{% endif %}{{ messages[0].content }}"
     (model_directory / "chat_template.jinja").write_text(source)
-    async with make_site() as site:
+    async with make_site(timings=SiteTimings(render_cpu_s=0.3)) as site:
         places = site.app.site.models.states["tiny"].text.rendering._renderer._places
         chats = [asyncio.create_task(call(site.app, CHAT, HELLO)) for _ in range(2 * MAX_CHILDREN)]
         await eventually(places.locked)

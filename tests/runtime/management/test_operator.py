@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from pilotlight.runtime.fetching.errors import FetchError
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.management import operator
-from pilotlight.runtime.models.sources import EMBEDDED
 from pilotlight.wire.hop.headers import Hop, sign_hop
 from pilotlight.wire.hop.management import CATALOGUE_PATH, HUB_PATH, OPERATION_PATH, Catalogue, CatalogueModel
 from tests.asgi import Exchange, call, eventually

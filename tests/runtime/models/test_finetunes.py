@@ -251,10 +251,8 @@ async def test_a_client_that_leaves_half_way_leaves_nothing(
     async with make_site(**tables) as site:
         id = (await create(site)).json["result"]["id"]
         headers = {"content-type": FORM, "authorization": ANN}
-        under_way = start(site.app, f"{PATH}/{id}/finetune-assets", method="POST", **headers)
-        under_way._incoming.get_nowait()
         half = form(adapter_files()[WEIGHTS], WEIGHTS)[:500]
-        under_way._incoming.put_nowait({"type": "http.request", "body": half, "more_body": True})
+        under_way = start(site.app, f"{PATH}/{id}/finetune-assets", body=half, is_whole=False, **headers)
         under_way.disconnect()
         await under_way.done()
         assert not under_way.is_started
@@ -290,14 +288,12 @@ async def test_so_many_files_come_in_at_once(
     async with make_site(**tables) as site:
         id = (await create(site)).json["result"]["id"]
         headers = {"content-type": FORM, "authorization": ANN}
-        slow = start(site.app, f"{PATH}/{id}/finetune-assets", method="POST", **headers)
-        slow._incoming.get_nowait()
         content = form(adapter_files()[WEIGHTS], WEIGHTS)
-        slow._incoming.put_nowait({"type": "http.request", "body": content[:99], "more_body": True})
+        slow = start(site.app, f"{PATH}/{id}/finetune-assets", body=content[:99], is_whole=False, **headers)
         while (refused := await put(site, id, "other", b"")).status == 400:  # the slow upload has not arrived yet
             pass
         assert (refused.status, "files are being uploaded" in why(refused)) == (429, True)
-        slow._incoming.put_nowait({"type": "http.request", "body": content[99:], "more_body": False})
+        slow.send(content[99:], is_last=True)
         assert (await slow.done()).status == 200
         assert (await put(site, id, CONFIG, adapter_files()[CONFIG])).status == 200
 

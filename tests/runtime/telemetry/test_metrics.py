@@ -1,13 +1,9 @@
 """A site's metrics: their names, types and labels are an interface for dashboards."""
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pilotlight.engine.api.protocol import DraftCounts, ModelLoad, StepOutput, TokenOutput
-from pilotlight.runtime.dispatch.dispatcher import Placement
 from pilotlight.runtime.hosts.fleet import HostLoad
 from pilotlight.runtime.models.wake_history import Wake
 from pilotlight.runtime.telemetry import metrics
@@ -72,11 +68,6 @@ class Answer:
     usage = Usage.of(5, 3, 2)
 
 
-def placement(model: str) -> Placement:
-    """Return the placement of a prompt that the answering host computes itself."""
-    return cast(Placement, SimpleNamespace(prefill=None, replica=SimpleNamespace(model=model)))
-
-
 def observed(model: str = "tiny") -> Metrics:
     metrics = Metrics("ams1")
     metrics.watch(
@@ -95,7 +86,7 @@ def observed(model: str = "tiny") -> Metrics:
     engines.cut(model, "continued")
     engines.evicted(model, "host")
     engines.scaled(model, "up")
-    engines.placed(placement(model))
+    engines.placed(model, "here")
     return metrics
 
 

@@ -32,18 +32,13 @@ def test_an_end_says_its_status_its_signal_and_whether_memory_had_run_out(
     ("group", "file"),
     [("0::/own", "own/memory.events"), ("4:memory:/own\n0::/", "memory/own/memory.oom_control")],
 )
-def test_the_kernels_count_is_that_of_the_control_group_where_it_has_one(
-    group: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernels_count_is_that_of_the_control_group_where_it_has_one(group: str, file: str, tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text(f"9:name=systemd:/\n{group}\n")
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("low 0\noom 3\noom_kill 2\n")
-    found = process_exit._of_group(tmp_path / "cgroup", tmp_path)
-    monkeypatch.setattr(process_exit, "_of_group", lambda: found)
-    assert oom_kills() == 2
+    assert oom_kills(tmp_path / "cgroup", tmp_path) == 2
 
 
-def test_without_a_group_the_count_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_exit, "_of_group", lambda: [Path("/no/such/group")])
+def test_without_a_group_the_count_is_the_machines(tmp_path: Path) -> None:
     has_counter = "oom_kill " in Path("/proc/vmstat").read_text() if Path("/proc/vmstat").exists() else False
-    assert (oom_kills() is not None) == has_counter
+    assert (oom_kills(tmp_path / "cgroup", tmp_path) is not None) == has_counter

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotlight.edge_router.requests.session import prefix_chain, tenant_salt
-from pilotlight.runtime.telemetry.traffic import BELIEVED_SHARE, PUBLISH_EVERY_S, HeldPrefixes, Rate, Traffic
+from pilotlight.runtime.telemetry.traffic import PUBLISH_EVERY_S, HeldPrefixes, Rate, Traffic
 from pilotlight.wire.hop.prefixes import (
     MAX_PROMPT_PREFIXES,
     MAX_PUBLISHED,
@@ -34,37 +34,27 @@ def test_a_rate_comes_near_the_true_one_and_fades_when_nothing_comes() -> None:
 
 def test_a_prompt_in_the_cache_is_published_with_all_its_beginnings() -> None:
     held = HeldPrefixes()
-    held.note([(3, 300), (2, 200), (1, 100)], 300, 0, KV)
+    held.note([(3, 300), (2, 200), (1, 100)], KV)
     assert published(held) == {1, 2, 3}
 
 
 def test_the_least_recently_used_goes_first_and_a_tail_before_what_it_hangs_on() -> None:
     held = HeldPrefixes()
-    held.note([(3, 300), (2, 200), (1, 100)], 300, 0, 500)
-    held.note([(5, 300), (4, 200), (1, 100)], 300, 100, 500)
+    held.note([(3, 300), (2, 200), (1, 100)], 500)
+    held.note([(5, 300), (4, 200), (1, 100)], 500)
     assert published(held) == {1, 2, 3, 4, 5}
-    held.note([(9, 50)], 50, 0, 500)
+    held.note([(9, 50)], 500)
     assert published(held, 20.0) == {1, 2, 4, 5, 9}
-    held.note([(8, 200)], 200, 0, 500)
+    held.note([(8, 200)], 500)
     assert published(held, 40.0) == {1, 4, 8, 9}
-
-
-def test_what_the_engine_no_longer_finds_is_no_longer_published() -> None:
-    held = HeldPrefixes()
-    held.note([(2, 200), (1, 100)], 200, 0, KV)
-    # nothing was found in the cache, so the prefix was evicted and is computed again
-    held.note([(3, 300), (2, 200), (1, 100)], 300, 0, KV)
-    assert published(held) == {1, 2, 3}
-    held._correct([(4, 400), (3, 300)], 400, int(BELIEVED_SHARE * 300) - 1)
-    assert 3 not in {*held._segments}
 
 
 def test_the_digest_is_made_anew_only_now_and_then_and_never_outgrows_its_limit() -> None:
     held = HeldPrefixes()
-    held.note([(1, 1)], 1, 0, 10**9)
+    held.note([(1, 1)], 10**9)
     assert published(held, 0.0) == {1}
     for i in range(2, 3 * MAX_PUBLISHED):
-        held.note([(i, 1)], 1, 0, 10**9)
+        held.note([(i, 1)], 10**9)
     assert published(held, PUBLISH_EVERY_S / 2) == {1}
     newest = published(held, PUBLISH_EVERY_S)
     assert len(newest) == MAX_PUBLISHED
@@ -93,7 +83,7 @@ def test_equal_conversations_of_two_tenants_have_no_digest_in_common() -> None:
     pieces = [(f"message {i}".encode(), True) for i in range(20)]
     chains = [prefix_chain(tenant_salt(f"Bearer {who}", "", "secret"), b"ember", pieces) for who in ("one", "two")]
     held = HeldPrefixes()
-    held.note([(short_digest(prefix.digest), prefix.tokens) for prefix in reversed(chains[0])], 100, 0, KV)
+    held.note([(short_digest(prefix.digest), prefix.tokens) for prefix in reversed(chains[0])], KV)
     assert published(held) == {short_digest(prefix.digest) for prefix in chains[0]}
     assert not published(held) & {short_digest(prefix.digest) for prefix in chains[1]}
 

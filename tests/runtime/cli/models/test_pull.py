@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.commands import app
 from pilotlight.runtime.fetching.errors import FetchError, Progress
+from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.models import sources
-from pilotlight.runtime.models.sources import EMBEDDED
 
 runner = CliRunner()
 

@@ -15,7 +15,7 @@ from pilotlight.functions.bindings.secrets.secret_store import SecretStore
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
-from pilotlight.runtime.cli.operations.state_roots import StateRoot, roots_of_files
+from pilotlight.runtime.cli.operations.state_roots import StateRoot, load_files, state_roots
 from tests.waiting import until
 
 PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
@@ -222,7 +222,7 @@ def test_a_router_and_sites_name_all_that_outlives_them(tmp_path: Path, monkeypa
         f'name = "ams1"\nplace = {PLACE}\nlisten = {{port = 1}}\nfinetunes = {{directory = "{tmp_path}/tunes"}}\n'
         f'[[models]]\nname = "ember"\nsource = "embedded:ember"\nadapters_dir = "{tmp_path}/adapters"\n'
     )
-    roots = {root.name: root.path for root in roots_of_files(network, [site])}
+    roots = {root.name: root.path for root in state_roots(*load_files(network, [site]))}
     assert roots == {
         "router/deployments": tmp_path / "pilotlight/router",
         "router/ledger": tmp_path / "ledger",

@@ -14,7 +14,15 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.runtime.cli.operations import doctor
-from pilotlight.runtime.cli.operations.doctor import clock, disk, open_files, port, shared_memory, user_namespaces
+from pilotlight.runtime.cli.operations.doctor import (
+    clock,
+    clock_ahead_s,
+    disk,
+    open_files,
+    port,
+    shared_memory,
+    user_namespaces,
+)
 from pilotlight.runtime.cli.operations.state_roots import StateRoot
 
 ROOT = Path(__file__).parents[4]
@@ -56,13 +64,12 @@ def test_a_disk_without_room_or_that_cannot_be_written_is_a_fault(
 ) -> None:
     root = StateRoot("ams1/state", tmp_path / "not" / "there")
     assert disk(root).state == "ok"
-    monkeypatch.setattr(doctor, "LEAST_DISK", 1 << 60)
-    assert "GiB free (ams1/state)" in disk(root).what
+    assert "GiB free (ams1/state)" in disk(root, least=1 << 60).what
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert "cannot be written (ams1/state)" in disk(root).what
 
 
-def test_a_clock_that_is_off_is_found_by_a_time_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_off_is_found_by_a_time_server() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
 
@@ -72,10 +79,7 @@ def test_a_clock_that_is_off_is_found_by_a_time_server(monkeypatch: pytest.Monke
             server.sendto(bytes(40) + seconds.to_bytes(4, "big") + bytes(4), client)
 
         threading.Thread(target=answer, daemon=True).start()
-        connect = socket.socket.connect
-        port = server.getsockname()[1]
-        monkeypatch.setattr(socket.socket, "connect", lambda self, address: connect(self, (address[0], port)))
-        ahead_s = doctor._clock_ahead_s("127.0.0.1")
+        ahead_s = clock_ahead_s("127.0.0.1", server.getsockname()[1])
     assert ahead_s == pytest.approx(100, abs=5)
     assert ahead_s is not None
     assert clock(ahead_s, "ntp").state == "wrong"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.runtime.hosts.tier_directory import try_lock
+from pilotlight.support.directory_locks import try_lock
 
 
 def test_a_lock_has_one_owner_and_one_removed_meanwhile_is_no_lock(
