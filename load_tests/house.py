@@ -85,14 +85,14 @@ def measures(house: House) -> list[Measure]:
     return [
         _largest("modules directly in one folder", 16, full),
         _counted("import circles", 0, (" <-> ".join(circle) for circle in circles(house.imports))),
-        _largest("import levels in a package", 23, packages),
+        _largest("import levels in a package", 18, packages),
         _largest("import levels in a sub-package", 8, folders),
         _counted("attributes set from outside after construction", 0, assigned_outside(house)),
         _counted("base names that occur twice in one package", 0, repeated_names(house)),
-        _counted("names that tests patch", 518, suite.patched_names()),
-        _counted("constants that tests patch", 201, suite.patched_constants()),
-        _counted("private names that tests reach for", 405, suite.private_names()),
-        _counted("pauses of a fixed time in tests", 97, suite.pauses()),
+        _counted("names that tests patch", 380, suite.patched_names()),
+        _counted("constants that tests patch", 81, suite.patched_constants()),
+        _counted("private names that tests reach for", 331, suite.private_names()),
+        _counted("pauses of a fixed time in tests", 95, suite.pauses()),
     ]
 
 

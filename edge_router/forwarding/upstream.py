@@ -125,9 +125,9 @@ class UpstreamAttempt:
                 upstream.pool.put_back(self._connection)
 
     def site_lost(self, because: str) -> None:
-        """End the wait because the site's probes fail, unless no other site can answer and the silence is not long yet.
+        """End the wait because the site's probes fail.
 
-        It is called again after each further failed probe.
+        A request that no other site can answer waits until the silence is long: this is called again after each further failed probe.
         """
         if self._pace.may_leave() or time.monotonic() - self._heard_at >= self._limits.lost_s:
             self._lost_because = because

@@ -166,9 +166,11 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
         for one in (str(name), f"{family}ForCausalLM"):
             if one in known:
                 return one
+    words = [str(name) for name in names]
+    why = "".join(f": {_LACKING[word]}" for word in words if word in _LACKING)
     raise CheckpointError(
-        f"config.json names architecture {', '.join(map(str, names)) or 'none'}, which is not supported here"
-        f"{''.join(f': {_LACKING[name]}' for name in map(str, names) if name in _LACKING)}{_nearest(map(str, names), known)}; {PAGE} lists those that are"
+        f"config.json names architecture {', '.join(words) or 'none'}, which is not supported here{why}{_nearest(words, known)}; {PAGE} lists those "
+        "that are"
     )
 
 
