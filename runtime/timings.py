@@ -1,12 +1,9 @@
 """The clock, delays and limits of CPU time of a site that its file does not set. Tests shorten them."""
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-
-def unix_time_s() -> float:
-    return time.time()  # looked up at each call, because the simulation of a network replaces it
+from pilotlight.runtime.models.demand import unix_time_s
 
 
 class SiteTimings(NamedTuple):

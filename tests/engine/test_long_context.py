@@ -76,22 +76,24 @@ def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> Non
         step, _ = scratch_step(token_ids[:end], start, engine.info.block_size)
         forwarded = runner.forward(step)
         assert forwarded.logits is not None
-        expected = _reference(model, token_ids[BEFORE:end])
+        exact = _reference(model.double(), token_ids[BEFORE:end])
+        # In fp32 torch's sum of 200,000 equal weights is off by up to 2e-4, which large weights amplify.
+        inexact = _reference(model.float(), token_ids[BEFORE:end])
         found = forwarded.logits[-1].log_softmax(-1)
-        assert (found - expected).abs().max() <= TOLERANCE
+        assert (found - exact).abs().max() <= max(TOLERANCE, 1.5 * float((inexact - exact).abs().max()))
 
 
 def _reference(model: Any, token_ids: list[int]) -> torch.Tensor:
     """Return the reference's distribution after the tokens, with BEFORE cached tokens of zeros."""
-    sizes = model.config
+    sizes, dtype = model.config, model.dtype
     cache = DynamicCache(config=sizes)
     widths = (sizes.kv_lora_rank, sizes.qk_rope_head_dim) if hasattr(sizes, "kv_lora_rank") else None
     for layer in range(sizes.num_hidden_layers):
         if widths is not None:
-            zeros = [torch.zeros(1, 1, BEFORE, width) for width in widths]
+            zeros = [torch.zeros(1, 1, BEFORE, width, dtype=dtype) for width in widths]
         else:
             head_dim = getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads
-            zeros = [torch.zeros(1, sizes.num_key_value_heads, BEFORE, head_dim)] * 2
+            zeros = [torch.zeros(1, sizes.num_key_value_heads, BEFORE, head_dim, dtype=dtype)] * 2
         cache.update(*zeros, layer)
     logits: torch.Tensor = model(torch.tensor([token_ids]), past_key_values=cache).logits
     return logits[0, -1].log_softmax(-1)

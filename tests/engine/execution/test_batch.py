@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.chunk_steps import step_of
 from pilotlight.engine.core.sequence import PENDING, Sequence
-from pilotlight.engine.execution import batch
+from pilotlight.engine.execution import packed_step
 from pilotlight.engine.execution.batch import Batch
 from pilotlight.engine.execution.packed_step import PackedStep, build_batch
 from pilotlight.engine.kv.pool.block_table import BlockTable
@@ -64,7 +64,7 @@ def padded(*tables: list[int]) -> list[list[int]]:
 def test_a_step_is_copied_at_once_in_a_way_that_waits_for_no_device(
     chunks: list[Chunk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "to_device", lambda tensor, device: tensor.to(device, non_blocking=True))
+    monkeypatch.setattr(packed_step, "to_device", lambda tensor, device: tensor.to(device, non_blocking=True))
     with Copies() as copies:
         build_batch(step_of(chunks, BLOCK_SIZE), FAKE)
     assert copies.made == {"pinned": 1}

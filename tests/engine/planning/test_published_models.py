@@ -16,7 +16,7 @@ def test_most_published_models_are_accepted_and_the_others_are_refused_by_name()
         assert refusal.startswith("not supported here")
         assert PAGE in refusal
     assert "compressed from several tokens" in str(refused["deepseek-ai/DeepSeek-V4-Flash"])
-    assert "the nearest is DeepseekV32ForCausalLM" in str(refused["deepseek-ai/DeepSeek-V4-Flash"])
+    assert "the nearest is DeepseekV3ForCausalLM" in str(refused["deepseek-ai/DeepSeek-V4-Flash"])
     assert "deepseek-ai/DeepSeek-V3.2" not in refused
 
 

@@ -53,9 +53,9 @@ async def test_a_query_holds_a_block_in_memory_and_not_the_index(wire: Wire) -> 
     assert peak < 1 << 20, "the whole index would take 2 MiB"
 
 
-@pytest.mark.usefixtures("block_bytes")
-async def test_namespaces_and_filters_choose_before_the_nearest_are_counted(wire: Wire) -> None:
-    index = (await wire(INDEX)).env["V"]
+@pytest.mark.parametrize("limits", [BindingLimits(index_block_bytes=64), BindingLimits()])
+async def test_namespaces_and_filters_choose_before_the_nearest_are_counted(wire: Wire, limits: BindingLimits) -> None:
+    index = (await wire(INDEX, limits=limits)).env["V"]
     await index.upsert(
         [
             {

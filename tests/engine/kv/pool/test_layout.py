@@ -104,8 +104,21 @@ def test_keys_and_values_are_kept_in_fp8_with_the_scales_of_their_layer_and_noth
     assert [(segment.dtype, segment.scale) for segment in first.segments] == [(FP8, 1.0), (FP8, 1.0)]
     assert [(segment.dtype, segment.scale) for segment in second.segments] == [(FP8, 0.5), (FP8, 0.25)]
     assert [segment.num_heads for segment in (*first.segments, *second.segments)] == [2, 2, 1, 1]
-    with pytest.raises(CheckpointError, match="layer 1 caches latent, which FP8 does not support"):
-        in_fp8([GROUPED, LATENT], FP8)
+    with pytest.raises(CheckpointError, match="layer 1 caches features, which FP8 does not support"):
+        in_fp8([GROUPED, CachedLayer((CacheSegment("features", 1, 40),))], FP8)
+
+
+def test_latent_vectors_are_kept_in_fp8_and_keys_of_an_index_with_a_scale_each() -> None:
+    indexed = CachedLayer((*LATENT.segments, CacheSegment("index", 1, 14)))
+    alone, both = in_fp8([LATENT, indexed], FP8, {1: (0.5, 0.25)})
+    assert [(segment.dtype, segment.scale) for segment in alone.segments] == [(FP8, 1.0)]
+    assert [(segment.dtype, segment.scale) for segment in both.segments] == [(FP8, 0.5), (FP8, 1.0), (None, 1.0)]
+    layout = CacheLayout((both,), 16, torch.bfloat16)
+    (view,) = layout.views(layout.new_blocks(2, CPU))
+    assert [part.dtype for part in view.segments] == [FP8, FP8, torch.float32]
+    assert view.segments[2].shape == (2, 16, 1, 1)
+    assert view.scales is not None
+    assert view.scales.tolist() == [0.5, 1.0]
 
 
 STATE = CachedLayer.of_state(CacheSegment("delta", 3, 20, is_wide=True), CacheSegment("conv", 1, 42))
