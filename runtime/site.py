@@ -7,8 +7,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pilotlight.runtime.dispatch.continuation import Continuations
@@ -30,6 +28,7 @@ from pilotlight.runtime.telemetry.traffic import Traffic
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import SiteConfig
+from pilotlight.support.version import own_version
 from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.status import ProcessStatus
 
@@ -184,11 +183,3 @@ def finetunes_of(config: SiteConfig) -> FinetuneStore | None:
 
 def access_of(config: SiteConfig) -> Access:
     return Access(known_keys(config.accounts, config.keys), is_required=config.door.require_key)
-
-
-@cache
-def own_version() -> str:
-    try:
-        return version("pilotlight-inference")
-    except PackageNotFoundError:  # runs from a source tree that is not installed
-        return "0"

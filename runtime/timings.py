@@ -1,13 +1,12 @@
 """The clock, delays and limits of CPU time of a site that its file does not set. Tests shorten them."""
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pilotlight.runtime.models.demand import unix_time_s
-
 
 class SiteTimings(NamedTuple):
-    clock: Callable[[], float] = unix_time_s  # Unix time, because the demand for a model depends on the hour of the day
+    clock: Callable[[], float] = time.time  # Unix time, because the demand for a model depends on the hour of the day
     foresight_s: float = (
         1.0  # interval of checks of models; a wake is started at least this long before the expected request
     )

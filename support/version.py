@@ -1,8 +1,10 @@
 """The version of this installation."""
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache
 def own_version() -> str:
     try:
         return version("pilotlight-inference")

@@ -3,13 +3,6 @@
 Pure arithmetic over given times, in seconds of Unix time. Independent of how the result is used.
 """
 
-import time
-
-
-def unix_time_s() -> float:
-    return time.time()  # looked up at each call, because the simulation of a network replaces it
-
-
 HOUR_S = 3600.0
 GAP_WEIGHT = 0.2  # weight of the newest gap in the moving average
 DAY_WEIGHT = 0.25  # weight of the newest day in the moving average of each hour of the day

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from pilotlight.runtime.app import SiteApp
 from pilotlight.runtime.app import build_app as build_site
 from pilotlight.runtime.models import wakes
 from pilotlight.runtime.serve import serve_app
+from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import parse
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.sites.site import SiteConfig
@@ -120,7 +122,13 @@ class SiteMember(Member):
     async def serve(self) -> None:
         devices = range(len(self._config.engine.all_devices))
         self.launchers = [DoubleLauncher(self.network, self.process, device, self._answers) for device in devices]
-        self.app = build_site(self._config, launchers=self.launchers, hop_secret=SECRET, url=self.url)
+        self.app = build_site(
+            self._config,
+            launchers=self.launchers,
+            hop_secret=SECRET,
+            url=self.url,
+            timings=SiteTimings(clock=time.time),
+        )
         await serve_app(self.app, self.listener, stop=self.stop)
 
     def kill(self) -> None:

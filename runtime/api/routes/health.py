@@ -10,8 +10,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from pilotlight.runtime.api.connection import json_response
-from pilotlight.runtime.site import Site, own_version
+from pilotlight.runtime.site import Site
 from pilotlight.runtime.telemetry.digest_editions import DigestEditions
+from pilotlight.support.version import own_version
 from pilotlight.wire.hop.status import Place, SiteStatus, encode_status
 
 if TYPE_CHECKING:
