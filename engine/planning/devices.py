@@ -60,13 +60,14 @@ class DeviceSet(NamedTuple):
         return f"{self.number}x{self.device.name}"
 
 
-def cpu() -> Device:
-    """Return this machine's CPU.
-
-    Its speeds are those that were measured on another machine, two cores of an AMD EPYC.
-    """
+def cpu(
+    bytes_per_s: float = 49.8 * _GIGA,
+    flop_per_s: float = 0.95 * _TERA,
+    source: str = "ceilings measured on two cores of an AMD EPYC",
+) -> Device:
+    """Return this machine's CPU. Its speeds default to those of a machine with units for bf16."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device("cpu", there, 49.8e9, 0.95e12, 10e9, _MEASURED_CPU, "ceilings measured on two cores of an AMD EPYC")
+    return Device("cpu", there, bytes_per_s, flop_per_s, 10 * _GIGA, _MEASURED_CPU, source)
 
 
 def parse_devices(text: str, this_machine: Callable[[], DeviceSet]) -> DeviceSet:

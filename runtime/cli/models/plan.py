@@ -1,5 +1,6 @@
 """`pilotlight plan`: which devices a model fits on, computed only from its config.json."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import KvDtype
-from pilotlight.engine.planning.devices import GIB, DeviceSet, parse_devices
+from pilotlight.engine.planning.devices import GIB, Device, DeviceSet, parse_devices
 from pilotlight.engine.planning.model_plan import PlannedModel, read_model
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.planning.planner import ModelPlan, Workload, described, make_plan
@@ -44,11 +45,21 @@ class PlanRequest(NamedTuple):
         return Parallelism(*(degree or 1 for degree in (self.tp, self.pp, self.ep)))
 
 
-def plan(question: PlanRequest, as_json: bool = False) -> None:
-    """Print the plan. Raises CliError."""
+def _measured_cpu(dtype: str) -> Device:
+    import torch  # takes a second, which a plan for GPUs does not need
+
+    from pilotlight.engine.planning.cpu_speed import measured_cpu
+
+    return measured_cpu(getattr(torch, dtype))
+
+
+def plan(question: PlanRequest, as_json: bool = False, measure: Callable[[str], Device] = _measured_cpu) -> None:
+    """Print the plan. `measure` returns this machine's CPU with its speed in a dtype. Raises CliError."""
     try:
         devices = parse_devices(question.devices, this_machine)
         model = read_model(_config_of(question.model), question.dtype, on_cpu=devices.device.is_cpu)
+        if devices.device.is_cpu:
+            devices = devices._replace(device=measure(model.dtype))
         if question.kv_dtype not in get_args(KvDtype):
             raise CliError(f"--kv-dtype must be one of {', '.join(get_args(KvDtype))}, not {question.kv_dtype}.")
         model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))

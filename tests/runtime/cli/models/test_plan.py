@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.engine.planning.devices import GIB, DeviceSet, cpu
+from pilotlight.engine.planning.devices import GIB, Device, DeviceSet, cpu
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.plan import PlanRequest, plan
 from pilotlight.runtime.hosts import devices as machine
@@ -17,7 +17,7 @@ SCOUT = str(Path(__file__).parents[3] / "engine" / "planning" / "configs" / "lla
 
 
 def told(capsys: pytest.CaptureFixture[str], **question: Any) -> dict[str, Any]:
-    plan(PlanRequest(**question), as_json=True)
+    plan(PlanRequest(**question), as_json=True, measure=lambda _dtype: cpu())
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -50,6 +50,20 @@ def test_the_embedded_model_is_planned_for_this_machine(
     assert found["dtype"] == "float32"
     assert found["splits"][0]["fits"]
     assert "record" in found["splits"][0]["speed"]["efficiency"]
+
+
+def test_speeds_on_a_cpu_are_predicted_from_those_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    dtypes: list[str] = []
+
+    def halved(dtype: str) -> Device:
+        dtypes.append(dtype)
+        return cpu()._replace(bytes_per_s=cpu().bytes_per_s / 2)
+
+    usual = told(capsys, model="embedded:ember", devices="cpu", batch=1)["splits"][0]
+    plan(PlanRequest("embedded:ember", "cpu", batch=1), as_json=True, measure=halved)
+    slower = json.loads(capsys.readouterr().out)["splits"][0]
+    assert slower["speed"]["token_s"] == pytest.approx(2 * usual["speed"]["token_s"], rel=0.01)
+    assert dtypes == ["float32"]
 
 
 def test_weights_in_12_bits_take_a_quarter_less_and_are_read_faster(capsys: pytest.CaptureFixture[str]) -> None:
