@@ -124,12 +124,9 @@ class ServedFunctions:
                 kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
                 self.deployed = DeployedFunctions(router, kept, self, self._site, taken)
                 stack.push_async_exit(self.deployed)
-            revision = self._secrets.revision()
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
-            await stack.enter_async_context(
-                background.running(lambda: self._follow_secrets(revision), "following secrets")
-            )
+            await stack.enter_async_context(background.running(self._follow_secrets, "following secrets"))
             if self.deployed is not None:
                 await self.deployed.__aenter__()
             self._stack = stack.pop_all()
@@ -174,13 +171,18 @@ class ServedFunctions:
         except (BindingError, SecretError, OSError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
-    async def _follow_secrets(self, revision: int) -> None:
-        """Restart functions whose secrets have changed since `revision`. Runs until cancelled."""
+    async def _follow_secrets(self) -> None:
+        """Restart functions whose secrets change. Runs until cancelled.
+
+        Secrets are read at two polls after each change: a second change within the same tick of the clock has the same revision.
+        """
+        before, last = None, None
         while True:
             await asyncio.sleep(self._secrets_s)
-            if (now := self._secrets.revision()) != revision:
+            now = self._secrets.revision()
+            if not before == last == now:
                 await self._renew_secrets()
-                revision = now
+            before, last = last, now
 
     async def _renew_secrets(self) -> None:
         pools = self.functions.pools

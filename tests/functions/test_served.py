@@ -1,7 +1,9 @@
 """The functions of a site file whose secrets are put, changed and deleted while the site runs."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +30,8 @@ class Default(WorkerEntrypoint):
 """
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[ServedFunctions]:
+@asynccontextmanager
+async def serving(tmp_path: Path, secrets_s: float) -> AsyncIterator[ServedFunctions]:
     folder = tmp_path / "f"
     folder.mkdir()
     (folder / "entry.py").write_text(ENTRY)
@@ -37,7 +39,13 @@ async def site(tmp_path: Path) -> AsyncIterator[ServedFunctions]:
     config = FunctionsConfig(serve=(FunctionConfig(name="f", path=str(folder)),))
     inference = cast(Any, None)
     state = tmp_path / "state"
-    async with ServedFunctions(config, state, inference, lambda: [], "ams1", secrets_s=0.05) as functions:
+    async with ServedFunctions(config, state, inference, lambda: [], "ams1", secrets_s=secrets_s) as functions:
+        yield functions
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[ServedFunctions]:
+    async with serving(tmp_path, secrets_s=0.05) as functions:
         yield functions
 
 
@@ -65,6 +73,17 @@ async def test_a_running_function_has_secrets_as_they_are_changed_and_no_request
     assert await ask(site) == "declared"
     assert await under_way == "declared"
     assert first.num_failed == 0
+
+
+async def test_a_secret_that_changes_twice_within_a_tick_of_the_clock_is_noticed(tmp_path: Path) -> None:
+    store = SecretStore(tmp_path / "state")
+    async with serving(tmp_path, secrets_s=0.2) as site:
+        store.put("f", "TOKEN", "first")
+        ticked_ns = store.directory.stat().st_mtime_ns
+        await eventually(lambda: _secret_of(site) == "first")
+        store.put("f", "TOKEN", "second")  # before the next poll
+        os.utime(store.directory, ns=(ticked_ns, ticked_ns))
+        await eventually(lambda: _secret_of(site) == "second")
 
 
 def _secret_of(site: ServedFunctions) -> str | None:
