@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from starlette.types import Scope
@@ -20,6 +21,7 @@ from pilotlight.functions.bindings.objects.object_migrations import MigrationErr
 from pilotlight.functions.bindings.owners import Owners, with_own_stores
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
+from pilotlight.functions.bindings.storage.wal_archive import delete_histories
 from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.deployed import DeployedFunctions
@@ -127,6 +129,9 @@ class ServedFunctions:
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
             await stack.enter_async_context(background.running(self._follow_secrets, "following secrets"))
+            if not self.config.history_days:
+                deleting = partial(asyncio.to_thread, delete_histories, self._state_dir)
+                await stack.enter_async_context(background.running(deleting, "deleting histories"))
             if self.deployed is not None:
                 await self.deployed.__aenter__()
             self._stack = stack.pop_all()
