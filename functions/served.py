@@ -168,6 +168,7 @@ class ServedFunctions:
                 named = with_own_stores(named)
             self._owners.check(named)
             self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
+            self._declared = {key: each for key, each in self._declared.items() if key in self.functions.pools}
             self._declared[pool or served] = named, layers
             if pool is None:
                 self._owners.claim(named)
@@ -191,24 +192,15 @@ class ServedFunctions:
 
     async def _renew_secrets(self) -> None:
         pools = self.functions.pools
-        self._declared = {name: declared for name, declared in self._declared.items() if name in pools}
         for name, declared in [*self._declared.items()]:
             manifest, layers = declared
             try:
                 manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
                 if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
-                    self._replace(name, manifest, layers)
+                    self.functions.add(manifest, name=name, layers=layers)
+                    log.info("%s restarts with the changed secrets", name)
             except (SecretError, ManifestError, Failure, OSError) as error:
                 log.error("%s keeps its old secrets: %s", name, error)
-
-    def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Replace a pool's manifest from its next request on. Raises ManifestError, Failure, OSError."""
-        function = manifest.name
-        is_live = self.functions.names.get(function) == name
-        self.functions.add(manifest, name=name, layers=layers)
-        if is_live:
-            self.functions.live(function, name)
-        log.info("%s restarts with the changed secrets", name)
 
     async def migrate(self, pool: str) -> None:
         """Apply the pending migrations of a version's D1 databases.
