@@ -119,6 +119,10 @@ class FunctionsService:
             raise ApiError("not_found", f"this site has no function {name[:64]!r}")
         return events_of(self.served.functions.tails, name, self._site)
 
+    def dropped_log_records(self) -> dict[str, int]:
+        """Return the number of dropped records of functions' logs, by destination."""
+        return self.served.functions.invocations.num_dropped
+
     def status(self) -> FunctionsStatus:
         isolation, pools = self.served.functions.isolation, self.served.functions.pools
         states = tuple(_state(name, pool) for name, pool in sorted(pools.items()))
