@@ -44,9 +44,9 @@ from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.tracing import Tracing
-from pilotlight.edge_router.workers.role import WorkerRole
+from pilotlight.edge_router.workers.role import WorkerRole, abandoned_ledgers
 from pilotlight.sites.config import ConfigError, router_state_directory
-from pilotlight.sites.network import NetworkConfig
+from pilotlight.sites.network import LedgerConfig, NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
 from pilotlight.support.version import own_version
@@ -82,6 +82,8 @@ class EdgeRouter:
 
         Raises ConfigError for a file or folder of the configuration that cannot be used.
         """
+        kept = network.ledger
+        network = network if role is None else role.configured(network)
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
@@ -100,7 +102,7 @@ class EdgeRouter:
         self.places = ClientPlaces.of(network.clients)
         self.hosts = _function_hosts(network, self.secret)
         self.recordings = _recordings(network, self.secret, clock)
-        self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
+        self.accounting = _accounting(network, kept, self.secret, self.recordings, self.shared, role)
         self.clocks = SiteClocks([*self.backends])
         self.orders = SiteControl(self.discovery.urls, self.secret, self.clocks)
         self._monitor: HealthMonitor | None = None  # None unless the router runs
@@ -275,20 +277,28 @@ def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float])
 
 
 def _accounting(
-    network: NetworkConfig, secret: str, recordings: DurableStreams, shared: SharedQuotas | None
+    network: NetworkConfig,
+    kept: LedgerConfig,
+    secret: str,
+    recordings: DurableStreams,
+    shared: SharedQuotas | None,
+    role: WorkerRole | None,
 ) -> Accounting:
     """Return the accounting.
+    `kept` is the ledger of the whole router, and that of `network` is this process's.
     Raises ConfigError if the ledger cannot be written, or no site would report usage."""
     config, prices = network.ledger, PriceList(network.prices, network.ledger.currency)
     quotas = DailyQuotas(time.time, shared)
     quotas.set(network.accounts)
-    if config.directory is None:
+    if config.directory is None or kept.directory is None:
         return Accounting(prices, None, quotas)
     if not secret:
         raise ConfigError(
             f"the ledger needs a network secret, with which sites report usage: set {HOP_SECRET_ENV}, at routers and sites"
         )
-    ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.corrected_usage)
+    own = Path(config.directory).expanduser()
+    abandoned = abandoned_ledgers(Path(kept.directory).expanduser(), own, role)
+    ledger = Ledger(config, own, prices, kept=recordings.corrected_usage, abandoned=abandoned)
     return Accounting(prices, ledger, quotas)
 
 

@@ -3,15 +3,15 @@
 A request that calls a model is counted once.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, head_of
-from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.forwarding.proxy import ADMITTED, Proxy
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
 from pilotlight.response_store.app import AdmittedRequest
 from pilotlight.wire.errors import ApiError
@@ -26,17 +26,26 @@ class ResponseDoor:
         """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
         client, admission = Downstream(scope, receive, send), self._proxy.admission
         try:
-            with await admission.admit(client.head, client.address):
+            with ExitStack() as admitted:
+                admitted.enter_context(await admission.admit(client.head, client.address))
+                scope[ADMITTED] = admitted
                 yield AdmittedRequest(client.head.owner, partial(self._body, client))
         except ApiError as error:
             self._proxy.metrics.ended(NO_SITE, error.word)
             raise
 
-    def held(self, scope: Scope) -> AbstractContextManager[object]:
-        """Open a scope in which a background response counts as open. Raises ApiError."""
+    @contextmanager
+    def held(self, scope: Scope) -> Iterator[None]:
+        """Open a scope in which a background response counts as open.
+
+        Its client's request no longer counts. Raises ApiError."""
         head, address = head_of(scope), str(scope["client"][0]) if scope.get("client") else ""
         self._proxy.admission.identify(head)
-        return self._proxy.admission.limits.held(head, address)
+        with ExitStack() as held:
+            held.enter_context(self._proxy.admission.limits.held(head, address))
+            scope[ADMITTED].close()
+            scope[ADMITTED] = held
+            yield
 
     async def _body(self, client: Downstream, limit: int) -> bytes:
         """Return the request's body. Raises ApiError, ClientDisconnect."""

@@ -103,7 +103,7 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
 
 
 async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | None, role: WorkerRole | None) -> None:
-    app = build_app(network if role is None else role.configured(network), file=file, role=role)
+    app = build_app(network, file=file, role=role)
     url = url_of(listener, is_tls=network.listen.tls_certificate is not None)
     stop, stop_now, retiring = asyncio.Event(), asyncio.Event(), asyncio.Event()
     proxy = app.edge.proxy

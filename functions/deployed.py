@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import aiohttp
 import msgspec
@@ -94,11 +95,13 @@ class DeployedFunctions:
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools that own their resources
         self._without_secrets: set[str] = set()  # functions whose secrets could not be fetched or stored
-        self._locks: dict[str, asyncio.Lock] = {}
+        # Of pools being started and bundles being fetched, by pool and digest; a lock that nothing holds or awaits is gone.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._applying: dict[str, asyncio.Lock] = {}  # held while a function's deployment is applied
+        # Held while a function's deployment is applied.
+        self._applying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changed: set[str] = set()  # functions whose deployment has changed
         self._appliers: dict[str, asyncio.Task[None]] = {}  # the task that applies each function's deployment
         self._task: asyncio.Task[None] | None = None
@@ -210,7 +213,9 @@ class DeployedFunctions:
                     self._add(name, pool, folder, version)
                     await self._checked(pool, folder, version)
                 except Failure as error:
-                    self._failed[pool] = error, self._now_s() + PAUSE_AFTER_FAILURE_S
+                    now_s = self._now_s()
+                    self._failed = {other: kept for other, kept in self._failed.items() if kept[1] > now_s}
+                    self._failed[pool] = error, now_s + PAUSE_AFTER_FAILURE_S
                     raise
         return pool
 
@@ -351,14 +356,18 @@ class DeployedFunctions:
             if name not in self._known:
                 return
             deployment = self._known[name]
+            is_applied = name in self._without_secrets and self._applied.get(name) == deployment
             if deployment.shares and deployment.runs_at(self._site):
                 await self._fetch_secrets(name, deployment.secrets)
+            if is_applied and name in self._without_secrets:  # only the secrets were fetched again, in vain
+                return
             wanted = await self._serve(deployment)
             self._applied[name] = deployment
             for pool in [*self._serving.functions.pools]:
                 is_its = "@" in pool and pool.partition("@")[0] == name
                 if is_its and pool not in wanted and not self._is_tried(pool):
                     self._serving.functions.remove(pool)
+            self._accepted.intersection_update(self._serving.functions.pools)
             digests = {version.digest for deployment in self._known.values() for version in deployment.versions}
             in_use = {pool.partition("@")[2].partition(".")[0] for pool in self._serving.functions.pools}
             await asyncio.to_thread(self._forget, digests, in_use)
@@ -379,17 +388,20 @@ class DeployedFunctions:
                 live = pool  # sorted by share: the last one has the largest
             except Failure as failure:
                 log.error("%s", failure.message)
-        if live is not None:
-            self._live(deployment.name, live)
-        elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
-            wanted.add(before)  # if no version can be fetched, the previous one stays
+        is_live = live is not None and self._live(deployment.name, live)
+        before = self._serving.functions.names.get(deployment.name)
+        if not is_live and deployment.shares and before is not None:
+            wanted.add(before)  # if no version can be fetched and become live, the previous one stays
         return wanted
 
-    def _live(self, name: str, pool: str) -> None:
+    def _live(self, name: str, pool: str) -> bool:
+        """Make a version the live one; return whether that worked."""
         try:
             self._serving.functions.live(name, pool)
         except Failure as failure:
             log.error("%s: %s", name, failure.message)
+            return False
+        return True
 
     def _is_tried(self, pool: str) -> bool:
         """Tell whether a pool is being started or health-checked; it may soon get traffic."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from starlette.types import Scope
@@ -20,6 +21,7 @@ from pilotlight.functions.bindings.objects.object_migrations import MigrationErr
 from pilotlight.functions.bindings.owners import Owners, with_own_stores
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
+from pilotlight.functions.bindings.storage.wal_archive import delete_histories
 from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.deployed import DeployedFunctions
@@ -124,12 +126,12 @@ class ServedFunctions:
                 kept, taken = self._state_dir / "deployed", frozenset(self.manifests)
                 self.deployed = DeployedFunctions(router, kept, self, self._site, taken)
                 stack.push_async_exit(self.deployed)
-            revision = self._secrets.revision()
             for name, (manifest, layers) in self.manifests.items():
                 self.add(manifest, name=name, layers=layers)
-            await stack.enter_async_context(
-                background.running(lambda: self._follow_secrets(revision), "following secrets")
-            )
+            await stack.enter_async_context(background.running(self._follow_secrets, "following secrets"))
+            if not self.config.history_days:
+                deleting = partial(asyncio.to_thread, delete_histories, self._state_dir)
+                await stack.enter_async_context(background.running(deleting, "deleting histories"))
             if self.deployed is not None:
                 await self.deployed.__aenter__()
             self._stack = stack.pop_all()
@@ -166,6 +168,7 @@ class ServedFunctions:
                 named = with_own_stores(named)
             self._owners.check(named)
             self.functions.add(_with_secrets(named, self._secrets), name=pool, layers=layers)
+            self._declared = {key: each for key, each in self._declared.items() if key in self.functions.pools}
             self._declared[pool or served] = named, layers
             if pool is None:
                 self._owners.claim(named)
@@ -174,34 +177,30 @@ class ServedFunctions:
         except (BindingError, SecretError, OSError) as error:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
-    async def _follow_secrets(self, revision: int) -> None:
-        """Restart functions whose secrets have changed since `revision`. Runs until cancelled."""
+    async def _follow_secrets(self) -> None:
+        """Restart functions whose secrets change. Runs until cancelled.
+
+        Secrets are read at two polls after each change: a second change within the same tick of the clock has the same revision.
+        """
+        before, last = None, None
         while True:
             await asyncio.sleep(self._secrets_s)
-            if (now := self._secrets.revision()) != revision:
+            now = self._secrets.revision()
+            if not before == last == now:
                 await self._renew_secrets()
-                revision = now
+            before, last = last, now
 
     async def _renew_secrets(self) -> None:
         pools = self.functions.pools
-        self._declared = {name: declared for name, declared in self._declared.items() if name in pools}
         for name, declared in [*self._declared.items()]:
             manifest, layers = declared
             try:
                 manifest = await asyncio.to_thread(_with_secrets, manifest, self._secrets)
                 if self._declared.get(name) is declared and name in pools and manifest != pools[name].manifest:
-                    self._replace(name, manifest, layers)
+                    self.functions.add(manifest, name=name, layers=layers)
+                    log.info("%s restarts with the changed secrets", name)
             except (SecretError, ManifestError, Failure, OSError) as error:
                 log.error("%s keeps its old secrets: %s", name, error)
-
-    def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Replace a pool's manifest from its next request on. Raises ManifestError, Failure, OSError."""
-        function = manifest.name
-        is_live = self.functions.names.get(function) == name
-        self.functions.add(manifest, name=name, layers=layers)
-        if is_live:
-            self.functions.live(function, name)
-        log.info("%s restarts with the changed secrets", name)
 
     async def migrate(self, pool: str) -> None:
         """Apply the pending migrations of a version's D1 databases.

@@ -3,11 +3,9 @@
 The constructor's parameters are all that functions need from the site.
 """
 
-import fcntl
 import logging
-import os
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -29,6 +27,7 @@ from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.sites.config import ConfigError, state_directory
 from pilotlight.sites.site import SiteConfig
 from pilotlight.support import atomic_files
+from pilotlight.support.directory_locks import alone_in
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.function_logs import FoundLogs, LogQuery
 from pilotlight.wire.hop.status import FunctionsStatus, FunctionStatus
@@ -69,7 +68,7 @@ class FunctionsService:
         """Lock the state directory and start to serve. Raises ConfigError."""
         async with AsyncExitStack() as stack:
             if self._named_state is not None:
-                stack.enter_context(_alone_in(self._named_state, self._site))
+                _lock(self._named_state, self._site, stack)
                 _note_address(self._named_state / "address", self._address)
             await stack.enter_async_context(self.served)
             self._stack = stack.pop_all()
@@ -120,6 +119,10 @@ class FunctionsService:
             raise ApiError("not_found", f"this site has no function {name[:64]!r}")
         return events_of(self.served.functions.tails, name, self._site)
 
+    def dropped_log_records(self) -> dict[str, int]:
+        """Return the number of dropped records of functions' logs, by destination."""
+        return self.served.functions.invocations.num_dropped
+
     def status(self) -> FunctionsStatus:
         isolation, pools = self.served.functions.isolation, self.served.functions.pools
         states = tuple(_state(name, pool) for name, pool in sorted(pools.items()))
@@ -134,21 +137,15 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
     )
 
 
-@contextmanager
-def _alone_in(state: Path, site: str) -> Iterator[None]:
-    """Lock a directory, so that no other site of this name uses it.
+def _lock(state: Path, site: str, stack: AsyncExitStack) -> None:
+    """Lock a directory until the stack is closed, so that no other site of this name uses it.
     The same user may run a second network on this machine. Raises ConfigError."""
     state.mkdir(parents=True, exist_ok=True)
-    directory = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sentence = f"another site named {site!r} keeps the data of its functions in {state}: set functions.state_dir in this site's file"
-            raise ConfigError(sentence) from None
-        yield
-    finally:
-        os.close(directory)
+        stack.enter_context(alone_in(state))
+    except BlockingIOError:
+        sentence = f"another site named {site!r} keeps the data of its functions in {state}: set functions.state_dir in this site's file"
+        raise ConfigError(sentence) from None
 
 
 def _note_address(file: Path, address: str) -> None:

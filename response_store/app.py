@@ -27,7 +27,7 @@ from pilotlight.response_store.kept_responses import CONVERSATION, KeptResponse
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.wire.credentials import Access, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
-from pilotlight.wire.http.asgi import header, read_body, response_start, send_json, until_disconnect
+from pilotlight.wire.http.asgi import header, query_number, read_body, response_start, send_json, until_disconnect
 from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class ResponsesApp:
         kept = await self.store.find(found["id"], tenant)
         query = _query(scope)
         if (method, verb) == ("GET", None) and query.get("stream") == "true":
-            place = _number(query, "starting_after", -1) + 1
+            place = query_number(query, "starting_after", -1) + 1
             return await _send_events(self._events(kept), place, receive, send)
         if (method, verb) == ("GET", None):
             return await send_json(send, orjson.dumps(kept.fields))
@@ -476,7 +476,7 @@ def _listed(items: bytes, query: dict[str, str]) -> bytes:
         if after not in ids:
             raise ApiError("invalid_request", f"after: there is no item {after[:100]!r}", param="after")
         found = found[ids.index(after) + 1 :]
-    limit = min(MOST_LISTED, _number(query, "limit", 20))
+    limit = min(MOST_LISTED, query_number(query, "limit", 20))
     page = found[:limit]
     first, last = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
     listed = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit}
@@ -485,15 +485,6 @@ def _listed(items: bytes, query: dict[str, str]) -> bytes:
 
 def _query(scope: Scope) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-
-
-def _number(query: dict[str, str], name: str, default: int) -> int:
-    value = query.get(name)
-    if value is None:
-        return default
-    if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise ApiError("invalid_request", f"{name}: must be a whole number", param=name)
-    return int(value)
 
 
 def _numbered_error(raw: bytes, number: int) -> bytes:

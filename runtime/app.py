@@ -167,4 +167,6 @@ def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     from pilotlight.runtime.generation.inference import SiteInference
 
     trace = None if site.tracing is None else site.tracing.invocation
-    return FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret, trace)
+    functions = FunctionsService(site.config, SiteInference(site), site.admission, site.own_ports, secret, trace)
+    site.metrics.watch_function_logs(functions.dropped_log_records)
+    return functions

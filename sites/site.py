@@ -409,7 +409,7 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     logs_otlp: str | None = None
     """URL of a collector that accepts OTLP over HTTP and gets invocations and their output, too. Needs pilotlight-inference[telemetry]."""
     history_days: NonNegative = 7.0
-    """How far back D1 databases (`pilotlight d1 time-travel`) and Durable Objects can be restored. 0: not at all."""
+    """How far back D1 databases (`pilotlight d1 time-travel`) and Durable Objects can be restored. 0: not at all; the existing history is deleted."""
     layers_mib: Annotated[int, Meta(ge=0)] = 4096
     """Maximum disk space for installed packages that no function uses any more. The least recently used are deleted first."""
     layers_days: NonNegative = 30.0

@@ -1,6 +1,6 @@
-"""Locks of directories that other processes may remove at the same time.
+"""Locks of directories, also of those that other processes may remove at the same time.
 
-A process locks a file in its directory for its lifetime. The locks of a killed process are free, so another one can remove the directory.
+A process locks a file in such a directory for its lifetime. The locks of a killed process are free, so another one can remove the directory.
 """
 
 import fcntl
@@ -12,6 +12,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger("pilotlight.engine")
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Open a scope that holds the lock of a directory that stays.
+
+    Raises BlockingIOError if another process has it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def is_dead(directory: Path, names: Sequence[str]) -> bool:
@@ -43,7 +56,7 @@ def try_lock(directory: Path, name: str) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(fd).st_ino == os.stat(path).st_ino:
             return fd
-    except BlockingIOError:
+    except (BlockingIOError, FileNotFoundError):
         pass
     except BaseException:
         os.close(fd)

@@ -8,6 +8,8 @@ API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/", "/v2/", "/re
 
 # Azure's path, with or without a deployment's name. The deployment is ignored, because requests name their model, too.
 _AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
+_SLASH, _DOT = re.compile(r"[/\\]"), re.compile("%2e", re.IGNORECASE)
+_DOTS = re.compile(r"\\|/(?:\.|%2e){1,2}(?:/|\Z)", re.IGNORECASE)
 _V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
 _UPLOAD = "send text files of requests to /v1/files, and adapters to /client/v4/accounts/ACCOUNT/ai/finetunes"
 _NO_AGENTS = "use /v1/responses and /v1/conversations, which store conversations"
@@ -39,6 +41,25 @@ def _set(scope: Any, path: str, change: Any) -> None:
     scope["path"] = path
     if "raw_path" in scope:
         scope["raw_path"] = change(scope["raw_path"].decode("latin-1")).encode("latin-1")
+
+
+def without_dot_segments(path: str) -> str:
+    """Return an encoded path as browsers send it, without dot segments and backslashes.
+
+    The rules are those of https://url.spec.whatwg.org/#path-state."""
+    if _DOTS.search(path) is None:
+        return path
+    kept: list[str] = []
+    segments = _SLASH.split(path)[1:]
+    for place, segment in enumerate(segments, start=1):
+        dots = _DOT.sub(".", segment)
+        if dots == "..":
+            kept = kept[:-1]
+        elif dots != ".":
+            kept.append(segment)
+        if dots in (".", "..") and place == len(segments):
+            kept.append("")
+    return "/" + "/".join(kept)
 
 
 def nothing_at(path: str) -> str:

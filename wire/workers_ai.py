@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from pilotlight.wire.chat import FinishReason, Usage
-from pilotlight.wire.errors import ApiError
+from pilotlight.wire.http.asgi import query_number
 
 PER_PAGE = 50  # items on a page of a list, if the client does not specify it
 MOST_PER_PAGE = 999_999_999
@@ -126,13 +126,6 @@ class Envelope(msgspec.Struct, Generic[ResultT], frozen=True):
 
 def page_of(listed: Sequence[ResultT], query: Mapping[str, str]) -> tuple[Sequence[ResultT], ResultInfo]:
     """Return the page of a list that `page` and `per_page` of a query select. Raises ApiError."""
-    page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
+    page, per_page = query_number(query, "page", 1, least=1), query_number(query, "per_page", PER_PAGE, least=1)
     shown = listed[(page - 1) * per_page : page * per_page]
     return shown, ResultInfo(page, per_page, len(shown), len(listed))
-
-
-def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:
-    value = query.get(name, str(default))
-    if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
-        raise ApiError("invalid_request", f"{name} must be a whole number from 1 on", param=name)
-    return int(value)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, assert_never
 
@@ -34,6 +34,7 @@ from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.hop.meters import MeterSlot
 
+ADMITTED = "pilotlight.admitted"  # key in a scope: the ExitStack in which an admitted request counts as open
 DRAIN_POLL_S = 0.05
 # Kinds of failure in which the site has not started the request.
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
@@ -111,17 +112,19 @@ class Proxy:
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answer a request that was admitted before (response_door.py), as an ASGI application."""
         client = Downstream(scope, receive, send)
-        return self.handle(client, self._forward_admitted(client))
+        return self.handle(client, self._forward_admitted(client, scope[ADMITTED]))
 
-    async def _forward_admitted(self, client: Downstream) -> None:
+    async def _forward_admitted(self, client: Downstream, admitted: ExitStack) -> None:
         self.admission.identify(client.head)
-        await self._read_and_forward(client, is_for_store=True)
+        await self._read_and_forward(client, admitted, is_for_store=True)
 
     async def admit(self, client: Downstream) -> None:
-        with await self.admission.admit(client.head, client.address):
-            await self._read_and_forward(client)
+        with ExitStack() as admitted:
+            admitted.enter_context(await self.admission.admit(client.head, client.address))
+            await self._read_and_forward(client, admitted)
 
-    async def _read_and_forward(self, client: Downstream, *, is_for_store: bool = False) -> None:
+    async def _read_and_forward(self, client: Downstream, admitted: ExitStack, *, is_for_store: bool = False) -> None:
+        """Read the body and answer the request. A durable stream takes the place of the `admitted` request."""
         head = client.head
         setting = "max_function_body_mib" if head.is_for_function else "max_body_mib"
         limit = int(getattr(self.config, setting) * 2**20)
@@ -130,15 +133,21 @@ class Proxy:
         is_durable, is_async, body = await aside_if_large(body, durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))
-        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)
+        work = partial(self.record, admitted=admitted)
+        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, work)
         if is_async:
             return await accepted(recording, client)
         with suppress(DownstreamGone):  # the stream continues without this client
             await client.while_present(tell(recording, client, 0))
 
-    async def record(self, recording: DurableStream) -> None:
-        """Forward the request of a durable stream, which as its client receives the answer."""
+    async def record(self, recording: DurableStream, admitted: ExitStack | None = None) -> None:
+        """Forward the request of a durable stream, which as its client receives the answer.
+
+        The stream counts as a request in progress, and `admitted`, the scope of its client's request, ends, so that both count once.
+        """
         with self.admission.limits.held(recording.head, recording.address):
+            if admitted is not None:
+                admitted.close()
             await self.handle(recording, self.forward(recording, recording.asked.body, recording.started))
 
     async def forward(self, client: ResponseWriter, body: bytes, started: StartedAnswer | None = None) -> None:

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 from pilotlight.support.background import for_each
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked again
+# silence after which a request or a stream that cannot go elsewhere leaves a site whose probes fail: the site may only be busy
+LOST_S = 30.0
 # number of checks in one group; each takes up to a microsecond
 LOOKED_AT_ONCE = 64
 
@@ -19,8 +21,7 @@ class AttemptLimits(NamedTuple):
     first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
     stall_s: float  # silence after which the stream moves to another site, if possible
     is_continuation: bool  # the stream was started by another site
-    # silence after which a request that cannot go elsewhere leaves a site whose probes fail: the site may only be busy
-    lost_s: float = 30.0
+    lost_s: float = LOST_S
 
 
 class AnswerLimits(NamedTuple):

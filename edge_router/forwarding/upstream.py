@@ -21,7 +21,7 @@ from pilotlight.edge_router.forwarding.relay import (
     StreamRelay,
 )
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost, plain_failure, raise_refusal
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits, AttemptLimits, SilenceWatch
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, LOST_S, AnswerLimits, AttemptLimits, SilenceWatch
 from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
@@ -56,6 +56,9 @@ class SitePace(Protocol):
 
     def may_leave(self) -> bool:
         """Tell whether the request can go elsewhere, before the first event."""
+
+    def may_move(self) -> bool:
+        """Tell whether another site can continue the stream."""
 
     def is_frozen(self) -> bool:
         """Tell whether the site's probes fail."""
@@ -383,11 +386,14 @@ class UpstreamResponse:
         heard_s = now - max(self._silent_since, awake_since)
         if silent_s >= limit_s:
             self._connection.interrupt(StreamLost("silent", f"it was silent for {limit_s:g} s"))
-        elif silent_s >= LOOK_AGAIN_S and self._pace.is_frozen():
+        elif silent_s >= LOOK_AGAIN_S and self._pace.is_frozen() and (silent_s >= LOST_S or self._may_move()):
             self._connection.interrupt(StreamLost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
         elif self.is_resumable and self._pace.is_stalled(heard_s):
             detail = f"it was silent for {heard_s:.1f} s, though its probes are answered"
             self._connection.interrupt(StreamLost("stalled", detail))
+
+    def _may_move(self) -> bool:
+        return self.is_resumable and self._pace is not None and self._pace.may_move()
 
     async def _drain(self) -> None:
         """Read to the end of the body so that the connection can be reused; time out after 0.5 s."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.wire.credentials import Account
@@ -9,6 +10,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.deployments import Deployment, Version
 from pilotlight.wire.host_patterns import HostPattern, covers, parse_pattern
 from pilotlight.wire.http.exchange import Application
+from pilotlight.wire.paths import without_dot_segments
 
 OWN_HOST = "pilotlight.own_host"  # key in a scope: the client used a host name of the function
 Places = dict[str, list[tuple[HostPattern, str]]]
@@ -100,22 +102,24 @@ class FunctionMount:
         self._otherwise = otherwise
 
     def __call__(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
-        name = self._function(scope) if self._hosts and scope["type"] in ("http", "websocket") else None
-        if name is None:
+        if not self._hosts or scope["type"] not in ("http", "websocket"):
             return self._otherwise(scope, receive, send)
-        raw = scope.get("raw_path", scope["path"].encode())
+        raw = without_dot_segments(scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0])
+        path = unquote(raw)
+        if (name := self._function(scope, path)) is None:
+            return self._otherwise(scope, receive, send)
         mounted = {
             **scope,
-            "path": f"/fn/{name}{scope['path']}",
-            "raw_path": b"/fn/%b%b" % (name.encode(), raw),
+            "path": f"/fn/{name}{path}",
+            "raw_path": f"/fn/{name}{raw}".encode("latin-1"),
             OWN_HOST: True,
         }
         return self._inside(mounted, receive, send)
 
-    def _function(self, scope: Any) -> str | None:
+    def _function(self, scope: Any, path: str) -> str | None:
         host = next((value for key, value in scope["headers"] if key == b"host"), b"")
         name = host.decode("latin-1").lower().rpartition(":")[0] if b":" in host else host.decode("latin-1").lower()
-        return self._hosts.find(name.removesuffix("."), scope["path"])
+        return self._hosts.find(name.removesuffix("."), path)
 
 
 def _live(deployment: Deployment) -> Version | None:

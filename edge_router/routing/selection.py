@@ -271,7 +271,11 @@ class AttemptPace(NamedTuple):
             return False
         if silent_s < stall_limit_s(self.backend.view().model(model), proxied.recovery.stall_s):
             return False
-        return proxied.can_continue_elsewhere and self._has_other({self.backend.name})
+        return self.may_move()
+
+    def may_move(self) -> bool:
+        """Tell whether another site can continue the stream."""
+        return self.proxied.can_continue_elsewhere and self._has_other({self.backend.name})
 
     def first_stall_s(self, preference: Preference) -> float:
         request = self.proxied.request

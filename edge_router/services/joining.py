@@ -8,6 +8,7 @@ A token is valid once. The site is first written to the router's file, which the
 import asyncio
 import logging
 from collections.abc import Callable, Container
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -136,8 +137,8 @@ class JoinRoutes:
             # first, because a file with an invalid site would stop the router's next start
             site = parse(SiteRef, {"name": asked.name, "url": asked.url, "place": place}, "the request to join")
             certificate = network.authority.issue(asked.certificate_request.encode(), host)
-            network.tokens.redeem(asked.token, asked.name)
-            add_site(network.file, site.name, site.url, place)
+            admit = partial(add_site, network.file, site.name, site.url, place)
+            network.tokens.redeem(asked.token, asked.name, admit)
         except TokenError as error:
             raise ApiError("unauthorized", str(error)) from None
         except (AuthorityError, ConfigError) as error:

@@ -1,6 +1,7 @@
 """The place of a worker among the processes of one router, and its configuration."""
 
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pilotlight.wire.hop.meters import FILE_NAME, is_in_use
 
 WORKER_ENV = "PILOTLIGHT_WORKER"
 MAX_WORKERS = 64
+_FOLDER = re.compile(r"worker-(\d+)(?:\.\d+)?")  # name of a worker's folder in the ledger's directory
 _COUNTED = ("requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", "cost_per_day")
 
 
@@ -76,6 +78,21 @@ class WorkerRole:
             return kept / f"worker-{self.index}.{len(folders)}"
         # the last one that was used, because a killed process may have left counts there
         return max(free, key=lambda file: file.stat().st_mtime if file.exists() else 0.0).parent
+
+
+def abandoned_ledgers(kept: Path, own: Path, role: WorkerRole | None) -> list[Path]:
+    """Return the folders in `kept` with meters of ended processes, whose records this process writes.
+
+    They are the other folders of its index, and for the first process those of indices that this router does not have. `own` is its folder.
+    """
+    index, count = (0, 1) if role is None else (role.index, role.count)
+    numbers = {kept: 0}
+    for folder in sorted(kept.glob("worker-*")):
+        if (found := _FOLDER.fullmatch(folder.name)) is not None:
+            numbers[folder] = int(found[1])
+    ours = [each for each, number in numbers.items() if number == index or (index == 0 and number >= count)]
+    files = [folder / FILE_NAME for folder in ours if folder != own]
+    return [file.parent for file in files if file.exists() and not is_in_use(file)]
 
 
 def check_workers(network: NetworkConfig, count: int, *, has_secret: bool) -> None:

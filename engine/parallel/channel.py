@@ -58,14 +58,12 @@ class RankChannel:
 
     def has_message(self) -> bool:
         """True if `receive` would not wait for long. Only for a pair of sockets."""
-        return bool(select.select([self._end], [], [], 0)[0])
+        return self._has_event(select.POLLIN)
 
     @property
     def is_gone(self) -> bool:
         """Tell whether the other end has closed the connection, without reading from it."""
-        poll = select.poll()
-        poll.register(self._end, select.POLLRDHUP)  # errors are always reported
-        return bool(poll.poll(0))
+        return self._has_event(select.POLLRDHUP)
 
     def send_bytes(self, data: memoryview) -> None:
         """Send bytes that `receive_into` expects."""
@@ -85,6 +83,12 @@ class RankChannel:
 
     def close(self) -> None:
         self._end.close()
+
+    def _has_event(self, event: int) -> bool:
+        """Tell whether the socket has this event or an error. `select` would refuse descriptors above 1,023."""
+        poll = select.poll()
+        poll.register(self._end, event)
+        return bool(poll.poll(0))
 
     def _read(self, length: int) -> bytearray:
         data = bytearray(length)

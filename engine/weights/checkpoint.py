@@ -170,7 +170,7 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
         header = read_header(file)
         stored |= {name: header[name] for name in header if name not in stored or weight_map.get(name) == file_name}
     for name, file_name in weight_map.items():
-        if name not in stored:
+        if name not in stored or stored[name].file.name != file_name:
             raise CheckpointError(f"tensor {name} is missing from {file_name}, though {index_file.name} puts it there")
     return stored
 

@@ -247,7 +247,8 @@ def snapshot(directory: Path) -> Seen:
         if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
             continue
         if path.is_dir():
-            found |= snapshot(path)
+            if not path.is_symlink():  # it may lead to a parent; a bundle has no links either
+                found |= snapshot(path)
             continue
         try:
             status = path.stat()

@@ -123,10 +123,12 @@ class SiteFunctions:
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
         """Serve a function from its next request on; it replaces a pool of the same name.
 
-        If `name` differs from the manifest's, the pool is one version of that function, and gets queues and cron triggers once it is `live`. `layers`
-        are directories with its packages; without them, its dependencies are installed. Raises ManifestError.
+        If it cannot be started, the earlier pool stays. If `name` differs from the manifest's, the pool is one version of that function, and gets
+        queues and cron triggers once it is `live`. `layers` are directories with its packages; without them, its dependencies are installed. Raises
+        ManifestError, Failure.
         """
         served = name or manifest.name
+        is_live = self.names.get(manifest.name) == served
         provision = self._supply.provide(served, manifest, layers)
         pool = FunctionPool(
             manifest,
@@ -142,13 +144,15 @@ class SiteFunctions:
         try:
             if self._open_bindings is not None:
                 pool.own(self._open_bindings(manifest, self))
-            if served == manifest.name:
+            if is_live or served == manifest.name:
                 self._start(pool)
         except Exception:
             self._keep(pool.close())
             raise
         self.remove(served)
         self.pools[served] = pool
+        if is_live:
+            self.names[manifest.name] = served
         self._versions.setdefault(manifest.name, []).append(pool)
         provision.use()
         if provision.takes_long:
@@ -157,13 +161,14 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make a version the live one: bindings, queues and cron triggers then use it. Raises Failure."""
+        """Make a version the live one: bindings, queues and cron triggers then use it.
+        Raises Failure if it cannot be started; the live version then stays."""
         before = self.names.get(function)
         if before == pool:
             return
-        self.names[function] = pool
         if pool in self.pools:
             self._start(self.pools[pool])
+        self.names[function] = pool
         if before in self.pools and (bindings := self.pools[before].bindings) is not None:
             bindings.stop()
 

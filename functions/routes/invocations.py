@@ -38,6 +38,7 @@ from pilotlight.wire.hop.headers import (
     REQUEST_ID,
 )
 from pilotlight.wire.http.asgi import header, response_start, send_json
+from pilotlight.wire.paths import without_dot_segments
 
 BODY_IN_ONE = 64 << 10  # a smaller body with a known length is sent together with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
@@ -220,7 +221,7 @@ class FunctionRoute:
         if self._name is None:
             raw = "/" + raw.split("/", 3)[3] if raw.count("/") > 2 else "/"
         query = scope.get("query_string", b"").decode("latin-1")
-        return f"{_origin(scope)}{raw}" + (f"?{query}" if query else "")
+        return f"{_origin(scope)}{without_dot_segments(raw)}" + (f"?{query}" if query else "")
 
 
 class UploadStream:

@@ -22,14 +22,12 @@ from pilotlight.kernels.attention.paged import (
 )
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch as prefill_by_torch
 from pilotlight.kernels.attention.selected_rows import copied
-from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.attention.varlen import FEW_QUERIES, VarlenBatch
 from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.rotary import turned
-
-_FEW = 16  # with at most so many queries per sequence, C computes them like decodes
 
 
 def _check_decode(
@@ -143,7 +141,7 @@ def _native_prefill(
 
     Return None for more queries: torch reads each key once for all of them.
     """
-    if not batch.host_q_lens or max(batch.host_q_lens) > _FEW:
+    if not batch.host_q_lens or max(batch.host_q_lens) > FEW_QUERIES:
         return None
     _check_prefill("mla_prefill", q_latent, q_rotary, cache, batch, scale, cache_scale)
     tables, visible = batch.of_tokens()

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+FEW_QUERIES = 16  # with at most so many queries per sequence, tokens are computed like decodes (`of_tokens`)
+
 
 class VarlenBatch(NamedTuple):
     """A batch of sequences concatenated in one token dimension.

@@ -17,8 +17,18 @@ KILL_AFTER_S = 5.0  # a server is killed if it still runs so long after its own 
 
 
 class Child:
-    def __init__(self, name: str, arguments: list[str], log: Path, environment: dict[str, str], verbose: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        log: Path,
+        environment: dict[str, str],
+        verbose: bool,
+        drain_timeout_s: float,
+    ) -> None:
+        """`drain_timeout_s` is the time that the server gives to open requests after `terminate`."""
         self.name, self.log, self.started_at = name, log, 0.0
+        self.drain_timeout_s = drain_timeout_s
         self._command = [sys.executable, "-m", *arguments]
         self._environment, self._verbose = environment, verbose
         self._process: subprocess.Popen[bytes] | None = None

@@ -54,7 +54,7 @@ def up(
     for path, site in sites:
         require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
     url = f"http://{network.listen.host}:{port}"
-    children = make_children(network_file, port, sites, verbose, source, url if functions else None)
+    children = make_children(network_file, network, port, sites, verbose, source, url if functions else None)
     with running(children):
         wait_until_ready(children, network, url)
         greet(url, first_model(source, sites), children, functions=functions)
@@ -104,6 +104,7 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
 
 def make_children(
     network_file: Path,
+    network: NetworkConfig,
     port: int,
     sites: list[tuple[Path, SiteConfig]],
     verbose: bool,
@@ -121,11 +122,13 @@ def make_children(
         changes += ["--deployments", deployments]
         secret[DEPLOY_TOKEN_ENV] = os.environ.get(DEPLOY_TOKEN_ENV) or make_local_token(port)
     router = ["pilotlight.edge_router.serve", str(network_file), "--port", str(port)]
-    children = [
-        Child(site.name, ["pilotlight.runtime", str(path), *changes], logs / f"{site.name}.log", secret, verbose)
-        for path, site in sites
+    servers = [
+        (site.name, ["pilotlight.runtime", str(path), *changes], site.limits.drain_timeout_s) for path, site in sites
     ]
-    return [*children, Child("router", router, logs / "router.log", secret, verbose)]
+    servers.append(("router", router, network.relay.drain_timeout_s))
+    return [
+        Child(name, arguments, logs / f"{name}.log", secret, verbose, drain_s) for name, arguments, drain_s in servers
+    ]
 
 
 def log_directory() -> Path:
@@ -186,9 +189,9 @@ def end(children: list[Child]) -> None:
     try:
         for child in reversed(children):
             child.terminate()
-        deadline = time.monotonic() + 30.0 + KILL_AFTER_S
+        began = time.monotonic()
         for child in reversed(children):
-            child.wait(max(0.0, deadline - time.monotonic()))
+            child.wait(max(0.0, began + child.drain_timeout_s + KILL_AFTER_S - time.monotonic()))
     except Stop:
         pass
     finally:

@@ -39,7 +39,7 @@ class PrefillWork:
         started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._run(prefill, started), name="prefill")
         try:
-            address = await started
+            address = await asyncio.shield(started)  # if the request ends now, `_run` still sets the result
             if address is None:
                 yield None
             else:

@@ -4,7 +4,6 @@ Incomplete models are in hidden folders beside them, and renamed once complete. 
 """
 
 import asyncio
-import fcntl
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from pilotlight.runtime.fetching.listing import NAME, ListingError, parse_listing
 from pilotlight.support import atomic_files
+from pilotlight.support.directory_locks import try_lock
 
 STORE_ENV = "PILOTLIGHT_MODELS"
 LOOK_S = 0.5  # interval of checks whether another process has fetched the same model
@@ -73,11 +73,11 @@ def _pointer(url: str) -> Path:
 @asynccontextmanager
 async def alone(place: Path) -> AsyncIterator[None]:
     """Open a scope in which no other process of this machine fills the folder."""
-    with place.with_name(f".{place.name}.lock").open("a") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(LOOK_S)
+    file = place.with_name(f".{place.name}.lock")
+    while (lock := try_lock(file.parent, file.name)) is None:
+        await asyncio.sleep(LOOK_S)
+    try:
         yield
+    finally:
+        file.unlink(missing_ok=True)  # a process that waits for it locks another one
+        os.close(lock)

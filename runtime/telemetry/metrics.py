@@ -4,7 +4,7 @@ Each application has its own registry, so that several sites can run in one proc
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, get_args
@@ -59,6 +59,10 @@ class Metrics:
     def watch_certificate(self, read: Callable[[], float]) -> None:
         about = "Unix time at which the certificate of this listener expires"
         Gauge("pilotlight_certificate_ends_seconds", about, registry=self._registry).set_function(read)
+
+    def watch_function_logs(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
+        """Export the number of dropped records of functions' logs, by destination."""
+        self._registry.register(_LogCollector(num_dropped))
 
     def response(self, endpoint: str, status: int) -> None:
         self._responses.labels(endpoint, status).inc()
@@ -217,6 +221,20 @@ class _GpuCollector:
                 if name in state:
                     family.add_metric([str(number)], state[name])
             yield family
+
+
+class _LogCollector:
+    """Records of functions' logs that were dropped."""
+
+    def __init__(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
+        self._num_dropped = num_dropped
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        about = "Records of functions' logs that were dropped because the disk, the collector or a tail consumer does not keep up"
+        family = CounterMetricFamily("pilotlight_function_log_records_dropped", about, labels=["destination"])
+        for destination, count in self._num_dropped().items():
+            family.add_metric([destination], count)
+        yield family
 
 
 class _ModelCollector:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -75,8 +75,11 @@ class Tokens:
         except FileNotFoundError:
             return []
 
-    def redeem(self, secret: str, site: str) -> None:
-        """Mark a token as used. Raises TokenError if it is unknown, used, revoked or expired."""
+    def redeem(self, secret: str, site: str, admit: Callable[[], None] = lambda: None) -> None:
+        """Mark a token as used and call `admit`; if that fails, the token stays valid.
+
+        Raises TokenError if the token is unknown, used, revoked or expired.
+        """
         digest = _digest_of(secret)
         with self._locked():
             tokens = self.kept()
@@ -86,8 +89,13 @@ class Tokens:
             state = tokens[found].state(time.time())
             if state != "open":
                 raise TokenError(f"this token is {state}: `pilotlight network token` makes another")
-            tokens[found] = msgspec.structs.replace(tokens[found], used_by=site)
-            self._write(tokens)
+            used = msgspec.structs.replace(tokens[found], used_by=site)
+            self._write([*tokens[:found], used, *tokens[found + 1 :]])
+            try:
+                admit()
+            except BaseException:
+                self._write(tokens)
+                raise
 
     def revoke(self, id: str) -> bool:
         """Revoke the token with this id. Return whether there was one that could still be revoked."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S
 from pilotlight.edge_router.forwarding.upstream import UpstreamAttempt
 from pilotlight.wire.hop.continuation import (
     ANSWER,
@@ -179,6 +180,25 @@ async def test_a_frozen_site_is_left_in_mid_stream_once_its_probes_fail() -> Non
             fakes[0].status_body = b"frozen"
             assert event(0) + event(1) + event(2) + await response.read() == WHOLE
         assert running.counted("pilotlight_router_streams_disturbed_total", site="ams1", cause="frozen") == 1
+
+
+async def test_a_stream_that_no_other_site_can_continue_waits_for_a_busy_site_that_misses_probes() -> None:
+    async with sites("ams1") as fakes, router(fakes, idle_timeout_s=60) as running:
+
+        async def pause(site: FakeSite, request: Any, response: Any) -> None:
+            await site.go_on.wait()
+            await response.write(b"".join(marked_event(i) for i in range(3, COUNT)))
+            await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop")))
+
+        fakes[0].behave = continued_stream(COUNT, until=3, ending=pause)
+        async with running.chat() as response:
+            await response.content.readexactly(len(event(0)) * 3)
+            fakes[0].status_body = b"busy"
+            await running.until_states(ams1="unhealthy")
+            enough_s = time.monotonic() + 3 * LOOK_AGAIN_S
+            await running.until(lambda: time.monotonic() > enough_s)
+            fakes[0].go_on.set()
+            assert event(0) + event(1) + event(2) + await response.read() == WHOLE
 
 
 async def test_a_stream_that_stands_still_leaves_its_site_though_the_probes_are_answered() -> None:

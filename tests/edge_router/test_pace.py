@@ -126,6 +126,9 @@ class _Pace:
         self.asked.append(0.0)
         return True
 
+    def may_move(self) -> bool:
+        return True
+
     def is_frozen(self) -> bool:
         return False
 

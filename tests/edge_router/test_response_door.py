@@ -129,11 +129,43 @@ async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path
             return await answered(site, request)
 
         site.behave = slow
-        async with ask(running, background=True) as response:
-            assert response.status == 200
-        async with ask(running) as response:
-            assert response.status == 429
+        limits = running.proxy.admission.limits
+        durable = {"stream": True, "stream_options": {"durable": True}}
+        for how in (
+            {"background": True},
+            {"background": True, "stream": True},
+            {"background": True, **durable},
+            durable,
+        ):
+            asking = asyncio.create_task(read(ask(running, **how)))
+            await running.until(lambda: limits.num_open == 1 and site.active == 1)
+            async with ask(running) as response:
+                assert response.status == 429
+            go_on.set()
+            assert await asking == 200
+            await running.until(lambda: limits.num_open == 0)
+            go_on.clear()
+
+
+async def read(asking: Any) -> int:
+    async with asking as response:
+        await response.read()
+        return int(response.status)
+
+
+async def test_a_streamed_background_response_leaves_its_account_room_for_another(tmp_path: Path) -> None:
+    async with limited(tmp_path, max_open=2) as (site, running):
+        go_on = asyncio.Event()
+
+        async def slow(site: FakeSite, request: Any) -> Any:
+            await go_on.wait()
+            return await answered(site, request)
+
+        site.behave = slow
+        limits = running.proxy.admission.limits
+        asking = [asyncio.create_task(read(ask(running, background=True, stream=True))) for _ in range(2)]
+        await running.until(lambda: site.active == 2)
+        assert limits.num_open == 2
         go_on.set()
-        await running.until(lambda: running.proxy.admission.limits.num_open == 0)
-        async with ask(running) as response:
-            assert response.status == 200
+        assert await asyncio.gather(*asking) == [200, 200]
+        await running.until(lambda: limits.num_open == 0)

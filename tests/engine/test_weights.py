@@ -179,6 +179,18 @@ def test_a_tensor_that_two_shards_have_is_read_from_the_one_that_the_index_names
     assert {name: tensor.file.name for name, tensor in stored.items()} == weight_map
 
 
+@pytest.mark.parametrize("elsewhere", [["a"], ["a", "b"]])
+def test_a_tensor_that_its_shard_lacks_is_not_taken_from_another(tmp_path: Path, elsewhere: list[str]) -> None:
+    weight_map = {"a": "1.safetensors", "b": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    save_file({name: torch.zeros(2) for name in elsewhere}, tmp_path / "1.safetensors")
+    save_file({"c": torch.zeros(2)}, tmp_path / "2.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"tensor b is missing from 2\.safetensors, though model\.safetensors\.index\.json"
+    ):
+        index_checkpoint(tmp_path)
+
+
 def test_an_index_cannot_reach_outside_its_directory(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
     with pytest.raises(CheckpointError, match="outside its directory"):

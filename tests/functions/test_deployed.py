@@ -1,6 +1,7 @@
 """A site's handling of deployments, with a stand-in for the router and isolates: which version each caller gets."""
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import AsyncIterator
@@ -70,6 +71,7 @@ class Functions:
         self.failure: Failure | None = None
         self.calls: list[str] = []
         self.of_others: set[str] = set()
+        self.not_startable: set[str] = set()
         self.slow: dict[str, asyncio.Event] = {}
         self.streamed: list[bytes] = []
         self.functions = self
@@ -79,8 +81,11 @@ class Functions:
 
     def remove(self, pool: str) -> None:
         self.pools.pop(pool, None)
+        self.names = {name: live for name, live in self.names.items() if live != pool}
 
     def live(self, name: str, pool: str) -> None:
+        if pool in self.not_startable:
+            raise Failure("its queue is another function's")
         self.names[name] = pool
 
     def moves(self, pool: str) -> tuple[str, ...]:
@@ -362,6 +367,33 @@ async def test_a_version_that_cannot_be_had_leaves_the_one_before_where_it_is(si
     assert await site.deployed.pool_of("f", "key") == pool_name("f", first)
 
 
+async def test_a_version_that_cannot_become_live_leaves_the_one_before_live_until_it_can(site: Site) -> None:
+    first, second = site.version(1), site.version(2)
+    site.router.deploy("f", (first, 100.0))
+    assert (await site.deployed.served("f", 1)).healthy
+    site.functions.not_startable = {pool_name("f", second)}
+    site.router.deploy("f", (second, 100.0), revision=2)
+    assert (await site.deployed.served("f", 2)).healthy
+    assert site.functions.names["f"] == pool_name("f", first)
+    assert set(site.functions.pools) == {pool_name("f", first), pool_name("f", second)}
+    site.functions.not_startable = set()
+    site.router.deploy("f", (second, 100.0), revision=3)
+    assert (await site.deployed.served("f", 3)).healthy
+    assert (site.functions.names["f"], list(site.functions.pools)) == (pool_name("f", second), [pool_name("f", second)])
+
+
+async def test_versions_that_are_gone_leave_no_locks_and_failures_in_memory(site: Site) -> None:
+    alive = []
+    for number in range(1, 9):
+        site.functions.status = 500 if number % 2 else 200
+        site.router.deploy("f", (site.version(number), 100.0), revision=number)
+        assert (await site.deployed.served("f", number)).healthy == (number % 2 == 0)
+        site.now += PAUSE_AFTER_FAILURE_S + 1
+        gc.collect()
+        alive.append([sum(type(each) is kind for each in gc.get_objects()) for kind in (asyncio.Lock, Failure)])
+    assert alive[1] == alive[-1]
+
+
 async def test_folders_of_versions_that_are_gone_are_deleted_after_an_hour(site: Site) -> None:
     first, second = site.version(1), site.version(2)
     site.router.deploy("f", (first, 100.0))
@@ -406,3 +438,20 @@ async def test_secrets_that_could_not_be_fetched_are_fetched_at_a_later_poll(
         await eventually(lambda: len(site.router.asked) >= polls + 10)
         assert num_attempts() <= succeeded + 1
     assert caplog.text.count("its secrets cannot be fetched") == 1
+
+
+async def test_a_version_that_fails_without_its_secrets_is_started_again_when_they_are_there(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.router.deploy("f", (site.version(1), 100.0), secrets="first")
+    site.router.secrets_fail, site.functions.status = True, 500
+    async with site.new(poll_s=0.005):
+        await eventually(lambda: len(site.functions.calls) == 1)
+        asked = len(site.router.asked)
+        await eventually(lambda: len(site.router.asked) >= asked + 20)
+        site.now += PAUSE_AFTER_FAILURE_S + 1
+        await eventually(lambda: len(site.router.asked) >= asked + 40)
+        assert len(site.functions.calls) == 1, "nothing has changed"
+        assert caplog.text.count("its health call") == 1
+        site.router.secrets_fail, site.functions.status = False, 200
+        await eventually(lambda: "f" in site.functions.names)

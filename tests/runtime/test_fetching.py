@@ -110,7 +110,7 @@ def same(there: Path, folder: Path) -> bool:
 
 
 def leftovers(here: Path) -> list[str]:
-    return [path.name for path in here.iterdir() if path.name.endswith(".partial")]
+    return [path.name for path in here.iterdir() if path.name.endswith((".partial", ".lock"))]
 
 
 async def test_a_packed_model_comes_whole_and_is_not_asked_for_again(server: Server, here: Path) -> None:
@@ -188,12 +188,13 @@ async def test_a_damaged_model_of_the_store_is_not_copied_from(server: Server) -
     assert same(await directory_of(server.source(listed(server.folder))), server.folder)
 
 
-async def test_two_who_want_the_same_fetch_it_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_who_want_the_same_fetch_it_once(server: Server, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LOOK_S", 0.01)
     source = server.source(listed(server.folder))
     one, other = await asyncio.gather(directory_of(source), directory_of(source))
     assert one == other
     assert sum(size for name, size in server.sent if name == "weights.bundle") == 5 * CHUNK + 123
+    assert leftovers(here) == []
 
 
 async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is_there(

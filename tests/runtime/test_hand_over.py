@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pilotlight.engine.api.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
 from pilotlight.runtime.cli.serve_command import Served
+from pilotlight.runtime.dispatch.hand_over import PrefillWork
 from pilotlight.runtime.dispatch.sequences import prefill_sequence
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.config import ConfigError, parse
@@ -319,3 +321,35 @@ def test_serve_makes_hosts_of_both_roles() -> None:
 def test_hosts_that_cannot_work_are_refused_by_name(engine: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse(EngineConfig, engine, "site.toml")
+
+
+async def test_a_request_that_ends_as_its_prompt_is_taken_ends_the_prompt_without_an_error_of_its_own() -> None:
+    ended_by: list[type[BaseException]] = []
+
+    class Client:
+        @asynccontextmanager
+        async def generate(self, _: object) -> AsyncIterator[AsyncIterator[TokenOutput]]:
+            request.cancel()
+            try:
+                yield never()
+            except BaseException as error:
+                ended_by.append(type(error))
+                raise
+
+    async def never() -> AsyncIterator[TokenOutput]:
+        await asyncio.Event().wait()
+        yield TokenOutput("", ())
+
+    async def run() -> None:
+        async with work.running(submit, submit, 1.0):
+            raise AssertionError("the request has ended")
+
+    progress = SimpleNamespace(expected=nullcontext)
+    host = SimpleNamespace(serving_client=Client, peer_address="ipc:///prefill", progress=progress)
+    assignments = SimpleNamespace(assigned=lambda submit, replica: nullcontext())
+    work = PrefillWork(cast("Any", SimpleNamespace(host=host)), cast("Any", assignments))
+    submit = cast("Any", None)
+    request = asyncio.create_task(run())
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert ended_by == [asyncio.CancelledError]

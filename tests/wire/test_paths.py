@@ -2,7 +2,7 @@
 
 import pytest
 
-from pilotlight.wire.paths import normalize_path, nothing_at
+from pilotlight.wire.paths import normalize_path, nothing_at, without_dot_segments
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,32 @@ def test_a_path_means_the_same_however_it_is_written(path: str, means: str) -> N
     scope = {"path": path, "raw_path": path.encode()}
     normalize_path(scope)
     assert (scope["path"], scope["raw_path"]) == (means, means.encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "resolved"),
+    [
+        ("/a/../b", "/b"),
+        ("/a/./b/.", "/a/b/"),
+        ("/a/b/..", "/a/"),
+        ("/..", "/"),
+        ("/../../b", "/b"),
+        ("/a/%2e%2E/b/%2e", "/b/"),
+        ("/a/.%2e/b", "/b"),
+        ("/a//../b", "/a/b"),
+        ("//..", "/"),
+        ("/a\\..\\b", "/b"),
+        ("/a/..%2fb/...", "/a/..%2fb/..."),
+        ("/a/.b/c..", "/a/.b/c.."),
+        ("/a/%2eb//", "/a/%2eb//"),
+        ("/", "/"),
+        ("*", "*"),
+        ("", ""),
+    ],
+)
+def test_dot_segments_are_resolved_as_browsers_resolve_them(path: str, resolved: str) -> None:
+    assert without_dot_segments(path) == resolved
+    assert without_dot_segments(resolved) == resolved
 
 
 def test_an_unavailable_path_is_refused_by_a_specific_sentence() -> None:

@@ -4,7 +4,7 @@ They read the body within a limit, watch for a disconnect, and send a response.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -90,6 +90,16 @@ def header(scope: Scope, name: str) -> str | None:
         if key == wanted:
             return bytes(value).decode("latin-1")
     return None
+
+
+def query_number(query: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    """Return a whole number of a query string. Raises ApiError."""
+    if (value := query.get(name)) is None:
+        return default
+    value = value.removesuffix(".0")  # some clients write all numbers so
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) >= least):
+        raise ApiError("invalid_request", f"{name} must be a whole number from {least} on", param=name)
+    return int(value)
 
 
 def too_large(limit_bytes: int) -> ApiError:

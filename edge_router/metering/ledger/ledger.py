@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -57,17 +57,18 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
         timings: LedgerTimings | None = None,
+        abandoned: Sequence[Path] = (),
     ) -> None:
         """Open the store.
 
-        `clock` returns seconds since the epoch. `kept` corrects a crashed router's record by the journal of the router that took over. Raises
-        ConfigError.
+        `clock` returns seconds since the epoch. `kept` corrects a crashed router's record by the journal of the router that took over. `abandoned`
+        are folders of meters that earlier processes have left, whose records are written, too. Raises ConfigError.
         """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
         self._config, self._timings = config, timings or LedgerTimings()
         self._clock = clock
-        self._ended: list[tuple[int, UsageRecord]] = []  # (meter's number, record) of ended requests, not written yet
+        self._ended: list[_Unwritten] = []
         self._wake = asyncio.Event()
         # a record's id is a random string of this process, followed by a number
         self._start, self._numbers = os.urandom(12).hex(), count(1)
@@ -79,15 +80,17 @@ class Ledger:
             self._meters = MeterFile(directory / FILE_NAME, config.max_unwritten)
         except (OSError, MetersError) as error:
             raise ConfigError(f"ledger.directory {directory} cannot be used: {error}") from None
+        self._files = [self._meters, *_opened(abandoned)]
         self.recovered: list[UsageRecord] = []  # open requests of a killed router
-        for number, counted in self._meters.left_behind():
-            record = counted if kept is None else kept(counted)
-            if counted.outcome == "recovered":
-                self.recovered.append(record)
-            if record.use == NOTHING:
-                self._meters.free(number)
-            else:
-                self._ended.append((number, record))
+        for meters in self._files:
+            for number, counted in meters.left_behind():
+                record = counted if kept is None else kept(counted)
+                if counted.outcome == "recovered":
+                    self.recovered.append(record)
+                if record.use == NOTHING:
+                    meters.free(number)
+                else:
+                    self._ended.append(_Unwritten(meters, number, record))
         self._begin_store()
 
     @property
@@ -99,7 +102,8 @@ class Ledger:
 
         An account may occur several times. The sums are missing if the store cannot be read.
         """
-        waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
+        unwritten = [each.record for each in self._ended]
+        waiting = [_sums_of(self._priced(one)) for one in unwritten if one.request.started_s >= from_s]
         try:
             return waiting + self._store.usage(UsageQuery(from_s, by=("account",)))
         except UsageStoreError as error:
@@ -129,7 +133,7 @@ class Ledger:
         ended_s = meter.request.started_s + took_s
         self._meters.end(meter.number, outcome, ended_s)
         record = UsageRecord(meter.request, meter.site, ended_s, outcome, meter.use, meter.bytes_out)
-        self._ended.append((meter.number, record))
+        self._ended.append(_Unwritten(self._meters, meter.number, record))
         self._wake.set()
 
     async def run(self) -> None:
@@ -147,7 +151,7 @@ class Ledger:
                 if self.fault is not None:
                     return
 
-    async def _write(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+    async def _write(self, batch: tuple["_Unwritten", ...]) -> None:
         try:
             await self._answered(self._add, batch)
         except UsageStoreError as error:
@@ -183,7 +187,7 @@ class Ledger:
         await self.flush()
         self._thread.shutdown()
         self._store.close()
-        self._meters.close()
+        self._close_meters()
 
     async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
         """Return the store's answer. Raises UsageStoreError if the store fails or is late."""
@@ -198,7 +202,7 @@ class Ledger:
             self._add(tuple(self._ended))
         except UsageStoreError as error:
             if self._config.when_failing == "refuse":
-                self._meters.close()
+                self._close_meters()
                 raise ConfigError(f"the ledger's store cannot be written: {error}") from None
             log.error("usage cannot be written now and is kept in meters: %s", error)
             self.fault = str(error)
@@ -206,16 +210,37 @@ class Ledger:
         else:
             self._settle(tuple(self._ended))
 
-    def _add(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
-        self._store.add([self._priced(record) for _, record in batch])
+    def _add(self, batch: tuple["_Unwritten", ...]) -> None:
+        self._store.add([self._priced(each.record) for each in batch])
 
-    def _settle(self, batch: tuple[tuple[int, UsageRecord], ...]) -> None:
+    def _settle(self, batch: tuple["_Unwritten", ...]) -> None:
         del self._ended[: len(batch)]
-        for number, _ in batch:
-            self._meters.free(number)
+        for each in batch:
+            each.meters.free(each.number)
+
+    def _close_meters(self) -> None:
+        for meters in self._files:
+            meters.close()
 
     def _priced(self, record: UsageRecord) -> UsageRecord:
         return replace(record, cost=self.prices.cost(record.request.model, record.request.started_s, record.use))
+
+
+class _Unwritten(NamedTuple):
+    """An ended request that is not written yet: its record, and its meter's file and number."""
+
+    meters: MeterFile
+    number: int
+    record: UsageRecord
+
+
+def _opened(folders: Sequence[Path]) -> Iterator[MeterFile]:
+    """Yield the meters in these folders, except those that another process uses or that are damaged."""
+    for folder in folders:
+        try:
+            yield MeterFile(folder / FILE_NAME, 0)
+        except (OSError, MetersError) as error:
+            log.error("the usage in %s is not written: %s", folder, error)
 
 
 def _sums_of(record: UsageRecord) -> dict[str, Any]:

@@ -192,6 +192,7 @@ _GLM_5 = {"index_n_heads": 32, "rms_norm_eps": 1e-5}
 
 def _indexed(config: Mapping[str, Any], fields: Mapping[str, Any], *, is_interleaved: bool = False) -> LatentConfig:
     """Parse a config.json of layers that have an index of keys."""
+    refuse_unless(config, "indexer_rope_interleave", is_interleaved, None)
     index = IndexShape(
         positive_int(config, "index_n_heads"),
         positive_int(config, "index_head_dim"),

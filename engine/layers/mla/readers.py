@@ -7,10 +7,9 @@ import torch
 
 from pilotlight.engine.description.families.latent_decoders import EXPANDED_BYTES
 from pilotlight.engine.execution.batch import DecodeBatch
-from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.attention.varlen import FEW_QUERIES, VarlenBatch
 
 _SCORE_BYTES = 48  # of temporary memory per token and key, to score the keys and to select some
-_FEW = 16  # with at most so many queries per sequence, the tokens of all sequences are computed together
 
 
 class Readers(NamedTuple):
@@ -35,7 +34,7 @@ def readers_of(batch: DecodeBatch | VarlenBatch, top_k: int, row_bytes: int) -> 
     at_once = max(1, EXPANDED_BYTES // max(2 * top_k * row_bytes, _SCORE_BYTES * longest))
     if isinstance(batch, DecodeBatch):
         yield from _cut(batch.block_tables, batch.context_lens, longest, at_once)
-    elif max(batch.host_q_lens) <= _FEW:
+    elif max(batch.host_q_lens) <= FEW_QUERIES:
         yield from _cut(*batch.of_tokens(), longest, at_once)
     else:
         start = 0

@@ -57,7 +57,9 @@ class SecretStore:
         return True
 
     def revision(self) -> int:
-        """Return a number that changes whenever a secret is put or deleted."""
+        """Return a number that changes when a secret is put or deleted.
+
+        Two changes within one tick of the clock may have the same number."""
         try:
             return self.directory.stat().st_mtime_ns  # each change renames a file in this folder
         except FileNotFoundError:

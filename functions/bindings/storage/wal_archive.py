@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from pilotlight.support import atomic_files
 from pilotlight.support.database import Connection
+from pilotlight.support.directory_locks import alone_in
 
 log = logging.getLogger("pilotlight.bindings")
 
@@ -447,6 +448,16 @@ class WalArchive(WalHistory):
             return found
         except (FileNotFoundError, ValueError):
             return None
+
+
+def delete_histories(state_dir: Path) -> None:
+    """Delete the histories of a site's D1 databases and Durable Objects.
+
+    Those that another process is writing stay."""
+    for kind in ("d1", "durable_object"):
+        for folder in list((state_dir / "bindings" / kind).rglob("*.history")):
+            with suppress(OSError), alone_in(folder):
+                shutil.rmtree(folder)
 
 
 def _last_commit(wal: Path, known: Commit) -> Commit:

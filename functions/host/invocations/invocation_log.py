@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import sqlite3
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -21,17 +22,24 @@ from pilotlight.wire.hop.function_logs import LoggedInvocation, LogQuery
 
 FLUSH_S = 1.0
 TRIM_S = 60.0
-MAX_UNWRITTEN = 50_000  # unwritten invocations and lines; more are counted and dropped
+MAX_UNWRITTEN_BYTES = 64 << 20  # memory of unwritten invocations and lines; more are counted and dropped
+ROW_BYTES = 512  # memory of a row besides its texts; 200 to 320 bytes were measured
 OUTSIDE = "printed outside of a request"
 
 log = logging.getLogger("pilotlight.function")
 
 
 class InvocationLog:
-    def __init__(self, ask: Ask, store: LogStore | None = None, export: LogExport | None = None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        store: LogStore | None = None,
+        export: LogExport | None = None,
+        max_bytes: int = MAX_UNWRITTEN_BYTES,
+    ) -> None:
         """`ask` sends an event to a tail consumer.
 
-        Without `store` nothing is stored, and without `export` no collector gets records.
+        Without `store` nothing is stored, and without `export` no collector gets records. `max_bytes` limits the memory of unwritten records.
         """
         self.keeps = store is not None or export is not None
         self._store = store
@@ -43,7 +51,19 @@ class InvocationLog:
         # Id of the record for output outside of requests, by function and version; each flush starts new records.
         self._loose: dict[tuple[str, str], int] = {}
         self._ended: list[Callable[[], None]] = []  # deliveries to tail consumers
-        self._num_dropped = 0
+        self._max_bytes = max_bytes
+        self._unwritten_bytes = 0  # memory of unwritten records
+        self._batch_bytes = 0  # memory of those that no write has taken yet
+        self._num_dropped = self._num_reported = 0  # dropped records, and those of them that were logged
+
+    @property
+    def num_dropped(self) -> dict[str, int]:
+        """The number of dropped records, by the place that does not keep up."""
+        return {
+            "disk": self._num_dropped,
+            "collector": 0 if self._export is None else self._export.num_dropped,
+            "tail": self._consumers.num_dropped,
+        }
 
     def new_id(self) -> int:
         """Return an id that is unique at this site, even across restarts."""
@@ -51,14 +71,14 @@ class InvocationLog:
         return self._last_id
 
     def keep(self, row: InvocationRow) -> None:
-        if self._has_room():
+        if self._has_room(row.what, row.error, row.detail):
             self._rows.append(row)
-            if self._export is not None:
-                self._export.invocation(row)
+        if self._export is not None:
+            self._export.invocation(row)
 
     def keep_line(self, function: str, version: str, id: int, level: str, text: str) -> None:
         """Store a line of output; `id` is 0 if it belongs to no request."""
-        if not self._has_room():
+        if not self.keeps:
             return
         now = time.time()
         if id == 0:
@@ -66,7 +86,8 @@ class InvocationLog:
             if (function, version) not in self._loose:
                 self._loose[function, version] = id
                 self._rows.append(InvocationRow(id, function, version, now, 0.0, 0.0, "process", OUTSIDE, None, "ok"))
-        self._lines.append(LineRow(id, now, level, text))
+        if self._has_room(text):
+            self._lines.append(LineRow(id, now, level, text))
         if self._export is not None:
             self._export.line(function, version, id, now, level, text)
 
@@ -96,13 +117,16 @@ class InvocationLog:
                 await self._guarded(self._store.trim())
 
     async def flush(self) -> None:
-        rows, lines = self._rows, self._lines
-        self._rows, self._lines, self._loose = [], [], {}
-        if self._num_dropped:
-            log.warning("%d records of functions' logs were dropped: the disk does not keep up", self._num_dropped)
-            self._num_dropped = 0
+        rows, lines, num_bytes = self._rows, self._lines, self._batch_bytes
+        self._rows, self._lines, self._loose, self._batch_bytes = [], [], {}, 0
+        if num_new := self._num_dropped - self._num_reported:
+            log.warning("%d records of functions' logs were dropped: the disk does not keep up", num_new)
+            self._num_reported = self._num_dropped
         if self._store is not None and (rows or lines):
-            await self._guarded(self._store.write(rows, lines))
+            try:
+                await self._guarded(self._store.write(rows, lines))
+            finally:
+                self._unwritten_bytes -= num_bytes
 
     async def close(self) -> None:
         await self._consumers.close()
@@ -112,10 +136,17 @@ class InvocationLog:
         if self._export is not None:
             await asyncio.to_thread(self._export.close)
 
-    def _has_room(self) -> bool:
-        has_room = self.keeps and len(self._rows) + len(self._lines) < MAX_UNWRITTEN
-        self._num_dropped += self.keeps and not has_room
-        return has_room
+    def _has_room(self, *texts: str) -> bool:
+        """Return whether a record with these texts can be stored, and count it as unwritten or as dropped."""
+        if self._store is None:
+            return False
+        num_bytes = ROW_BYTES + sum(map(sys.getsizeof, texts))
+        if self._unwritten_bytes + num_bytes > self._max_bytes:
+            self._num_dropped += 1
+            return False
+        self._unwritten_bytes += num_bytes
+        self._batch_bytes += num_bytes
+        return True
 
     async def _guarded(self, work: Awaitable[None]) -> None:
         """Await work on the store. A failure is logged and costs records, but never fails a request."""

@@ -6,7 +6,7 @@ loses events, and its own log has the reason.
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,7 +15,9 @@ from pilotlight.functions.channel import frames
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.invocations.invocation import Invocation
 
-MAX_WAITING = 1000  # maximum number of queued events per consumer; then the oldest are dropped
+MAX_WAITING = 1000  # maximum number of queued events per consumer; then the oldest are dropped and counted
+MAX_WAITING_BYTES = 32 << 20  # the same for their memory
+LINE_BYTES = 512  # memory of an event or a line besides its text
 MAX_BATCH = 100
 MAX_LINES = 256  # per invocation, as on the platform
 SECRET_HEADERS = ("auth", "cookie", "key", "token", "secret", "jwt")
@@ -25,15 +27,25 @@ Ask = Callable[[str, frames.TailEvent], Awaitable[Any]]
 
 
 class TailConsumers:
-    def __init__(self, ask: Ask) -> None:
-        """`ask` sends an event to a function, and raises Failure."""
+    def __init__(self, ask: Ask, max_bytes: int = MAX_WAITING_BYTES) -> None:
+        """`ask` sends an event to a function, and raises Failure.
+
+        `max_bytes` limits the memory of one consumer's queue."""
+        self.num_dropped = 0
         self._ask = ask
+        self._max_bytes = max_bytes
         self._waiting: dict[str, deque[dict[str, Any]]] = {}
+        self._waiting_bytes: Counter[str] = Counter()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by consumer
         self._unheard: set[str] = set()  # consumers whose failure was logged
 
     def send(self, consumer: str, item: dict[str, Any]) -> None:
-        self._waiting.setdefault(consumer, deque(maxlen=MAX_WAITING)).append(item)
+        waiting = self._waiting.setdefault(consumer, deque())
+        waiting.append(item)
+        self._waiting_bytes[consumer] += _memory_of(item)
+        while len(waiting) > MAX_WAITING or self._waiting_bytes[consumer] > self._max_bytes:
+            self._next(consumer)
+            self.num_dropped += 1
         if consumer not in self._tasks:
             self._tasks[consumer] = asyncio.create_task(self._deliver(consumer), name=f"tail events for {consumer}")
 
@@ -47,7 +59,7 @@ class TailConsumers:
         waiting = self._waiting[consumer]
         try:
             while waiting:
-                batch = [waiting.popleft() for _ in range(min(len(waiting), MAX_BATCH))]
+                batch = [self._next(consumer) for _ in range(min(len(waiting), MAX_BATCH))]
                 try:
                     await self._ask(consumer, frames.TailEvent(frames.UNNUMBERED, batch))
                     self._unheard.discard(consumer)
@@ -61,6 +73,20 @@ class TailConsumers:
             del self._tasks[consumer]
             if not waiting:
                 self._waiting.pop(consumer, None)
+                del self._waiting_bytes[consumer]
+
+    def _next(self, consumer: str) -> dict[str, Any]:
+        """Remove the oldest event from a consumer's queue, and return it."""
+        item = self._waiting[consumer].popleft()
+        self._waiting_bytes[consumer] -= _memory_of(item)
+        return item
+
+
+def _memory_of(item: dict[str, Any]) -> int:
+    """Return about how many bytes of memory an event takes."""
+    lines, exceptions = item["logs"], item["exceptions"]
+    texts = sum(len(line["message"][0]) for line in lines) + sum(len(each["stack"]) for each in exceptions)
+    return texts + LINE_BYTES * (1 + len(lines))
 
 
 def trace_item(invocation: Invocation, function: str, version: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, local_d
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.fine_tuning import jobs_answer
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, packed, unpacked
-from pilotlight.wire.http.asgi import read_body
+from pilotlight.wire.http.asgi import query_number, read_body
 from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
 
 AT = "/client/v4/accounts/{account_id}/ai/finetunes"
@@ -82,7 +82,9 @@ class FinetuneRoutes:
 
     async def public(self, request: Request) -> Response:
         """Return the adapters that every account may use, ordered by model and name."""
-        limit, offset = (_number(request, name, default) for name, default in (("limit", LISTED), ("offset", 0)))
+        limit, offset = (
+            query_number(request.query_params, name, default) for name, default in (("limit", LISTED), ("offset", 0))
+        )
         found = await asyncio.to_thread(self._adapters.public)
         shown = [each.listed() for each in found[offset : offset + min(limit, MOST_LISTED)]]
         info = ResultInfo(offset // max(1, limit) + 1, limit, len(shown), len(found))
@@ -239,13 +241,6 @@ def _id(id: str) -> str:
     if not is_name(id):
         raise ApiError("invalid_request", f"{id[:100]!r} is no fine-tune's id")
     return id
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    value = request.query_params.get(name, str(default)).removesuffix(".0")
-    if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise ApiError("invalid_request", f"{name} must be a whole number from 0 on", param=name)
-    return int(value)
 
 
 def _enveloped(result: Any) -> Response:

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.snapshots import FORMAT, BackupFolder, SavedFile, Snapshot
 from pilotlight.runtime.cli.operations.state_roots import StateRoot, check_owner
 from pilotlight.support import atomic_files
+from pilotlight.support.directory_locks import alone_in
 
 MAGIC = b"SQLite format 3\0"
 R2_INDEX = "index.sqlite"  # this index names files in its folder
@@ -79,7 +80,7 @@ def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
         )
     with ExitStack() as stack:
         for root in wanted:
-            stack.enter_context(_alone_in(root.path))
+            _lock(root.path, stack)
             found = next((each for each in root.path.iterdir() if each.name not in root.left_out), None)
             if found is not None:
                 raise CliError(f"{root.path} is not empty ({found.name}): move it away, so that nothing is mixed.")
@@ -222,23 +223,17 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-@contextmanager
-def _alone_in(path: Path) -> Iterator[None]:
-    """Open a scope that holds a directory's lock against servers that would use it. Raises CliError."""
+def _lock(path: Path, stack: ExitStack) -> None:
+    """Lock a directory until the stack is closed, so that no server uses it. Raises CliError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise CliError(f"{path} cannot be created: {error.strerror}.") from None
     check_owner(path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CliError(f"a site serves from {path}: stop it first.") from None
-        yield
-    finally:
-        os.close(fd)
+        stack.enter_context(alone_in(path))
+    except BlockingIOError:
+        raise CliError(f"a site serves from {path}: stop it first.") from None
 
 
 def _mib(size: int) -> str:

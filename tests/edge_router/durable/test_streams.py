@@ -128,6 +128,26 @@ async def test_it_continues_when_its_client_leaves_and_a_returning_one_misses_no
         assert (status, data(rest)) == (200, event(99) + DONE)
 
 
+async def test_a_stream_counts_once_against_its_accounts_limit_with_and_without_its_client() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"max_open": 2}}) as running:
+        fakes[0].behave = raw_stream(event(0), end="on command")
+        limits = running.proxy.admission.limits
+        first = await running.chat(headers=ALICE, **DURABLE)
+        assert await first.content.readany()
+        assert limits.num_open == 1
+        second = await running.chat(headers=ALICE, **DURABLE)
+        assert (second.status, limits.num_open) == (200, 2)
+        async with running.chat(headers=ALICE, **DURABLE) as third:
+            assert third.status == 429
+        first.close()
+        await running.until(lambda: len(running.proxy.under_way) == 2)
+        async with running.chat(headers=ALICE, **DURABLE) as third:
+            assert third.status == 429, "the stream continues without its client"
+        fakes[0].go_on.set()
+        await second.read()
+        await running.until(lambda: limits.num_open == 0)
+
+
 async def test_an_ordinary_stream_still_ends_with_its_client() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")

@@ -10,7 +10,7 @@ import pytest
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward, StreamBroken, StreamDone
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits, AttemptLimits
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, LOST_S, AnswerLimits, AttemptLimits
 from pilotlight.edge_router.forwarding.upstream import SMALL_BYTES, SiteConnections, UpstreamAttempt, UpstreamResponse
 from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, Head, RequestParser, ValidRequest
 from pilotlight.sites.network import RelayConfig
@@ -88,6 +88,8 @@ class Pace:
     def may_leave(self) -> bool:
         return self.has_other_site
 
+    may_move = may_leave
+
     def is_frozen(self) -> bool:
         return self.is_dead
 
@@ -117,7 +119,7 @@ class Attempt:
         limits: AnswerLimits | None = None,
     ) -> None:
         self.pool, self.pace, self.log = Pool(num_kept), Pace(), DeliveryLog()
-        self.upstream = SiteConnections(RelayConfig(idle_timeout_s=30.0), "", SiteClocks([]), limits=limits)
+        self.upstream = SiteConnections(RelayConfig(idle_timeout_s=40.0), "", SiteClocks([]), limits=limits)
         self.upstream.pool = cast(Any, self.pool)
         times = AttemptLimits(first_byte_s, 10.0, is_continuation, lost_s)
         self.attempt = UpstreamAttempt(
@@ -379,11 +381,13 @@ def streaming(attempt: Attempt) -> tuple[bytes, ...]:
 @pytest.mark.parametrize(
     ("silent_s", "heard_s", "pace", "cause"),
     [
-        (30.5, 30.5, {}, "silent"),
-        (29.5, 29.5, {}, None),
-        (30.5, 0.1, {}, "silent"),  # a time limit also applies after a pause of this process
-        (LOOK_AGAIN_S + 0.1, 0.1, {"is_dead": True}, "frozen"),
-        (LOOK_AGAIN_S - 0.1, 0.1, {"is_dead": True}, None),
+        (40.5, 40.5, {}, "silent"),
+        (39.5, 39.5, {}, None),
+        (40.5, 0.1, {}, "silent"),  # a time limit also applies after a pause of this process
+        (LOOK_AGAIN_S + 0.1, 0.1, {"is_dead": True, "has_other_site": True}, "frozen"),
+        (LOOK_AGAIN_S - 0.1, 0.1, {"is_dead": True, "has_other_site": True}, None),
+        (LOST_S - 0.5, 0.1, {"is_dead": True}, None),
+        (LOST_S + 0.1, 0.1, {"is_dead": True}, "frozen"),
         (3.0, 2.0, {"is_slow": True}, "stalled"),
     ],
 )

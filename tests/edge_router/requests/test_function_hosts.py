@@ -115,6 +115,12 @@ async def test_a_request_to_a_functions_host_goes_below_its_path_by_its_own_spel
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["/api/../b%20c", "/api/%2E%2e/b%20c", "/api\\..\\b%20c", "/api/./.././b%20c"])
+async def test_a_path_with_dot_segments_goes_to_the_function_of_the_resolved_path(path: str) -> None:
+    (scope,), others = await asked(b"shop.example", path)
+    assert (scope["path"], scope["raw_path"], others) == ("/fn/shop/b c", b"/fn/shop/b%20c", [])
+
+
 @pytest.mark.parametrize("host", [b"other.example", b"127.0.0.1:8787", b"[::1]:80", b""])
 async def test_any_other_host_is_the_routers(host: bytes) -> None:
     inside, (scope,) = await asked(host)

@@ -99,6 +99,16 @@ async def test_an_error_in_the_routers_file_costs_a_machine_no_token(joining: Jo
     assert (await joining.join()).status == 200
 
 
+async def test_a_name_that_the_routers_file_has_got_meanwhile_costs_a_machine_no_token(joining: Joining) -> None:
+    before = joining.file.read_text()
+    place = "{ city = 'Oslo', latitude = 59.9, longitude = 10.7 }"
+    joining.file.write_text(f"{before}\n[[sites]]\nname = 'osl2'\nurl = 'https://other:8443'\nplace = {place}\n")
+    answer = await joining.join()
+    assert (answer.status, "has a site named 'osl2' already" in answer.json["error"]["message"]) == (400, True)
+    joining.file.write_text(before)
+    assert (await joining.join()).status == 200
+
+
 async def test_a_network_that_no_machine_may_join_offers_no_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

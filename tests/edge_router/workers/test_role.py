@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.workers.role import WORKER_ENV, WorkerRole, check_workers
+from pilotlight.edge_router.workers.role import WORKER_ENV, WorkerRole, abandoned_ledgers, check_workers
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.hop.meters import FILE_NAME, MeterFile
 from tests.edge_router.fakes import network
@@ -50,6 +50,31 @@ def test_a_successor_counts_in_another_folder_until_its_predecessor_has_ended(in
     successor.close()
     os.utime(tmp_path / f"worker-{index}.1" / FILE_NAME, (2e9, 2e9))
     assert folder().name == f"worker-{index}.1", "its process may have been killed"
+
+
+@pytest.mark.parametrize(
+    ("role", "own", "abandoned"),
+    [
+        ((0, 2), "", ["worker-0.1", "worker-2", "worker-2.1", "worker-10"]),
+        ((0, 2), "worker-0.1", ["", "worker-2", "worker-2.1", "worker-10"]),
+        ((1, 2), "worker-1.1", ["worker-1"]),
+        ((2, 11), "worker-2", ["worker-2.1"]),
+        (None, "", ["worker-0.1", "worker-1", "worker-1.1", "worker-2", "worker-2.1", "worker-10"]),
+    ],
+)
+def test_each_folder_that_its_process_has_left_belongs_to_one_that_runs(
+    role: tuple[int, int] | None, own: str, abandoned: list[str], tmp_path: Path
+) -> None:
+    for name in ("", "worker-0.1", "worker-1", "worker-1.1", "worker-2", "worker-2.1", "worker-10", "worker-old"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / FILE_NAME).touch()
+    (tmp_path / "worker-12").mkdir()  # without meters
+    (tmp_path / "worker-11").mkdir()
+    running = MeterFile(tmp_path / "worker-11" / FILE_NAME, 16)
+    one = None if role is None else WorkerRole(*role, 0, tmp_path)
+    found = abandoned_ledgers(tmp_path, tmp_path / own, one)
+    assert set(found) == {tmp_path / name for name in abandoned}
+    running.close()
 
 
 ACCOUNT: dict[str, Any] = {"name": "acme"}

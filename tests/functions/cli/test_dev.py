@@ -191,6 +191,19 @@ def test_logs_and_what_it_says_itself_are_no_part_of_a_function(
     assert snapshot(tmp_path / "nowhere") == {}
 
 
+def test_linked_folders_are_not_watched(tmp_path: Path) -> None:
+    (tmp_path / "f/src").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for file in ("f/entry.py", "f/src/part.py", "elsewhere/other.py"):
+        (tmp_path / file).write_text("")
+    (tmp_path / "f/src/again").symlink_to(tmp_path / "f")
+    (tmp_path / "f/large").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "f/linked.py").symlink_to(tmp_path / "elsewhere/other.py")
+    (tmp_path / "start").symlink_to(tmp_path / "f")
+    for folder in ("f", "start"):
+        assert sorted(path.name for path in snapshot(tmp_path / folder)) == ["entry.py", "linked.py", "part.py"]
+
+
 def test_several_names_of_one_model_are_its_aliases_and_the_command_line_wins() -> None:
     aliases = {"@cf/one": "ember", "@cf/two": "/models/small"}
     tables = models_of(["@cf/two=ember", "@cf/three=hf.co/org/big"], aliases, "device")

@@ -4,20 +4,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.site_functions import SiteFunctions
 from pilotlight.functions.manifest import load_manifest
 from tests.functions.conftest import ServedMaker
 
 
 class Bindings:
-    def __init__(self) -> None:
+    def __init__(self, num_failures: int = 0) -> None:
         self.told: list[str] = []
+        self.num_failures = num_failures  # starts that fail
 
     def start(self, ask: Any) -> None:
+        self.num_failures -= 1
+        if self.num_failures >= 0:
+            raise Failure("its queue is another function's")
         self.told.append("start")
 
     def stop(self) -> None:
         self.told.append("stop")
+
+    async def close(self) -> None:
+        self.told.append("close")
 
 
 async def test_the_version_before_stops_when_another_is_live() -> None:
@@ -28,6 +38,38 @@ async def test_the_version_before_stops_when_another_is_live() -> None:
         assert functions.names == {"f": pool}
     assert versions["f@1"].told == ["start", "stop", "start"]
     assert versions["f@2"].told == ["start", "stop"]
+
+
+async def test_a_version_that_cannot_be_started_leaves_the_one_before_live_and_may_be_tried_again() -> None:
+    functions, versions = SiteFunctions(), {"f@1": Bindings(), "f@2": Bindings(num_failures=1)}
+    functions.pools = cast("Any", {name: SimpleNamespace(bindings=bindings) for name, bindings in versions.items()})
+    functions.live("f", "f@1")
+    with pytest.raises(Failure, match="its queue"):
+        functions.live("f", "f@2")
+    assert functions.names == {"f": "f@1"}
+    assert versions["f@1"].told == ["start"]
+    functions.live("f", "f@2")
+    assert functions.names == {"f": "f@2"}
+    assert (versions["f@1"].told, versions["f@2"].told) == (["start", "stop"], ["start"])
+
+
+async def test_a_live_version_is_replaced_by_one_that_can_be_started(make_served: ServedMaker, tmp_path: Path) -> None:
+    (tmp_path / "entry.py").write_text("")
+    (tmp_path / "wrangler.toml").write_text('name = "f"\nmain = "entry.py"')
+    manifest, made = load_manifest(tmp_path), [Bindings(), Bindings(num_failures=1), Bindings()]
+    following = iter(made)
+    async with make_served(tier=1, open_bindings=lambda manifest, functions: next(following)) as served:
+        functions = served.functions
+        functions.add(manifest, name="f@1")
+        functions.live("f", "f@1")
+        pool = functions.pools["f@1"]
+        with pytest.raises(Failure, match="its queue"):
+            functions.add(manifest, name="f@1")
+        assert functions.version("f") is pool
+        assert made[0].told == ["start"]
+        functions.add(manifest, name="f@1")
+        assert functions.version("f") is functions.pools["f@1"] is not pool
+        assert (made[0].told, made[2].told) == (["start", "stop"], ["start"])
 
 
 async def test_a_version_with_a_name_of_its_own_stands_beside_the_others(

@@ -118,6 +118,22 @@ async def test_a_functions_path_may_hold_anything(make_site: SiteMaker, tmp_path
             assert answer.status == 200, (path, answer.body)
 
 
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/fn/f/a/../b?c=/../d", "b?c=/../d"),
+        ("/fn/f/%2e%2e/%2E./g/x", "g/x"),
+        ("/fn/f/../../v1/models", "v1/models"),
+        ("/fn/f/a/..", ""),
+    ],
+)
+async def test_a_functions_url_has_no_dot_segments(path: str, seen: str, make_site: SiteMaker, tmp_path: Path) -> None:
+    async with make_site(functions=functions_table(tmp_path)) as site:
+        answer = await call(site.app, path)
+        assert answer.json[1].split("/", 3)[3] == seen
+        assert answer.json[2] == "/fn/f"
+
+
 async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_path: Path) -> None:
     async with make_server(functions=functions_table(tmp_path)) as server, aiohttp.ClientSession(server.url) as client:
         async with client.get("/fn/f/a/b?c=d") as answer:

@@ -19,7 +19,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(module: str, code: str, folder: Path) -> Child:
     (folder / f"{module}.py").write_text(code)
-    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False)
+    child = Child("ams1", [module], folder / "ams1.log", {}, verbose=False, drain_timeout_s=0.0)
     child.start()
     assert child.wait(60)
     return child

@@ -1,11 +1,15 @@
-"""Servers that `pilotlight up` restarts when they end."""
+"""Servers that `pilotlight up` restarts when they end, and stops when it ends."""
 
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from pilotlight.runtime.cli import up
+from pilotlight.sites.config import parse
+from pilotlight.sites.site import SiteConfig
+from tests.edge_router.builders import network
 
 
 class Server:
@@ -44,3 +48,48 @@ def test_a_server_that_does_not_start_is_started_again_once_a_second(
         up.keep_alive(cast("Any", [server]))
     assert server.started == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert "router ended (the port is taken); starting it again." in capsys.readouterr().out
+
+
+class Draining:
+    """A server that needs a while to end after `terminate`."""
+
+    def __init__(self, drain_timeout_s: float, takes_s: float) -> None:
+        self.drain_timeout_s = drain_timeout_s
+        self._takes_s = takes_s
+        self.how = ""
+
+    def terminate(self) -> None:
+        self.how = "draining"
+
+    def wait(self, timeout_s: float) -> bool:
+        if self.how == "draining" and timeout_s >= self._takes_s:
+            self.how = "ended"
+        return self.how == "ended"
+
+    def kill(self) -> None:
+        self.how = "killed" if self.how == "draining" else self.how
+
+
+@pytest.mark.parametrize(
+    ("drain_timeout_s", "takes_s", "how"),
+    [(30.0, 34.0, "ended"), (30.0, 36.0, "killed"), (0.0, 34.0, "killed"), (120.0, 121.0, "ended")],
+)
+def test_a_server_is_killed_only_after_its_own_drain_timeout(drain_timeout_s: float, takes_s: float, how: str) -> None:
+    site, router = Draining(drain_timeout_s, takes_s), Draining(1.0, 2.0)
+    up.end(cast("Any", [site, router]))
+    assert (site.how, router.how) == (how, "ended")
+
+
+def test_the_drain_timeouts_of_servers_are_those_of_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}
+    models = [{"name": "ember", "source": "embedded:ember"}]
+    values = {"name": "ams1", "place": place, "listen": {"port": 8791}, "models": models}
+    site = parse(SiteConfig, {**values, "limits": {"drain_timeout_s": 90.0}}, "ams1.toml")
+    router = network({"ams1": "http://127.0.0.1:8791"}, relay={"drain_timeout_s": 70.0})
+    children = up.make_children(
+        tmp_path / "network.toml", router, 8000, [(tmp_path / "ams1.toml", site)], verbose=False
+    )
+    assert {child.name: child.drain_timeout_s for child in children} == {"ams1": 90.0, "router": 70.0}

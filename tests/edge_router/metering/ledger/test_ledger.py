@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from load_tests.postgres import Postgres
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
@@ -25,7 +26,9 @@ from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import CustomerConfig, LedgerConfig
 from pilotlight.wire.credentials import Account, Key
 from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.meters import FILE_NAME, MeterFile
 from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage_records import MeteredRequest
 from tests.edge_router.metering.ledger.conftest import PRICES, Place, empty
 
 TOKENS = ResourceUse(10, 4, 20, 0)
@@ -106,6 +109,32 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     told = [(one.outcome, one.use.output) for one in again.recovered]
     assert told == [("recovered", 3), ("recovered", 0)], "ended requests had been reported to other routers earlier"
     await again.close()
+
+
+async def test_records_of_workers_that_no_longer_exist_are_written_once(place: Place) -> None:
+    gone, running, damaged = (place.directory / name for name in ("worker-3", "worker-4", "worker-5"))
+    for folder, name in ((gone, "one"), (running, "two")):
+        folder.mkdir()
+        meters = MeterFile(folder / FILE_NAME, 16)
+        request = MeteredRequest(name, name, "acme", "acme-ci", "m", time.time())
+        ended, cut = meters.begin(request), meters.begin(replace(request, id=f"{name}, cut"))
+        assert ended is not None
+        assert cut is not None
+        ended.answered_by("ams1")
+        ended.count(TOKENS)
+        meters.end(ended.number, "complete", time.time())
+        if folder == gone:
+            meters.close()
+    damaged.mkdir()
+    (damaged / FILE_NAME).write_bytes(b"something else" * 100)
+    abandoned = [gone, running, damaged]
+    for _ in range(2):
+        kept = Ledger(LedgerConfig(store=place.url), place.directory, PRICES, abandoned=abandoned)
+        assert rows(place) == [ROW], "the other process writes the rest"
+        assert kept.num_unwritten == 0
+        await kept.close()
+    again = MeterFile(gone / FILE_NAME, 0)
+    assert (again.num_slots, again.num_used) == (16, 0)
 
 
 class Failing(NamedTuple):
@@ -253,7 +282,7 @@ async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: 
     meter.count(TOKENS)
     now -= 86_400
     kept.end(meter, "complete", 2.0)
-    ((_, record),) = kept._ended
+    ((_, _, record),) = kept._ended
     assert record.ended_s == record.request.started_s + 2.0
     await kept.close()
 

@@ -1,16 +1,18 @@
 """Records of invocations: functions run in real isolates, and queries return the records."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pilotlight.functions.channel import frames
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.invocations.log_store import LogStore
+from pilotlight.functions.host.invocations.invocation_log import InvocationLog
+from pilotlight.functions.host.invocations.log_store import InvocationRow, LineRow, LogStore
 from pilotlight.wire.hop.function_logs import LoggedInvocation, LogQuery
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
@@ -194,3 +196,43 @@ async def test_a_tail_consumer_gets_outcomes_of_invocations_and_its_own_are_sent
             "heard f exception http://host/raise ['begins raise'] ['a bad thing'] None None",
         ]
         assert {each.trigger for each in await found(served, function="listener")} == {"tail"}
+
+
+class StuckStore:
+    """A store on a disk that does not answer until it is mended."""
+
+    def __init__(self) -> None:
+        self.is_mended = asyncio.Event()
+        self.written: list[str] = []
+
+    async def write(self, invocations: list[InvocationRow], lines: list[LineRow]) -> None:
+        await self.is_mended.wait()
+        self.written += [line.text for line in lines]
+
+    async def find(self, query: LogQuery) -> list[LoggedInvocation]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+async def test_unwritten_output_takes_limited_memory_and_what_is_dropped_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def ask(function: str, event: frames.TailEvent) -> None: ...
+
+    store = StuckStore()
+    log = InvocationLog(ask, cast("Any", store), max_bytes=1 << 20)
+    finding = []
+    for number in range(100):
+        log.keep_line("f", "", 1, "log", f"{number:02}" + "x" * (64 << 10))
+        finding.append(asyncio.create_task(log.find(LogQuery("f"))))  # each query begins another write
+        await asyncio.sleep(0)
+    assert log.num_dropped == {"disk": 85, "collector": 0, "tail": 0}
+    store.is_mended.set()
+    await asyncio.gather(*finding)
+    assert [text[:2] for text in store.written] == [f"{number:02}" for number in range(15)]
+    log.keep_line("f", "", 1, "log", "later")
+    await log.close()
+    assert store.written[-1] == "later"
+    reported = re.findall(r"(\d+) records of functions' logs were dropped", caplog.text)
+    assert sum(map(int, reported)) == 85

@@ -1,8 +1,10 @@
 """The log of functions at a collector: a record for each invocation, and one for each line of output."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,11 @@ from aiohttp import web
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.sites.config import ConfigError
+from tests.asgi import call, eventually
 from tests.functions.conftest import ServedMaker
 from tests.functions.host.invocations.test_invocations import ENTRY
+from tests.functions.routes.test_invocations import functions_table
+from tests.runtime.conftest import SiteMaker
 
 pytestmark = pytest.mark.process
 
@@ -80,6 +85,37 @@ async def test_a_collector_that_does_not_answer_delays_no_request(make_served: S
     async with make_served(tier=1, log_export=LogExport("http://127.0.0.1:9", "ams1")) as served:
         served.add(ENTRY)
         assert await served.get("/missing") == b"done"
+
+
+async def test_records_for_a_collector_that_is_down_take_limited_memory_and_are_counted_when_they_are_lost() -> None:
+    export = LogExport("http://127.0.0.1:9", "ams1", max_bytes=2 << 20)
+    for _ in range(100):
+        export.line("f", "", 1, 1.0, "log", "x" * (64 << 10))
+    fit = (2 << 20) // (64 << 10)
+    assert 100 - fit <= export.num_dropped < 100
+    await eventually(lambda: export.num_dropped == 100)
+    export.line("f", "", 1, 1.0, "log", "there is room again")
+    assert export.num_dropped == 100
+    await asyncio.to_thread(export.close)
+
+
+async def test_records_that_a_collector_has_are_not_counted_as_lost() -> None:
+    async with collector() as receiver:
+        export = LogExport(receiver.url, "ams1", max_bytes=2 << 20)
+        for _ in range(6):
+            received = len(receiver.records)
+            for _ in range(10):
+                export.line("f", "", 1, 1.0, "log", "x" * (64 << 10))
+            await eventually(lambda received=received: len(receiver.records) == received + 10)
+        await asyncio.to_thread(export.close)
+        assert export.num_dropped == 0
+
+
+async def test_dropped_records_are_in_the_sites_metrics(make_site: SiteMaker, tmp_path: Path) -> None:
+    async with make_site(functions=functions_table(tmp_path)) as site:
+        text = (await call(site.app, "/metrics")).body.decode()
+        for destination in ("disk", "collector", "tail"):
+            assert f'pilotlight_function_log_records_dropped_total{{destination="{destination}"}} 0.0' in text
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
 from pilotlight.runtime.cli.operations.state_roots import StateRoot, load_files, state_roots
+from pilotlight.support.directory_locks import alone_in
 from tests.waiting import until
 
 PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
@@ -195,10 +196,9 @@ def test_a_damaged_chunk_is_never_accepted(state: StateRoot, tmp_path: Path) -> 
 
 
 def test_state_of_a_site_that_runs_is_not_written_over(state: StateRoot, tmp_path: Path) -> None:
-    from pilotlight.functions.service import _alone_in
-
     backup(tmp_path / "backups", [state], None)
-    with _alone_in(tmp_path / "new", "ams1"), pytest.raises(CliError, match=r"a site serves from .*: stop it first"):
+    (tmp_path / "new").mkdir()
+    with alone_in(tmp_path / "new"), pytest.raises(CliError, match=r"a site serves from .*: stop it first"):
         restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
 
 
