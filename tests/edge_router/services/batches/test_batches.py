@@ -14,7 +14,6 @@ from aiohttp import web
 from yarl import URL
 
 from pilotlight.edge_router.assembly import RouterLimits
-from pilotlight.edge_router.services.batches import routes
 from pilotlight.edge_router.services.batches.batch_store import BatchLimits
 from pilotlight.wire.hop.usage import USAGE
 from tests.edge_router.builders import model_status
@@ -374,7 +373,12 @@ async def test_a_router_without_a_ledger_says_where_batches_would_be() -> None:
 async def test_lists_come_in_pages_that_say_where_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+    limits = RouterLimits(batches=BatchLimits(num_listed=5))
+    async with (
+        sites("ams1") as fakes,
+        metered(fakes, tmp_path, monkeypatch, limits) as running,
+        client(running) as made,
+    ):
 
         async def files(**query: str) -> tuple[list[str], Any]:
             url = running.url + "/v1/files"
@@ -412,8 +416,9 @@ async def test_lists_come_in_pages_that_say_where_the_next_begins(
         ):
             error = (await files(**query))[1]["error"]
             assert (error["code"], error["param"]) == ("invalid_request", *query), query
-        monkeypatch.setattr(routes, "MOST_LISTED", 4)
-        assert ((await files())[0], (await files())[1]["has_more"]) == (every[:4], True)
+        await made.files.create(file=("5.jsonl", lines("5")), purpose="batch")
+        first, told = await files(limit="10000")
+        assert (len(first), told["has_more"]) == (5, True)
 
 
 @pytest.mark.parametrize(
