@@ -304,12 +304,15 @@ def test_the_site_file_names_stores() -> None:
 async def test_a_client_that_leaves_during_an_upload_leaves_nothing_at_the_store(wire: Wire, s3_place: S3Place) -> None:
     bucket: R2Bucket = (await wire(R2, r2={"photos": s3_place})).env["BUCKET"]
 
+    is_read = asyncio.Event()
+
     async def never_ends() -> AsyncIterator[bytes]:
         yield b"some"
+        is_read.set()
         await asyncio.Event().wait()
 
     task = asyncio.ensure_future(bucket.put("k", never_ends()))
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(is_read.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
