@@ -69,7 +69,7 @@ class FunctionsService:
         """Lock the state directory and start to serve. Raises ConfigError."""
         async with AsyncExitStack() as stack:
             if self._named_state is not None:
-                stack.enter_context(_alone_in(self._named_state, self._site))
+                stack.enter_context(alone_in(self._named_state, self._site))
                 _note_address(self._named_state / "address", self._address)
             await stack.enter_async_context(self.served)
             self._stack = stack.pop_all()
@@ -135,7 +135,7 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
 
 
 @contextmanager
-def _alone_in(state: Path, site: str) -> Iterator[None]:
+def alone_in(state: Path, site: str) -> Iterator[None]:
     """Lock a directory, so that no other site of this name uses it.
     The same user may run a second network on this machine. Raises ConfigError."""
     state.mkdir(parents=True, exist_ok=True)

@@ -221,7 +221,7 @@ class FunctionPool:
                     return started
             elif best is None:
                 await self.waiters.wait()
-            elif await _is_started(best):
+            elif await is_started(best):
                 return best
 
     async def _acquire_oldest(self) -> IsolateHandle:
@@ -230,7 +230,7 @@ class FunctionPool:
             if not usable:
                 if (started := await self.isolates.start()) is not None:
                     return started
-            elif await _is_started(usable[0]):
+            elif await is_started(usable[0]):
                 return usable[0]
 
 
@@ -244,7 +244,7 @@ def _is_repeatable(event: frames.FunctionEvent) -> bool:
     return isinstance(event, frames.FetchEvent) and event.method in ("GET", "HEAD") and object_of(event) is None
 
 
-async def _is_started(isolate: IsolateHandle) -> bool:
+async def is_started(isolate: IsolateHandle) -> bool:
     """Wait until an isolate has started, counted as one of its requests; return whether it is usable."""
     if not isolate.started.is_set():
         isolate.work.num_waiting += 1

@@ -10,7 +10,7 @@ import pytest
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.invocations.invocation_log import FunctionJournal, InvocationLog
-from pilotlight.functions.host.pool import FunctionPool, _is_started
+from pilotlight.functions.host.pool import FunctionPool, is_started
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.sandbox.limits import FunctionLimits
 
@@ -86,14 +86,14 @@ async def test_where_none_is_free_and_none_may_be_started_a_request_waits() -> N
 
 async def test_an_isolate_that_is_being_started_counts_its_waiters_and_is_passed_over_if_it_fails() -> None:
     starting = isolate(is_started=False)
-    waiting = asyncio.create_task(_is_started(starting))
+    waiting = asyncio.create_task(is_started(starting))
     await asyncio.sleep(0)
     assert starting.work.num_waiting == 1
     starting.is_usable = False
     starting.started.set()
     assert (await waiting, starting.work.num_waiting) == (False, 0)
     left = isolate(is_started=False)
-    waiting = asyncio.create_task(_is_started(left))
+    waiting = asyncio.create_task(is_started(left))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

@@ -195,10 +195,10 @@ def test_a_damaged_chunk_is_never_accepted(state: StateRoot, tmp_path: Path) -> 
 
 
 def test_state_of_a_site_that_runs_is_not_written_over(state: StateRoot, tmp_path: Path) -> None:
-    from pilotlight.functions.service import _alone_in
+    from pilotlight.functions.service import alone_in
 
     backup(tmp_path / "backups", [state], None)
-    with _alone_in(tmp_path / "new", "ams1"), pytest.raises(CliError, match=r"a site serves from .*: stop it first"):
+    with alone_in(tmp_path / "new", "ams1"), pytest.raises(CliError, match=r"a site serves from .*: stop it first"):
         restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
 
 
