@@ -143,8 +143,8 @@ def test_a_bench_that_fails_or_hangs_takes_no_other_along() -> None:
 def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark runs in this process, with small ceilings to save time."""
     monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setitem(ceilings._BYTES, "cpu", 1 << 20)
-    monkeypatch.setitem(ceilings._MATMULS, "cpu", [(64, 64, 64)])
+    monkeypatch.setitem(ceilings.BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(ceilings.MATMULS, "cpu", [(64, 64, 64)])
     assert engine.main(["--rehearse"]) == 0
     (record,) = tmp_path.glob("*-engine-tiny.json")
     results = json.loads(record.read_text())["results"]

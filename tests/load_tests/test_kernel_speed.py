@@ -60,7 +60,7 @@ def test_a_right_call_is_timed_beside_its_rivals() -> None:
 def test_a_wrong_call_is_not_timed(
     function: Any, message: str, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(kernel_speed._PART, "cpu", 50)
+    monkeypatch.setitem(kernel_speed.PART, "cpu", 50)
     with pytest.raises(WrongError, match=message):
         checked(doubling(function, rows=rows), numbers(torch.float32), torch.float32)
 
@@ -74,7 +74,7 @@ def test_a_large_call_is_checked_in_parts_all_of_them(monkeypatch: pytest.Monkey
 
     arguments = ADD_RMS_NORM.bench[0].make(torch.float32)
     whole = checked(ADD_RMS_NORM, arguments, torch.float32)
-    monkeypatch.setitem(kernel_speed._PART, "cpu", 1 << 17)
+    monkeypatch.setitem(kernel_speed.PART, "cpu", 1 << 17)
     parts = checked(replace(ADD_RMS_NORM, reference=reference), arguments, torch.float32)
     assert sum(seen) == len(arguments["x"])
     assert len(seen) > 1
@@ -93,7 +93,7 @@ def test_what_a_call_changes_is_checked_from_what_it_was_before() -> None:
 
 def test_copies_of_the_arguments_exceed_the_cache_twice_over() -> None:
     megabyte = {"x": torch.zeros(1 << 18)}
-    assert num_copies(megabyte, CPU) * (1 << 20) >= 2 * kernel_speed._CPU_CACHE
+    assert num_copies(megabyte, CPU) * (1 << 20) >= 2 * kernel_speed.CPU_CACHE
     assert num_copies({"x": torch.zeros(1 << 26)}, CPU) == 2
 
 
