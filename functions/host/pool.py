@@ -164,7 +164,7 @@ class FunctionPool:
             if object is not None:
                 work.enter_context(self._occupied(object))
             await self._packages.install()
-            isolate = await (self._acquire(is_socket) if object is None else self._acquire_oldest())
+            isolate = await (self.acquire(is_socket) if object is None else self.acquire_oldest())
             if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
                 sentence = f"{self.manifest.name!r} has reached its limit of open WebSockets"
                 raise Failure(sentence, code="overloaded", status=503)
@@ -205,7 +205,7 @@ class FunctionPool:
             if not self._objects[object]:
                 del self._objects[object]
 
-    async def _acquire(self, is_socket: bool) -> IsolateHandle:
+    async def acquire(self, is_socket: bool) -> IsolateHandle:
         limits = self.factory.limits
         while True:
             usable = self.isolates.usable
@@ -224,7 +224,7 @@ class FunctionPool:
             elif await is_started(best):
                 return best
 
-    async def _acquire_oldest(self) -> IsolateHandle:
+    async def acquire_oldest(self) -> IsolateHandle:
         while True:
             usable = self.isolates.usable
             if not usable:

@@ -47,7 +47,7 @@ class Pool:
 
     async def chosen(self, *, is_socket: bool = False) -> int | str:
         """Return the index of the chosen isolate, or "new"."""
-        found = await self.pool._acquire(is_socket)
+        found = await self.pool.acquire(is_socket)
         return "new" if found is self.new else self.pool.isolates.usable.index(found)
 
 
@@ -102,8 +102,8 @@ async def test_an_isolate_that_is_being_started_counts_its_waiters_and_is_passed
 
 async def test_objects_live_in_the_oldest() -> None:
     pool = Pool(isolate(9), isolate(0))
-    assert await pool.pool._acquire_oldest() is pool.pool.isolates.usable[0]
-    assert await Pool().pool._acquire_oldest() is not None
+    assert await pool.pool.acquire_oldest() is pool.pool.isolates.usable[0]
+    assert await Pool().pool.acquire_oldest() is not None
 
 
 async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:

@@ -45,7 +45,7 @@ def test_a_signature_is_the_one_that_botocore_makes(
     auth, awsrequest = pytest.importorskip("botocore.auth"), pytest.importorskip("botocore.awsrequest")
     credentials = pytest.importorskip("botocore.credentials").Credentials("AKID", "sec/ret", "token")
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    path = "/bucket/" + s3._quoted(key, safe="/")
+    path = "/bucket/" + s3.percent_encoded(key, safe="/")
     sha256 = hashlib.sha256(b"body").hexdigest()
     url = f"https://s3.example.com{path}" + (f"?{canonical_query(query)}" if query else "")
     theirs = awsrequest.AWSRequest("PUT", url, {"x-amz-meta-a": "b  c", "x-amz-content-sha256": sha256}, b"body")
