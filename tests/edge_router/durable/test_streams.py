@@ -118,11 +118,12 @@ async def test_it_continues_when_its_client_leaves_and_a_returning_one_misses_no
         response = await running.chat(headers=ALICE, **DURABLE)
         name = response.headers["x-pilotlight-stream"]
         (first,) = events(await response.content.readany())
+        limits = running.proxy.admission.limits
         response.close()
-        await asyncio.sleep(0.1)
+        await running.until(lambda: limits.num_open == 1)  # the stream itself
         assert fakes[0].active == 1
         again = asyncio.create_task(read_again(running, name, first.event_id))
-        await asyncio.sleep(0.05)
+        await running.until(lambda: limits.num_open == 2)
         assert not again.done()
         fakes[0].go_on.set()
         status, rest = await again

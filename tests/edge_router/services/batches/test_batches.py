@@ -252,8 +252,8 @@ async def test_a_batch_waits_while_sites_are_at_work_for_others(
         fakes[0].status_fields = {"models": (model_status(waiting=1),)}
         backend = running.proxy.selector.backends["ams1"]
         await running.until(lambda: backend.status is not None and backend.status.models[0].waiting == 1)
-        batch = await started(made, lines("a"))
-        await asyncio.sleep(0.1)
+        batch, sequence = await started(made, lines("a")), backend.status.sequence
+        await running.until(lambda: backend.status is not None and backend.status.sequence > sequence + 1)
         assert not fakes[0].seen
         fakes[0].status_fields = {}
         assert (await ended(made, batch.id)).status == "completed"
