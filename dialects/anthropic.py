@@ -433,10 +433,10 @@ def _content(block: Block, *, is_empty: bool = False) -> dict[str, Any]:
         return {"type": "text", "text": text}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text)}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": tool_input(text)}
 
 
-def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
+def tool_input(arguments: str) -> msgspec.Raw | dict[str, Any]:
     """Return a call's arguments, with numbers of any size; {} if they are incomplete or invalid."""
     try:
         _objects.decode(arguments)

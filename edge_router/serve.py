@@ -130,7 +130,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
             await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
             if app.siblings is not None:
                 await _first_of(stop.wait(), app.siblings.resign(lambda: _release(app)))
-        await _drain(proxy, network.relay.drain_timeout_s, stop_now)
+        await drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
 
 
@@ -186,7 +186,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     # A function's own host name is allowed as well, so requests for it are dispatched before the check of host names.
     mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
     outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
-    server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
+    server = make_server(door.server_name, outermost, http_limits(door, file_limit()), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
     metrics.watch("body_bytes", "Memory of the bodies of requests in progress.", lambda: budget.held_bytes)
     if isinstance(server, Server):
@@ -222,12 +222,11 @@ async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[
             await server.stop(GRACE_S)
 
 
-def http_limits(door: DoorConfig) -> HttpLimits:
+def http_limits(door: DoorConfig, files: int | None) -> HttpLimits:
     """Limit connections to the number of file descriptors, with one connection to a site for each.
 
     Further clients get an error instead of waiting for an accept that fails.
     """
-    files = file_limit()
     return HttpLimits(
         max_head_bytes=door.max_head_kib << 10,
         max_headers=door.max_headers,
@@ -242,7 +241,7 @@ def http_limits(door: DoorConfig) -> HttpLimits:
     )
 
 
-async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:
+async def drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:
     """Drain within the timeout. After a second stop signal open streams get their error event at once."""
     await _first_of(proxy.drain(timeout_s), stop_now.wait())
     if stop_now.is_set():

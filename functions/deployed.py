@@ -236,7 +236,7 @@ class DeployedFunctions:
             sentence = f"the bundle that {self._router.url} sent for version {version.number} of {name} differs from the deployed version"
             raise Failure(sentence, code="overloaded", status=503)
         try:
-            await asyncio.to_thread(_unpacked, data, folder)
+            await asyncio.to_thread(unpack_bundle, data, folder)
         except (BundleError, OSError) as error:
             raise Failure(f"version {version.number} of {name} cannot be unpacked: {error}") from None
 
@@ -430,7 +430,7 @@ def _elsewhere(deployment: Deployment) -> Failure:
     return Failure(sentence, code="not_found", status=421)  # a router tries the next site
 
 
-def _unpacked(data: bytes, folder: Path) -> None:
+def unpack_bundle(data: bytes, folder: Path) -> None:
     """Unpack a bundle; the folder appears only when it is complete."""
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:

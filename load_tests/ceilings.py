@@ -12,9 +12,9 @@ from pilotlight.kernels.cpu import library, pages
 from pilotlight.kernels.matrices.linear import linear
 
 _GPU, _CPU = "cuda", "cpu"
-_BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # much larger than any cache
+BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # much larger than any cache
 # Sizes (rows, inner, columns) of the measured products: square ones, and some shaped like the product of a prompt and weights.
-_MATMULS = {
+MATMULS = {
     _CPU: [(2048, 2048, 2048), (512, 1024, 8192), (4096, 1024, 4096)],
     _GPU: [(8192, 8192, 8192), (8192, 4096, 14336)],
 }
@@ -27,7 +27,7 @@ class Ceilings:
 
     def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)) -> None:
         self._device = device
-        num_bytes = _BYTES[device.type]
+        num_bytes = BYTES[device.type]
         memory = (
             pages.empty((num_bytes,), torch.uint8)
             if device.type == _CPU
@@ -44,7 +44,7 @@ class Ceilings:
         self._read.append(self.read_gb_per_s())
         self._copy.append(2 * source.nbytes / self._best_s(lambda: target.copy_(source)) / 1e9)
         for dtype, measured in self._matmul.items():
-            measured.append(max(self._products(dtype, *shape) for shape in _MATMULS[self._device.type]) / 1e12)
+            measured.append(max(self._products(dtype, *shape) for shape in MATMULS[self._device.type]) / 1e12)
         return self
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,23 +59,24 @@ def main() -> int:
         )
         return NO_GPU
     if options.subject == "check":
-        return check("cpu" if options.rehearse else "cuda", options.only or CHECKED)
-    return bench(options.rehearse, options.only or list(BENCHES))
+        device, limit_s = ("cpu", REHEARSAL_S) if options.rehearse else ("cuda", CHECK_S)
+        return check(device, options.only or CHECKED, plugins(device), limit_s)
+    return bench(options.rehearse, {name: BENCHES[name] for name in options.only or BENCHES})
 
 
-def check(device: str, paths: tuple[str, ...] | list[str]) -> int:
+def check(device: str, paths: tuple[str, ...] | list[str], options: list[str], limit_s: float) -> int:
     """Run the suites of kernels/ and engine/ with their tensors on `device`.
 
-    Each runs in a separate process, so that one that hangs or crashes does not lose the other's results. Tests marked `cpu_only` are left out, in a
-    rehearsal too.
+    `options` are those of pytest's plugins. A suite runs in a separate process: one that hangs or crashes does not lose the other's results.
+    Tests marked `cpu_only` are left out, in a rehearsal too.
     """
-    left_out = unimportable(paths)
+    left_out = unimportable(paths, ROOT)
     counts: dict[str, dict[str, Any]] = {}
     statuses: dict[str, int] = {}
-    end = time.monotonic() + (CHECK_S if device == "cuda" else REHEARSAL_S)
+    end = time.monotonic() + limit_s
     for path in paths:
         ignored = [f"--ignore={ROOT / name}" for name in left_out if name.startswith(path)]
-        statuses[path], found = run_suite(path, device, ignored, max(0.1, end - time.monotonic()))
+        statuses[path], found = run_suite(path, device, [*options, *ignored], max(0.1, end - time.monotonic()))
         counts |= found
     status = max(statuses.values(), key=abs)
     results = {"device": device, "status": status, "suites": statuses, "files": counts, "left_out": left_out}
@@ -84,7 +86,7 @@ def check(device: str, paths: tuple[str, ...] | list[str]) -> int:
     return status
 
 
-def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tuple[int, dict[str, dict[str, Any]]]:
+def run_suite(path: str, device: str, options: list[str], limit_s: float) -> tuple[int, dict[str, dict[str, Any]]]:
     """Run one suite without the project's own pytest settings.
 
     They name plugins that a bare machine lacks.
@@ -93,8 +95,7 @@ def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tup
         report = Path(folder) / "report.xml"
         command = [
             sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "--import-mode=importlib",
-            "-m", "not slow and not cpu_only", "-W", "ignore::pytest.PytestUnknownMarkWarning", f"--junitxml={report}", *plugins(device), *ignored,
-            path,
+            "-m", "not slow and not cpu_only", "-W", "ignore::pytest.PytestUnknownMarkWarning", f"--junitxml={report}", *options, path,
         ]  # fmt: skip
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PILOTLIGHT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)}
         status = run_within(command, limit_s, environment)
@@ -135,20 +136,20 @@ def plugins(device: str) -> list[str]:
     return options
 
 
-def unimportable(paths: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
-    """Return the test files that need packages that this machine lacks, with those packages."""
-    files = [file for path in paths if (ROOT / path).is_dir() for file in sorted((ROOT / path).rglob("test_*.py"))]
-    needed = {str(file.relative_to(ROOT)): imports(file, set()) for file in files}
-    missing = {name for name in set().union(*needed.values()) if not is_here(name)}
+def unimportable(paths: tuple[str, ...] | list[str], root: Path) -> dict[str, list[str]]:
+    """Return the test files of a tree that need packages that this machine lacks, with those packages."""
+    files = [file for path in paths if (root / path).is_dir() for file in sorted((root / path).rglob("test_*.py"))]
+    needed = {str(file.relative_to(root)): imports(file, root, set()) for file in files}
+    missing = {name for name in set().union(*needed.values()) if not is_here(name, root)}
     return {file: sorted(names & missing) for file, names in needed.items() if names & missing}
 
 
-def is_here(package: str) -> bool:
-    is_ours = (ROOT / package).is_dir() or (ROOT / f"{package}.py").exists()
+def is_here(package: str, root: Path) -> bool:
+    is_ours = (root / package).is_dir() or (root / f"{package}.py").exists()
     return is_ours or importlib.util.find_spec(package) is not None
 
 
-def imports(file: Path, seen: set[Path]) -> set[str]:
+def imports(file: Path, root: Path, seen: set[Path]) -> set[str]:
     """Return the packages that a file imports, directly or through our own files."""
     seen.add(file)
     whole = file.read_text(encoding="utf-8")
@@ -163,11 +164,11 @@ def imports(file: Path, seen: set[Path]) -> set[str]:
             continue
         names.update(module.partition(".")[0] for module in modules)
         parents = [
-            ROOT.joinpath(*parts[:i]) for parts in (m.split(".") for m in modules) for i in range(1, len(parts) + 1)
+            root.joinpath(*parts[:i]) for parts in (m.split(".") for m in modules) for i in range(1, len(parts) + 1)
         ]
         for ours in (path for parent in parents for path in (parent.with_suffix(".py"), parent / "__init__.py")):
             if ours.exists() and ours not in seen:
-                names |= imports(ours, seen)
+                names |= imports(ours, root, seen)
     return names
 
 
@@ -200,15 +201,15 @@ def show(results: dict[str, Any]) -> None:
     )
 
 
-def bench(rehearses: bool, modules: list[str]) -> int:
-    """Run the benchmarks one after the other; return the worst status."""
+def bench(rehearses: bool, benches: Mapping[str, float], run: Callable[[list[str], float], int] = run_within) -> int:
+    """Run modules with time limits one after the other; return the worst status."""
     worst = 0
-    for module in modules:
-        limit_s = BENCHES[module] * (_REHEARSED if rehearses else 1)
+    for module, given_s in benches.items():
+        limit_s = given_s * (_REHEARSED if rehearses else 1)
         command = [sys.executable, "-m", module, "--budget-s", str(8.0 if rehearses else limit_s / 2)]
         command += ["--rehearse"] if rehearses else []
         print(f"\n== {module}", flush=True)
-        status = run_within(command, limit_s)
+        status = run(command, limit_s)
         if status == TOO_LATE:
             print(f"It did not end within {limit_s:g} s.")
         worst = max(worst, abs(status))

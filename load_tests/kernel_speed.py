@@ -33,9 +33,9 @@ _MOST_ROUNDS = 50
 _MOST_COPIES = 64
 _GPU_CALLS = 20  # fewest calls in one graph: events have a resolution of 0.5 us, and some kernels take 5 us
 # Assumed size of the last cache if the system reports none. Copies must be at least twice as large.
-_CPU_CACHE = 32 << 20
+CPU_CACHE = 32 << 20
 # Elements checked at once. With a formula's fp64 intermediate results, each element takes about 80 bytes.
-_PART = {"cpu": 1 << 22, "cuda": 1 << 28}
+PART = {"cpu": 1 << 22, "cuda": 1 << 28}
 Limits = dict[str, float]
 
 
@@ -153,7 +153,7 @@ def _parts(operation: Operation, arguments: Arguments) -> Iterator[tuple[Argumen
     """
     elements = sum(x.numel() for x in tensors(arguments))
     rows = arguments[operation.rows[0]].shape[0] if operation.rows else 0
-    pieces = min(rows, -(-elements // _PART[tensors(arguments)[0].device.type])) if rows else 1
+    pieces = min(rows, -(-elements // PART[tensors(arguments)[0].device.type])) if rows else 1
     step = -(-rows // pieces) if rows else 0
     for piece in range(max(1, pieces)):
         mine = slice(piece * step, (piece + 1) * step) if pieces > 1 else slice(None)
@@ -178,7 +178,7 @@ def relative_error(expected: Tensor, actual: Tensor) -> float:
 def num_copies(arguments: Arguments, device: torch.device) -> int:
     num_bytes = max(1, sum(x.untyped_storage().nbytes() for x in tensors(arguments)))
     if device.type != "cuda":
-        return max(2, min(_MOST_COPIES, -(-2 * _CPU_CACHE // num_bytes)))
+        return max(2, min(_MOST_COPIES, -(-2 * CPU_CACHE // num_bytes)))
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     free, _ = torch.cuda.mem_get_info(device)
     wanted = max(2, min(_MOST_COPIES, -(-2 * cache // num_bytes)))

@@ -24,7 +24,7 @@ _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8
 RESULTS = Path(__file__).parent / "results"
 # Files that measurements write; changes of these do not make a record dirty.
 _WRITTEN = ("load_tests/results", "docs/page", "docs/*.png")
-_CPUINFO = Path("/proc/cpuinfo")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...] = ("torch",)) -> Path:
@@ -67,11 +67,11 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 @cache
-def describe_machine() -> dict[str, Any]:
+def describe_machine(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "processor": _of_cpuinfo("model name") or platform.processor() or platform.machine(),
-        "flags": [flag for flag in _FLAGS if flag in _of_cpuinfo("flags").split()],
+        "processor": _of_cpuinfo(cpuinfo, "model name") or platform.processor() or platform.machine(),
+        "flags": [flag for flag in _FLAGS if flag in _of_cpuinfo(cpuinfo, "flags").split()],
         "cores": os.cpu_count(),
         "memory_gib": round(memory_gib),
         "accelerator": _accelerator(),
@@ -135,10 +135,10 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _of_cpuinfo(key: str) -> str:
+def _of_cpuinfo(cpuinfo: Path, key: str) -> str:
     """Return a value of the first processor in /proc/cpuinfo; empty if there is no such file or line."""
     try:
-        lines = _CPUINFO.read_text().splitlines()
+        lines = cpuinfo.read_text().splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), "")

@@ -40,6 +40,7 @@ def tune(
     dtype: torch.dtype,
     clock: Clock | None = None,
     until: float = math.inf,
+    most_tokens: int = MOST_TOKENS,
 ) -> Iterator[TunedProduct]:
     """Measure every (rows, columns) of a weight with every number of tokens.
 
@@ -54,7 +55,7 @@ def tune(
     for rows, columns in wanted:
         weights = _weights(rows, columns, device, dtype)
         tokens = 1
-        while tokens <= MOST_TOKENS and time.monotonic() < until:
+        while tokens <= most_tokens and time.monotonic() < until:
             yield _fastest(Sizes(tokens, rows, columns), weights, clock or _cuda_seconds)
             tokens *= 2
 

@@ -170,7 +170,7 @@ async def serve_app(
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()
-                await _drain(app.site, force_shutdown, hooks)
+                await drain(app.site, force_shutdown, hooks)
             finally:
                 await background.stop(announcing)
     except (ConfigError, ListenError) as error:
@@ -226,7 +226,7 @@ def _http_limits(max_message_bytes: int) -> HttpLimits:
     )
 
 
-async def _drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks) -> None:
+async def drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks) -> None:
     admission = site.admission
     site.drain()
     log.info("draining: %d requests in progress", admission.inflight)

@@ -167,9 +167,11 @@ class TenantLimits:
         secret: str,
         clock: Callable[[], float],
         shared: SharedQuotas | None = None,
+        max_tenants: int = MAX_TENANTS,
     ) -> None:
         """Limit clients; `shared` are the limits common to the network's routers."""
         self.shared = shared
+        self._max_tenants = max_tenants
         self._secret = secret
         self._clock = clock
         self._clients: dict[str, int] = {}
@@ -277,7 +279,7 @@ class TenantLimits:
 
     def _forget(self) -> None:
         """Evict the least recently used tenants; keep those with open requests."""
-        for _ in range(min(8, len(self._tenants) - MAX_TENANTS)):
+        for _ in range(min(8, len(self._tenants) - self._max_tenants)):
             key, tenant = self._tenants.popitem(last=False)
             if tenant.open:
                 self._tenants[key] = tenant

@@ -14,7 +14,9 @@ HEARTBEAT_S = 10.0
 class EventBuffer:
     """One stream's events, numbered from 1 by their ids, for any number of readers."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat_s: float = HEARTBEAT_S) -> None:
+        """`heartbeat_s` is the silence after which readers get a comment."""
+        self._heartbeat_s = heartbeat_s
         self.num_bytes = 0
         self.ended_at: float | None = None
         self._events: list[bytes] = []
@@ -62,7 +64,7 @@ class EventBuffer:
                 return
             else:
                 try:
-                    async with asyncio.timeout(HEARTBEAT_S):
+                    async with asyncio.timeout(self._heartbeat_s):
                         await self.change()
                 except TimeoutError:
                     yield HEARTBEAT

@@ -69,9 +69,9 @@ _SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
 class DeliveryLog:
     """The delivered tokens of one answer, from all sites that computed it."""
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        """`max_bytes` is the limit of a delivery to the next site, if it is not MAX_DELIVERED_BYTES."""
-        self._max_bytes = MAX_DELIVERED_BYTES if max_bytes is None else max_bytes
+    def __init__(self, max_bytes: int = MAX_DELIVERED_BYTES) -> None:
+        """`max_bytes` is the limit of a delivery to the next site."""
+        self._max_bytes = max_bytes
         self.num_tokens = 0
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger

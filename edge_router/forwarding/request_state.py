@@ -18,7 +18,7 @@ from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.edge_router.telemetry.tracing import RequestTrace
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.continuation import AnswerName, ContinuationError
+from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, AnswerName, ContinuationError
 from pilotlight.wire.hop.usage import ResourceUse
 
 MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
@@ -151,11 +151,17 @@ class StreamRecovery:
 
 
 class RequestState:
-    def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
+    def __init__(
+        self,
+        request: ValidRequest,
+        config: RelayConfig,
+        started_at: float,
+        max_delivered_bytes: int = MAX_DELIVERED_BYTES,
+    ) -> None:
         self.request = request  # the request for the next site
         self._waited_before_ms = request.waited_ms
         self.started_at = started_at
-        self.log = DeliveryLog()
+        self.log = DeliveryLog(max_delivered_bytes)
         self.tries = SiteTries()
         self.recovery = StreamRecovery(config)
         self.look_again_at = 0.0  # earliest time at which a draining site's stream looks for another site again

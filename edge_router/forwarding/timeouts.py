@@ -9,6 +9,7 @@ from operator import methodcaller
 from typing import NamedTuple, Protocol
 
 from pilotlight.support.background import for_each
+from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked again
 # silence after which a request or a stream that cannot go elsewhere leaves a site whose probes fail: the site may only be busy
@@ -29,6 +30,8 @@ class AnswerLimits(NamedTuple):
     max_body_bytes: int = 64 << 20
     # wait for the end of the HTTP body after the last event: then the connection can be reused
     last_chunk_s: float = 0.5
+    # size of the delivered part of a stream, above which the stream cannot continue at another site
+    max_delivered_bytes: int = MAX_DELIVERED_BYTES
 
 
 class Watched(Protocol):
@@ -38,8 +41,9 @@ class Watched(Protocol):
 
 
 class SilenceWatch:
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
+    def __init__(self, interval_s: float, standstill_s: float = LOOK_AGAIN_S) -> None:
+        """`standstill_s`: a check that is later than this means that this process was stopped."""
+        self._interval_s, self._standstill_s = interval_s, standstill_s
         self.watched: set[Watched] = set()
 
     async def run(self) -> None:
@@ -51,7 +55,7 @@ class SilenceWatch:
         while True:
             await asyncio.sleep(self._interval_s)
             before, looked_at = looked_at, time.monotonic()
-            if looked_at - before > self._interval_s + LOOK_AGAIN_S:
+            if looked_at - before > self._interval_s + self._standstill_s:
                 awake_since = looked_at
             watched = tuple(self.watched)
             for start in range(0, len(watched), LOOKED_AT_ONCE):

@@ -72,7 +72,7 @@ class PlaceDatabase:
 
     def _looked_up(self, address: str) -> Place | None:
         try:
-            return _coordinates(self._reader.get(plain_address(address)))
+            return place_in(self._reader.get(plain_address(address)))
         except ValueError:  # the address of a Unix socket, or an IPv6 address in a database of IPv4
             return None
         except maxminddb.InvalidDatabaseError as error:
@@ -120,7 +120,7 @@ class _Unusable(Exception):
 def _read(file: Path) -> maxminddb.Reader:
     try:
         reader = maxminddb.open_database(str(file))
-        if not any(_coordinates(record) for _, record in islice(reader, SAMPLED_NETWORKS)):
+        if not any(place_in(record) for _, record in islice(reader, SAMPLED_NETWORKS)):
             kind = reader.metadata().database_type
             raise _Unusable(f"it has no coordinates (it is a {kind!r}): use a database of cities")
     except (OSError, ValueError, maxminddb.InvalidDatabaseError) as error:
@@ -128,7 +128,7 @@ def _read(file: Path) -> maxminddb.Reader:
     return reader
 
 
-def _coordinates(record: object) -> Place | None:
+def place_in(record: object) -> Place | None:
     location = record.get("location") if isinstance(record, dict) else None
     if not isinstance(location, dict):
         return None

@@ -57,6 +57,7 @@ class SiteSelector:
         places: DataPlaces,
         finetunes: SiteFinetunes,
         hints: WakeHints,
+        try_again_s: float = TRY_AGAIN_S,
     ) -> None:
         self.backends = backends
         self.places = places
@@ -67,6 +68,7 @@ class SiteSelector:
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
+        self._try_again_s = try_again_s
 
     def rank(self, request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
         route = request.route(self._sessions.recall(request.conversation), self._clock())
@@ -145,7 +147,7 @@ class SiteSelector:
                 return route, last
             if is_new:
                 return None
-            await asyncio.sleep(TRY_AGAIN_S)
+            await asyncio.sleep(self._try_again_s)
             tries.try_again()
         return None
 
@@ -165,7 +167,7 @@ class SiteSelector:
         now = self._clock()
         if now < proxied.look_again_at:
             return False
-        proxied.look_again_at = now + TRY_AGAIN_S
+        proxied.look_again_at = now + self._try_again_s
         if not (proxied.recovery.may_be_handed_over and proxied.can_continue_elsewhere):
             return False
         return _has_healthy_site(self.rank(proxied.request)[1], proxied.request.model)

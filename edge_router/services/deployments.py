@@ -233,6 +233,7 @@ class DeploymentApi:
         directory: Path,
         tls: ssl.SSLContext | None = None,
         on_change: Callable[[], None] = lambda: None,
+        serve_timeout_s: float = SERVE_TIMEOUT_S,
     ) -> None:
         self._backends = backends
         self._places = places
@@ -240,6 +241,7 @@ class DeploymentApi:
         self._guard = guard
         self._tls = tls
         self._on_change = on_change
+        self._serve_timeout_s = serve_timeout_s
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
         self._bundles = BundleStore(directory / "bundles")
@@ -473,7 +475,7 @@ class DeploymentApi:
         version = deployment.version(deployment.shares[0].number)
         assert version is not None
         body = encode(Try(deployment.name, version))
-        for site, tried in (await self._ask_sites(deployment.home, TRY_PATH, body, SERVE_TIMEOUT_S)).items():
+        for site, tried in (await self._ask_sites(deployment.home, TRY_PATH, body, self._serve_timeout_s)).items():
             if tried.misfits:
                 raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
 
@@ -500,7 +502,9 @@ class DeploymentApi:
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
         """Notify all sites; respond with the names of those that do not confirm.
         Sites that do not run the function redirect callers, so they need the change, too."""
-        results = await self._ask_sites("", SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
+        results = await self._ask_sites(
+            "", SERVE_PATH, encode(Serve(changed.name, changed.revision)), self._serve_timeout_s
+        )
         unconfirmed = {}
         for site, tried in results.items():
             if not tried.healthy:

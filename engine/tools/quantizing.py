@@ -28,7 +28,7 @@ from pilotlight.engine.weights.config import quantization_method, read_config
 from pilotlight.engine.weights.filling import check_finite, read_stored
 
 BITS = {"int8": 8, "int4": 4}
-_FILE_BYTES = 2 << 30
+FILE_BYTES = 2 << 30
 _MATRICES = ("attention", "dense", "experts", "shared_experts")
 
 
@@ -41,7 +41,14 @@ class Rounding(NamedTuple):
 
 
 @torch.inference_mode()
-def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: Report, text: str | None = None) -> Path:
+def quantize_directory(
+    directory: Path,
+    out: Path,
+    rounding: Rounding,
+    report: Report,
+    text: str | None = None,
+    file_bytes: int = FILE_BYTES,
+) -> Path:
     """Write the checkpoint in `directory` to `out`, with its matrices rounded. Raises CheckpointError.
 
     `text`: text to calibrate with. Each matrix is then rounded so that its products with the text's inputs change least.
@@ -66,7 +73,7 @@ def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: R
     described = config | {"quantization_config": describe(rounding, sorted(left))}
     # written first, so that an interrupted run leaves no weights without a config
     (out / "config.json").write_text(json.dumps(described, indent=2))
-    _write(stored, rounded, rounding, sums, out, report)
+    _write(stored, rounded, rounding, sums, out, report, file_bytes)
     return out
 
 
@@ -107,8 +114,9 @@ def _write(
     sums: dict[str, torch.Tensor],
     out: Path,
     report: Report,
+    file_bytes: int,
 ) -> None:
-    """Write safetensors files of about 2 GiB, and the index if there are several."""
+    """Write safetensors files of about `file_bytes`, and the index if there are several."""
     total, done = sum(tensor.end - tensor.start for tensor in stored.values()), 0
     files: list[Path] = []
     places: dict[str, int] = {}
@@ -127,7 +135,7 @@ def _write(
         )
         done += tensor.nbytes
         report.progress(done, total)
-        if sum(part.nbytes for part in pending.values()) >= _FILE_BYTES:
+        if sum(part.nbytes for part in pending.values()) >= file_bytes:
             flush()
     if pending:
         flush()

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ LOOK_S = 0.25
 # back.
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
-_OUTPUTS = (1, 2)
+OUTPUTS = (1, 2)  # file descriptors of this process's output
 MODEL = "embedded:ember"
 
 Seen = dict[Path, tuple[int, int]]
@@ -235,7 +235,7 @@ def syntax_errors(paths: Iterable[Path]) -> list[str]:
     return found
 
 
-def snapshot(directory: Path) -> Seen:
+def snapshot(directory: Path, outputs: Collection[int] = OUTPUTS) -> Seen:
     """Return (modification time in ns, size) of every file that may be part of the function.
     Log files and this process's own output are left out, because each reload writes to them."""
     found: Seen = {}
@@ -248,21 +248,21 @@ def snapshot(directory: Path) -> Seen:
             continue
         if path.is_dir():
             if not path.is_symlink():  # it may lead to a parent; a bundle has no links either
-                found |= snapshot(path)
+                found |= snapshot(path, outputs)
             continue
         try:
             status = path.stat()
         except OSError:
             continue  # deleted meanwhile
-        if path.suffix == ".log" or _is_output(status):
+        if path.suffix == ".log" or _is_output(status, outputs):
             continue
         found[path] = status.st_mtime_ns, status.st_size
     return found
 
 
-def _is_output(status: os.stat_result) -> bool:
+def _is_output(status: os.stat_result, outputs: Collection[int]) -> bool:
     with suppress(OSError):  # an output may be closed
-        return any(os.path.samestat(status, os.fstat(output)) for output in _OUTPUTS)
+        return any(os.path.samestat(status, os.fstat(output)) for output in outputs)
     return False
 
 

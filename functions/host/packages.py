@@ -1,6 +1,6 @@
 """The import path of a function: its layers, and the layer of its dependencies once installed."""
 
-import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,7 +13,11 @@ REFUSED_FOR_S = 20.0  # pause before packages that could not be installed are tr
 
 class Packages:
     def __init__(
-        self, manifest: Manifest, layers: tuple[Path, ...], install: Callable[[], Awaitable[Path | None]] | None
+        self,
+        manifest: Manifest,
+        layers: tuple[Path, ...],
+        install: Callable[[], Awaitable[Path | None]] | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`layers` exist already.
 
@@ -24,13 +28,14 @@ class Packages:
         self.layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
         self._function = manifest.name
         self._install = install
+        self._clock = clock
         self._refused: tuple[float, Fault] | None = None
 
     async def install(self) -> None:
         """Install missing packages. Raises Fault."""
         if self._install is None:
             return
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         if self._refused is not None and now < self._refused[0]:
             raise self._refused[1]
         try:

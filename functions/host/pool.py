@@ -164,7 +164,7 @@ class FunctionPool:
             if object is not None:
                 work.enter_context(self._occupied(object))
             await self._packages.install()
-            isolate = await (self._acquire(is_socket) if object is None else self._acquire_oldest())
+            isolate = await (self.acquire(is_socket) if object is None else self.acquire_oldest())
             if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
                 sentence = f"{self.manifest.name!r} has reached its limit of open WebSockets"
                 raise Failure(sentence, code="overloaded", status=503)
@@ -205,7 +205,7 @@ class FunctionPool:
             if not self._objects[object]:
                 del self._objects[object]
 
-    async def _acquire(self, is_socket: bool) -> IsolateHandle:
+    async def acquire(self, is_socket: bool) -> IsolateHandle:
         limits = self.factory.limits
         while True:
             usable = self.isolates.usable
@@ -221,16 +221,16 @@ class FunctionPool:
                     return started
             elif best is None:
                 await self.waiters.wait()
-            elif await _is_started(best):
+            elif await is_started(best):
                 return best
 
-    async def _acquire_oldest(self) -> IsolateHandle:
+    async def acquire_oldest(self) -> IsolateHandle:
         while True:
             usable = self.isolates.usable
             if not usable:
                 if (started := await self.isolates.start()) is not None:
                     return started
-            elif await _is_started(usable[0]):
+            elif await is_started(usable[0]):
                 return usable[0]
 
 
@@ -244,7 +244,7 @@ def _is_repeatable(event: frames.FunctionEvent) -> bool:
     return isinstance(event, frames.FetchEvent) and event.method in ("GET", "HEAD") and object_of(event) is None
 
 
-async def _is_started(isolate: IsolateHandle) -> bool:
+async def is_started(isolate: IsolateHandle) -> bool:
     """Wait until an isolate has started, counted as one of its requests; return whether it is usable."""
     if not isolate.started.is_set():
         isolate.work.num_waiting += 1

@@ -4,7 +4,8 @@ Call `aclose` even if the stream was not read.
 """
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from pilotlight.functions.channel.failure import ChannelClosed, Failure
@@ -99,12 +100,18 @@ class ResponseStream:
 class StreamThrottle:
     """A rate limit that several streams share, with a short burst; streams above it wait."""
 
-    def __init__(self, per_s: float) -> None:
+    def __init__(
+        self,
+        per_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._per_s = per_s
+        self._clock, self._sleep = clock, sleep
         self._paid_until = 0.0
 
     async def take(self, amount: float) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         self._paid_until = max(now, self._paid_until) + amount / self._per_s
         if self._paid_until - now > BURST_S:
-            await asyncio.sleep(self._paid_until - now - BURST_S / 2)
+            await self._sleep(self._paid_until - now - BURST_S / 2)

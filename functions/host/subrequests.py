@@ -1,6 +1,6 @@
 """Count a function's requests to the runtime (binding calls, fetches, connections) per request."""
 
-import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NamedTuple
 
@@ -26,7 +26,13 @@ SubrequestHandler = Callable[[frames.Request | Dial, Inbound | None], Awaitable[
 
 
 class Subrequests:
-    def __init__(self, handler: SubrequestHandler, limit: int, open_requests: Collection[int]) -> None:
+    def __init__(
+        self,
+        handler: SubrequestHandler,
+        limit: int,
+        open_requests: Collection[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`limit`: number of subrequests of one request.
 
         `open_requests`: a view of the ids of the open ones.
@@ -34,6 +40,7 @@ class Subrequests:
         self._handler = handler
         self._limit = limit
         self._open_requests = open_requests
+        self._clock = clock
         self._counts: dict[int, int] = {}  # subrequests by request
         self._parents: dict[int, Parent] = {}  # parent spans by request; empty without tracing
         self._outside_since = 0.0
@@ -62,7 +69,7 @@ class Subrequests:
     def _count(self, within: int) -> None:
         if within not in self._open_requests:  # no open request: background work after a response, or a wrong id
             within = next(iter(self._open_requests), OUTSIDE)
-            if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
+            if within == OUTSIDE and (now := self._clock()) - self._outside_since > OUTSIDE_S:
                 self._outside_since, self._counts[OUTSIDE] = now, 0
         count = self._counts[within] = self._counts.get(within, 0) + 1
         if count > self._limit:

@@ -12,8 +12,10 @@ session it was 0.9 times.
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from typing import NamedTuple
 
 from pilotlight.functions.sandbox.confinement import system
 
@@ -35,6 +37,17 @@ PROMPT_S = 0.005  # CPU time per answer, or per PIECE_BYTES of a stream; an isol
 PROMPT_SHARE = 0.25  # share of a core; an isolate that uses more is not INTERACTIVE
 YIELD_S = 0.02
 YIELD_AT_ONCE_S = 0.05  # an isolate that used more CPU time since its last answer is BACKGROUND, whatever its history
+
+
+class KernelCalls(NamedTuple):
+    """The calls that read and set the scheduling of processes."""
+
+    policy: Callable[[int], int] = lambda pid: os.sched_getscheduler(pid)  # only Linux has it
+    set_slice: Callable[[int, int, int], None] = system.set_slice  # pid, nice value, slice in ns
+    set_priority: Callable[[int, int, int], None] = os.setpriority  # kind of `id`, id, nice value
+
+
+KERNEL = KernelCalls()
 
 
 class PriorityClass(Enum):
@@ -85,23 +98,25 @@ class CpuHistory:
         return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 
 
-def apply_priority(pid: int, priority_class: PriorityClass) -> None:
+def apply_priority(
+    pid: int, priority_class: PriorityClass, own_nice: int = OWN_NICE, kernel: KernelCalls = KERNEL
+) -> None:
     """Set the scheduling of a process with all its threads; pid 0 is the calling thread.
     Settings that are not permitted are skipped: without root, a priority cannot be raised, even to undo an earlier change."""
-    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
+    if kernel.policy(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return  # the operator chose another scheduler for the site
-    nice, slice_ns = OWN_NICE, 0
+    nice, slice_ns = own_nice, 0
     if priority_class is PriorityClass.BACKGROUND:
         nice = min(19, nice + YIELD_NICE)
     if priority_class is PriorityClass.INTERACTIVE:
         slice_ns = PROMPT_SLICE_NS
         if nice == 0:  # the kernel resets forked processes only to 0
             with suppress(OSError):
-                return system.set_slice(pid, nice + PROMPT_NICE, slice_ns)
+                return kernel.set_slice(pid, nice + PROMPT_NICE, slice_ns)
     with suppress(OSError):
-        system.set_slice(pid, nice, slice_ns)
+        kernel.set_slice(pid, nice, slice_ns)
         if pid:
-            os.setpriority(os.PRIO_PGRP, pid, nice)  # the whole process group
+            kernel.set_priority(os.PRIO_PGRP, pid, nice)  # the whole process group
 
 
 def cpu_s(pid: int) -> float:

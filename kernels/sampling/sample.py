@@ -81,19 +81,28 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     return best.indices, best.values
 
 
-def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
-    """Return ids [rows] drawn from logits [rows, vocab] with maxima `tops`. No row may be greedy."""
+def draw(
+    logits: Tensor,
+    tops: Tensor,
+    batch: SamplingBatch,
+    random: Callable[[Tensor, Tensor, Tensor], Tensor] = uniform,
+    num_candidates: int = NUM_CANDIDATES,
+) -> Tensor:
+    """Return ids [rows] drawn from logits [rows, vocab] with maxima `tops`. No row may be greedy.
+
+    `random` returns a number in [0, 1) for each row's seed, in two halves, and position.
+    """
     seed, position, top_k, floor = batch.integers
     scale, top_p = batch.reals
     rows = _Rows(logits, tops, scale)
     if batch.truncates:
         vocab = logits.shape[1]
         # Examining flat rows a second time would make the host wait for a GPU; there, everything is sorted at once instead.
-        candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))
+        candidates = vocab if logits.is_cuda else min(vocab, max(num_candidates, batch.largest_top_k))
         floor = rows.truncated(top_k, top_p, floor, candidates)
     return pick(
         rows.sums(floor),
-        uniform(seed & _MASK32, seed >> 32 & _MASK32, position),
+        random(seed & _MASK32, seed >> 32 & _MASK32, position),
         lambda entries: rows.weights_of(entries, floor),
     )
 

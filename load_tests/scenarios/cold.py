@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ def at_least_one(text: str) -> int:
     return number
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m load_tests.scenarios.cold", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--sizes", default="ember,0.6b,3b", help="names (ember, 50m, 0.6b, 3b), checkpoint directories or GGUF files"
@@ -64,7 +65,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="the folder that `make peers` filled, to measure their starts too")
     parser.add_argument("--peer-flags", default="", help="of llama-server")
     parser.add_argument("--plot", type=Path, help="an SVG with every clock's timeline")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     clocks = options.clocks.split(",")
     if unknown := set(clocks) - set(CLOCKS):
         parser.error(f"there is no clock {', '.join(sorted(unknown))}; there are {', '.join(CLOCKS)}")

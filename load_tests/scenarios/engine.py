@@ -11,6 +11,7 @@ Imports nothing that a bare GPU machine lacks.
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ from load_tests.records import write_record
 SUBJECT = "engine"  # the record's subject, to which the shape is appended
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--shape", choices=sorted(SHAPES), default=None)
     parser.add_argument("--budget-s", type=float, default=120.0, help="limit in seconds; fewer repeats fit it")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if not torch.cuda.is_available() and not options.rehearse:
         print("There is no CUDA device here; --rehearse tries the command on the CPU.", file=sys.stderr)
         return 3

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,20 @@ def main() -> int:
 
 
 @torch.inference_mode()
-def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] | None = None) -> int:
-    """Check and time the operations; return the exit status.
+def run(
+    device: torch.device,
+    budget_s: float,
+    limit_s: float,
+    only: list[str] | None = None,
+    known: Sequence[Operation] = OPERATIONS,
+    ceilings_of: Callable[[torch.device, tuple[torch.dtype, ...]], Ceilings] = Ceilings,
+) -> int:
+    """Check and time the known operations, or only some of them; return the exit status.
 
     After `limit_s` the rest is recorded as not reached; a record with gaps is better than none.
     """
     rehearses = device.type != "cuda"
-    operations = [operation for operation in OPERATIONS if not only or operation.name in only]
+    operations = [operation for operation in known if not only or operation.name in only]
     jobs = [
         (operation, replace(case, target=None) if rehearses else case)  # targets are for a GPU
         for operation in operations
@@ -60,7 +68,7 @@ def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] |
     ]
     budget = Budget(budget_s, len(jobs))
     dtypes = (torch.float32,) if rehearses else (torch.bfloat16, torch.float32, torch.float16)
-    ceilings = Ceilings(device, dtypes).measure()
+    ceilings = ceilings_of(device, dtypes).measure()
     rows: list[dict[str, Any]] = []
     results: dict[str, Any] = {"device": device.type, "ceilings": ceilings.summary(), "rows": rows}
     end = time.monotonic() + limit_s

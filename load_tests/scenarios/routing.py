@@ -41,11 +41,10 @@ TROUBLED = (OURS, "llm-d, declining")
 TROUBLED_TRACE = "chat"
 FEW_SEEDS = 2  # troubles and pools are measured with this many of the record's seeds
 POOL_LOADS = (0.3, 0.6)
-POOL_REQUESTS = 3_000
 
 
-def main() -> None:
-    asked = _arguments()
+def main(arguments: Sequence[str] | None = None) -> None:
+    asked = _arguments(arguments)
     if asked.tune:
         return _tune(asked.policies)
     began = perf_counter()
@@ -160,16 +159,16 @@ def _results(
         "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in dict.fromkeys(run.policy for run in quiet)],
         "decisions": decision_costs(),
         "statuses": status_bytes(),
-        "pools": _pools(asked.seeds[:FEW_SEEDS]) if asked.pools else [],
+        "pools": _pools(asked.seeds[:FEW_SEEDS], asked.pool_requests) if asked.pools else [],
     }  # fmt: skip
 
 
-def _pools(seeds: Sequence[int]) -> list[dict[str, Any]]:
+def _pools(seeds: Sequence[int], requests: int) -> list[dict[str, Any]]:
     """Simulate the devices of one site, with and without some that compute prompts for the others."""
     cells = []
     for workload in WORKLOADS:
         for load in POOL_LOADS:
-            drawn = [arrivals(workload, load, POOL_REQUESTS, seed) for seed in seeds]
+            drawn = [arrivals(workload, load, requests, seed) for seed in seeds]
             for arrangement in ARRANGEMENTS:
                 runs = [Pools(arrangement, workload).run(each) for each in drawn]
                 figures = {name: spread([getattr(run, name) for run in runs]) for name in Found._fields}
@@ -190,7 +189,7 @@ def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:
     return {"trace": runs[0].trace, "load": runs[0].load, "policy": runs[0].policy, **figures}
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="about so many per run, with warm-up")
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
@@ -204,6 +203,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--no-troubles", dest="troubles", action="store_false", help="leave out the rows on robustness")
     parser.add_argument("--no-pools", dest="pools", action="store_false", help="do not simulate a site's devices")
+    parser.add_argument("--pool-requests", type=int, default=3_000, help="requests per run of a site's devices")
     parser.add_argument("--explain", action="store_true", help="show prediction errors and deciding terms")
     parser.add_argument("--tune", action="store_true", help="try the grids of --policies instead, on a tuning seed")
     parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS[:3])
@@ -213,7 +213,7 @@ def _arguments() -> argparse.Namespace:
         "--resume", type=Path, metavar="FILE", help="append each run's figures, and skip runs that it has"
     )
     parser.add_argument("--known", action="store_true", help="simulate nothing: record the runs of --resume")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def row(runs: Sequence[Outcome]) -> str:

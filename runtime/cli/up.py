@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -259,12 +259,16 @@ def show_page(url: str) -> None:
         print(f"No browser could be started: open {url} in one.", flush=True)
 
 
-def keep_alive(children: list[Child]) -> None:
+def keep_alive(
+    children: list[Child],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Restart each server that ends; meanwhile the other servers answer its requests."""
     while True:
-        time.sleep(0.25)
+        sleep(0.25)
         for child in children:
             if child.exit_code is not None:
                 print(f"{child.name} ended ({child.last_line()}); starting it again.", flush=True)
-                time.sleep(max(0.0, child.started_at + RESTART_AFTER_S - time.monotonic()))
+                sleep(max(0.0, child.started_at + RESTART_AFTER_S - clock()))
                 child.start()

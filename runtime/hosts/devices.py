@@ -40,11 +40,11 @@ def check_devices(
         )
 
 
-def this_machine() -> DeviceSet:
+def this_machine(read_gpus: ReadGpus = installed_gpus) -> DeviceSet:
     """Return this machine's devices for a plan. Raises CheckpointError.
 
     They are its GPUs, assumed to be like the first one, or else its CPU."""
-    gpus = installed_gpus() or ()
+    gpus = read_gpus() or ()
     if not gpus:
         return DeviceSet(1, cpu())
     known = next((device for name, device in GPUS.items() if name in gpus[0].name.lower()), None)

@@ -68,7 +68,7 @@ def remove_dead(root: Path | None = None) -> None:
         remove_if_dead(directory, [_LOCK], "socket directory")
 
 
-def remove_dead_later() -> None:
-    timer = threading.Timer(LATER_S, remove_dead)
+def remove_dead_later(root: Path | None = None, after_s: float = LATER_S) -> None:
+    timer = threading.Timer(after_s, remove_dead, [root])
     timer.daemon = True
     timer.start()

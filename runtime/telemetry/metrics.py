@@ -4,7 +4,7 @@ Each application has its own registry, so that several sites can run in one proc
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, get_args
@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from pilotlight.engine.api.gpu_state import read_states
+from pilotlight.engine.api.gpu_state import GpuState, read_states
 from pilotlight.engine.api.protocol import ModelLoad, StepOutput
 from pilotlight.runtime.hosts.fleet import HostLoad
 from pilotlight.runtime.models.wake_history import Wake
@@ -34,7 +34,8 @@ Statuses = Callable[[], Iterable[ModelStatus]]
 
 
 class Metrics:
-    def __init__(self, site: str) -> None:
+    def __init__(self, site: str, read_gpus: Callable[[], Sequence[GpuState]] = read_states) -> None:
+        self._read_gpus = read_gpus
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self.engines = EngineMetrics(self._registry)
@@ -51,8 +52,8 @@ class Metrics:
 
         `gauges` maps a name to its description and a function that reads the value."""
         self._registry.register(_ModelCollector(loads, statuses))
-        if read_states():
-            self._registry.register(_GpuCollector())
+        if self._read_gpus():
+            self._registry.register(_GpuCollector(self._read_gpus))
         for name, (meaning, read) in gauges.items():
             Gauge(f"pilotlight_{name}", meaning, registry=self._registry).set_function(read)
 
@@ -213,8 +214,11 @@ class EngineMetrics:
 class _GpuCollector:
     """The machine's GPUs, as reported by their driver at each scrape."""
 
+    def __init__(self, read: Callable[[], Sequence[GpuState]]) -> None:
+        self._read = read
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        states = read_states()
+        states = self._read()
         for name in sorted({name for state in states for name in state}):
             family = GaugeMetricFamily(f"pilotlight_gpu_{name}", name.replace("_", " "), labels=["gpu"])
             for number, state in enumerate(states):

@@ -4,29 +4,9 @@ The OOM killer is recognized by Linux's counters only.
 """
 
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-
-def ending(code: int, oom_kills_before: int | None) -> str:
-    """Return the end of a sentence such as "was ended by SIGKILL".
-    `code` is subprocess's return code; `oom_kills_before` is the result of `oom_kills` before the process was started."""
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal has no name
-        name = f"signal {-code}"
-    is_for_memory = is_oom_kill(code, oom_kills_before)
-    return f"was ended by {name}" + (": out of memory, by the kernel's OOM killer" if is_for_memory else "")
-
-
-def is_oom_kill(code: int, oom_kills_before: int | None) -> bool:
-    """Tell whether the OOM killer ended a process.
-
-    The arguments are those of `ending`."""
-    now = oom_kills() if code == -signal.SIGKILL and oom_kills_before is not None else None
-    return now is not None and oom_kills_before is not None and now > oom_kills_before
 
 
 def oom_kills(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -52,3 +32,24 @@ def _of_group(cgroup: Path, root: Path) -> list[Path]:
             elif controllers == "memory":
                 files.append(root / "memory" / path.lstrip("/") / "memory.oom_control")
     return files
+
+
+def ending(code: int, oom_kills_before: int | None, count: Callable[[], int | None] = oom_kills) -> str:
+    """Return the end of a sentence such as "was ended by SIGKILL".
+    `code` is subprocess's return code; `oom_kills_before` is the result of `oom_kills` before the process was started."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal has no name
+        name = f"signal {-code}"
+    is_for_memory = is_oom_kill(code, oom_kills_before, count)
+    return f"was ended by {name}" + (": out of memory, by the kernel's OOM killer" if is_for_memory else "")
+
+
+def is_oom_kill(code: int, oom_kills_before: int | None, count: Callable[[], int | None] = oom_kills) -> bool:
+    """Tell whether the OOM killer ended a process.
+
+    The arguments are those of `ending`."""
+    now = count() if code == -signal.SIGKILL and oom_kills_before is not None else None
+    return now is not None and oom_kills_before is not None and now > oom_kills_before

@@ -20,6 +20,7 @@ from load_tests.attacks import Neighbour
 from load_tests.local_network import free_ports
 from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.one_site import NETWORK, PLACE
+from tests.handshakes import handshake_of
 
 SITE = """
 name = "ams1"
@@ -151,7 +152,7 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
     live = f"{processes.url}/fn/live"
     async with aiohttp.ClientSession() as client:
         async with client.ws_connect(f"{live}/items/7?q=x") as socket:
-            assert socket._response.headers["x-pilotlight-site"] == "ams1"
+            assert handshake_of(socket).headers["x-pilotlight-site"] == "ams1"
             for text in ("a", "ü" * 100_000):
                 await socket.send_str(text)
                 assert await socket.receive_json(timeout=60) == {"item": 7, "q": "x", "said": text}

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S
+from pilotlight.edge_router.assembly import RouterLimits
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits
 from pilotlight.edge_router.forwarding.upstream import UpstreamAttempt
 from pilotlight.wire.hop.continuation import (
     ANSWER,
@@ -398,11 +399,10 @@ async def test_a_stream_without_marks_is_not_continued() -> None:
         assert fakes[1].bodies == []
 
 
-async def test_a_stream_too_long_to_be_handed_over_is_not_continued_and_its_client_gets_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+async def test_a_stream_too_long_to_be_handed_over_is_not_continued_and_its_client_gets_the_reason() -> None:
+    limits = RouterLimits(answers=AnswerLimits(max_delivered_bytes=1))
+    policy = FirstThen("ams1", "iad1")
+    async with sites("ams1", "iad1") as fakes, router(fakes, policy=policy, limits=limits) as running:
         fakes[0].behave = continued_stream(COUNT, until=3, ending=end_it)
         async with running.chat() as response:
             body = await response.read()

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from pilotlight.edge_router.admission.filter import LIMITS, AdmissionFilter, Bucket, TenantLimits
+from pilotlight.edge_router.admission.filter import LIMITS, MAX_TENANTS, AdmissionFilter, Bucket, TenantLimits
 from pilotlight.edge_router.admission.quotas.lease_store import LeaseKey
 from pilotlight.edge_router.admission.quotas.shared import QuotaLease, SharedQuotas
 from pilotlight.edge_router.requests.request import Head
@@ -26,9 +26,15 @@ def head(key: str, path: str = "/v1/chat/completions") -> Head:
     return Head("POST", path, path, [("authorization", f"Bearer {key}")])
 
 
-def limits(clock: Clock, *accounts: CustomerConfig, max_open_per_client: int = 100, **default: float) -> TenantLimits:
+def limits(
+    clock: Clock,
+    *accounts: CustomerConfig,
+    max_open_per_client: int = 100,
+    max_tenants: int = MAX_TENANTS,
+    **default: float,
+) -> TenantLimits:
     door = DoorConfig(max_open_per_client=max_open_per_client)
-    return TenantLimits(door, TenantLimitsConfig(**default), accounts, "secret", clock)
+    return TenantLimits(door, TenantLimitsConfig(**default), accounts, "secret", clock, max_tenants=max_tenants)
 
 
 def ask(door: TenantLimits, key: str, client: str = "1.2.3.4", path: str = "/v1/chat/completions") -> None:
@@ -237,9 +243,8 @@ def test_new_limits_count_usage_within_the_minute_and_open_requests() -> None:
     ask(door, "bob")
 
 
-def test_the_table_of_tenants_is_bounded_and_keeps_all_with_open_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.admission.filter.MAX_TENANTS", 10)
-    door = limits(Clock(), max_open=1)
+def test_the_table_of_tenants_is_bounded_and_keeps_all_with_open_requests() -> None:
+    door = limits(Clock(), max_open=1, max_tenants=10)
     with door.admitted(head("alice"), "a"):
         for i in range(100):
             ask(door, f"t{i}")

@@ -16,10 +16,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from pilotlight.edge_router import serve
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.assembly import RouterLimits
-from pilotlight.edge_router.serve import SPARE_FILES, _drain, http_limits, reload
+from pilotlight.edge_router.serve import SPARE_FILES, drain, http_limits, reload
 from pilotlight.sites.network import DoorConfig, load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.listen import PARENT_PID_ENV
@@ -189,7 +188,7 @@ class Draining:
 async def test_a_router_waits_for_its_requests_until_a_second_signal() -> None:
     for is_told_again in (False, True):
         proxy, stop_now = Draining(), asyncio.Event()
-        draining = asyncio.create_task(_drain(proxy, 600.0, stop_now))  # type: ignore[arg-type]
+        draining = asyncio.create_task(drain(proxy, 600.0, stop_now))  # type: ignore[arg-type]
         for _ in range(3):
             await asyncio.sleep(0)
         assert not draining.done()
@@ -201,11 +200,8 @@ async def test_a_router_waits_for_its_requests_until_a_second_signal() -> None:
 @pytest.mark.parametrize(
     ("files", "most"), [(None, 500), (10_000, 500), (SPARE_FILES + 100, 50), (SPARE_FILES, 1), (1, 1)]
 )
-def test_there_are_files_for_as_many_clients_as_may_come(
-    monkeypatch: pytest.MonkeyPatch, files: int | None, most: int
-) -> None:
-    monkeypatch.setattr(serve, "file_limit", lambda: files)
-    limits = http_limits(DoorConfig(max_connections=500, max_connections_per_client=7, max_head_kib=3))
+def test_there_are_files_for_as_many_clients_as_may_come(files: int | None, most: int) -> None:
+    limits = http_limits(DoorConfig(max_connections=500, max_connections_per_client=7, max_head_kib=3), files)
     assert (limits.max_connections, limits.max_connections_per_client, limits.max_head_bytes) == (most, 7, 3072)
 
 

@@ -97,14 +97,12 @@ def test_what_is_registered_as_a_whole_is_copied_across_the_edges_of_pieces(
 
 
 def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_way(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(bundle_maps, "_MOST_COPIES", 10)
+    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream
+) -> None:
     with BundleFile.open(tmp_path / "a") as file:
         register(file, CPU)
         registered[0].covered = file.bundle.size
-        assert copy_registered(file, empty_like(written), CPU)
+        assert copy_registered(file, empty_like(written), CPU, most_copies=10)
     assert stream.events[0] == "wait for mark 1"
     between = "".join(event[0] for event in stream.events[1:]).split("w")
     assert len(stream.copied) > 300, "copies are made in pieces of 1,000 bytes"

@@ -15,7 +15,6 @@ from pilotlight.engine.api.protocol import Lossless, ModelSpec
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.loading import load_model
-from pilotlight.engine.weights.bundles import lossless
 from pilotlight.engine.weights.bundles.bundle import WeightBundleError
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
@@ -222,11 +221,10 @@ def test_a_matrix_that_does_not_shrink_stays_plain() -> None:
     assert torch.equal(content.view(4, 12, 512), tensors["experts"])
 
 
-def test_pieces_of_a_large_matrix_are_the_whole_ones_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lossless, "_PIECE_BYTES", 20_000)
+def test_pieces_of_a_large_matrix_are_the_whole_ones_bytes() -> None:
     plain = torch.randn(203, 384).to(torch.bfloat16)
     plain[17, 3], plain[202, 383] = 1e30, 1e-30
-    coded, whole = CodedTensors({"m": plain}, {"m": Matrix(384)}, 100.0), pack_lossless(plain)
+    coded, whole = CodedTensors({"m": plain}, {"m": Matrix(384)}, 100.0, 20_000), pack_lossless(plain)
     list(coded.survey())
     for spec, part in zip(coded.specs, whole.parts, strict=True):
         pieces = list(coded.pieces(spec.name))

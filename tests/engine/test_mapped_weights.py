@@ -394,11 +394,9 @@ def test_a_bundle_in_the_place_of_another_is_mapped_anew(directory: Path, kept_a
     again.close()
 
 
+@pytest.mark.long
 @pytest.mark.cpu_only
-def test_a_host_lets_go_what_its_site_removes_while_it_rests(
-    directory: Path, kept_at: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.engine.host.model_loader._LOOK_S", 0.01)
+def test_a_host_lets_go_what_its_site_removes_while_it_rests(directory: Path, kept_at: Path) -> None:
     loader = ModelLoader(CONFIG)
     loader.start()
     try:

@@ -35,11 +35,14 @@ class Router:
         self.asked: list[str] = []
         self.is_away = False
         self.secrets_fail = False
+        self.late: dict[str, asyncio.Event] = {}  # paths that are answered when their event is set
 
     async def get(self, path: str) -> bytes:
         self.asked.append(path)
         if self.is_away:
             raise OSError("no server there")
+        if (may_answer := self.late.get(path)) is not None:
+            await may_answer.wait()
         if path.endswith("/secrets"):
             if self.secrets_fail:
                 raise OSError("no answer")
@@ -235,8 +238,9 @@ async def test_what_is_known_is_served_on_while_the_router_is_away(site: Site) -
     await site.deployed.pool_of("f", "key")
     site.router.is_away = True
     site.functions.pools.clear()
+    num_asked = len(site.router.asked)
     async with site.new() as again:
-        await asyncio.sleep(0.02)
+        await eventually(lambda: len(site.router.asked) > num_asked)
         assert await again.pool_of("f", "key") == pool_name("f", version)
         told = await again.served("f", 1)
         assert (told.healthy, "cannot be reached: no server there" in told.detail) == (False, True)
@@ -331,26 +335,17 @@ async def test_the_version_with_most_of_the_traffic_is_live_and_those_without_an
     assert chosen == {pool_name("f", second), pool_name("f", third)}
 
 
-async def test_clients_get_a_new_version_when_it_is_live_and_not_before(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_clients_get_a_new_version_when_it_is_live_and_not_before(site: Site) -> None:
     first, second = site.version(1), site.version(2)
     site.router.deploy("f", (first, 100.0))
     assert (await site.deployed.served("f", 1)).healthy
-    fetching, may_go_on, get = asyncio.Event(), asyncio.Event(), site.router.get
-
-    async def slowly(path: str) -> bytes:
-        if second.digest in path:
-            fetching.set()
-            await may_go_on.wait()
-        return await get(path)
-
-    monkeypatch.setattr(site.router, "get", slowly)
+    fetched = f"{PATH}/bundles/{second.digest}"
+    may_answer = site.router.late[fetched] = asyncio.Event()
     site.router.deploy("f", (second, 100.0), revision=2)
     serving = asyncio.create_task(site.deployed.served("f", 2))
-    await asyncio.wait_for(fetching.wait(), 60)
+    await eventually(lambda: fetched in site.router.asked)
     assert await site.deployed.pool_of("f", "key") == pool_name("f", first)
-    may_go_on.set()
+    may_answer.set()
     assert (await serving).healthy
     assert await site.deployed.pool_of("f", "key") == pool_name("f", second) == site.functions.names["f"]
 

@@ -80,11 +80,10 @@ def test_decodes_that_are_gathered_one_by_one_attend_to_their_own_contexts(
 
 
 @pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)
-def test_prompts_in_small_tiles_attend_to_the_prefix_and_causally_to_the_chunk(
-    window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+def test_prompts_of_several_tiles_attend_to_the_prefix_and_causally_to_the_chunk(
+    window: int | None, has_sinks: bool
 ) -> None:
-    monkeypatch.setattr(pilotlight.kernels.attention.prefill_by_torch, "_TILE", 4)
-    q_lens, lens, heads = [5, 1, 17, 3], [5, 1, 31, 40], 6
+    q_lens, lens, heads = [5, 1, 517, 260], [5, 1, 531, 300], 6  # a tile has 256 queries
     paged = Paged(lens, 2, 10, 5)
     q = torch.randn(sum(q_lens), heads, 10)
     sinks = torch.randn(heads) if has_sinks else None

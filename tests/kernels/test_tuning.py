@@ -81,31 +81,26 @@ class Clock:
         return self.seconds[min(self.asked, len(self.seconds)) - 1]
 
 
-@pytest.fixture
-def single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restrict measurements to products of one token."""
-    monkeypatch.setattr(tile_tuning, "MOST_TOKENS", 1)
+def tuned(columns: int, *seconds: float) -> tuning.Table:
+    """Return the chosen tiles of products of one token with a weight of six rows."""
+    timed = tile_tuning.tune([(6, columns)], HERE, torch.float32, Clock(seconds), most_tokens=1)
+    return tile_tuning.chosen(timed)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("single_tokens")
 def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch() -> None:
     pytest.importorskip("triton")
     candidates = tile_tuning.candidates(Sizes(1, 6, 600))
     assert candidates
-    found = tile_tuning.chosen(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.9, 0.5, 0.7])))
-    assert found == {Sizes(1, 6, 600): candidates[1]}
-    assert tile_tuning.chosen(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.99]))) == {}, (
-        "a hundredth is noise"
-    )
+    assert tuned(600, 1.0, 0.9, 0.5, 0.7) == {Sizes(1, 6, 600): candidates[1]}
+    assert tuned(600, 1.0, 0.99) == {}, "a hundredth is noise"
 
 
-@pytest.mark.usefixtures("single_tokens")
 def test_a_candidate_that_is_wrong_is_never_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tile_tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
-    assert tile_tuning.chosen(tile_tuning.tune([(6, 300)], HERE, torch.float32, Clock([1.0, 0.1]))) == {}
+    assert tuned(300, 1.0, 0.1) == {}
     assert "is wrong for" in caplog.text
 
 

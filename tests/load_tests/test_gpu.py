@@ -31,7 +31,6 @@ LACKING = {
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pytest runs within a test load no installed plugins, which saves a second."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setattr(gpu, "plugins", lambda device: [])
 
 
 def test_nothing_is_needed_that_a_bare_machine_lacks() -> None:
@@ -48,7 +47,7 @@ def test_the_check_counts_tests_by_file_and_leaves_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert gpu.check("cpu", ["tests/kernels/elementwise/test_norm.py"]) == 0
+    assert gpu.check("cpu", ["tests/kernels/elementwise/test_norm.py"], [], 600.0) == 0
     (record,) = tmp_path.glob("*-check.json")
     (counts,) = json.loads(record.read_text())["results"]["files"].values()
     assert counts["passed"] > 0
@@ -67,9 +66,7 @@ def test_a_check_leaves_out_what_is_marked_for_a_cpu_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_plugins")
-def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_process(tmp_path: Path) -> None:
     """CUDA reports a failed assertion after the call, and then for the rest of the process.
 
     A fake of torch imitates this here.
@@ -84,17 +81,16 @@ def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_p
         f"def test_{i}(device):\n    assert not device\n    {'device.append(1)' if i == 3 else ''}\n" for i in range(8)
     ]
     (tmp_path / "test_all.py").write_text("".join(tests))
-    monkeypatch.setattr(gpu, "plugins", lambda device: ["-p", "xdist", "-n", "1", "--dist", "worksteal"])
-    _, counts = gpu.run_suite(str(tmp_path), "cuda", [], 60)
+    xdist = ["-p", "xdist", "-n", "1", "--dist", "worksteal"]
+    _, counts = gpu.run_suite(str(tmp_path), "cuda", xdist, 60)
     assert sum(row["failed"] for row in counts.values()) == 1
     assert sum(row["passed"] for row in counts.values()) >= 7
     assert ["test_3" in name for row in counts.values() for name in row["failures"]] == [True]
 
 
 def test_a_check_that_hangs_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu, "REHEARSAL_S", 0.1)
     monkeypatch.delenv("OUT", raising=False)
-    assert gpu.check("cpu", ["tests/kernels/elementwise/test_norm.py"]) == gpu.TOO_LATE
+    assert gpu.check("cpu", ["tests/kernels/elementwise/test_norm.py"], [], 0.1) == gpu.TOO_LATE
     assert "did not end" in capfd.readouterr().out
 
 
@@ -111,17 +107,17 @@ def test_failures_are_named(tmp_path: Path) -> None:
     assert counts["b"]["failures"] == ["four"]
 
 
-def test_a_test_file_is_left_out_by_name_for_what_it_imports_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_file_is_left_out_by_name_for_what_it_imports_anywhere(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "helper.py").write_text("import zmq.asyncio\n")
+    (tmp_path / "tests" / "helper.py").write_text("import missing.part\n")
     (tmp_path / "tests" / "test_far.py").write_text("from tests.helper import something\n")
     (tmp_path / "tests" / "test_near.py").write_text("import torch\n")
-    (tmp_path / "tests" / "test_waits.py").write_text("async def test_it(): ...\n")
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: "here" if name == "torch" else None)
-    assert gpu.unimportable(["tests"]) == {"tests/test_far.py": ["zmq"], "tests/test_waits.py": ["pytest_asyncio"]}
+    assert gpu.unimportable(["tests"], tmp_path) == {"tests/test_far.py": ["missing"]}
+
+
+def test_a_test_that_waits_needs_the_plugin_that_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "test_waits.py").write_text("import torch\nasync def test_it(): ...\n")
+    assert gpu.imports(tmp_path / "test_waits.py", tmp_path, set()) == {"torch", "pytest_asyncio"}
 
 
 def test_what_takes_too_long_may_write_what_it_has_before_it_ends(tmp_path: Path) -> None:
@@ -130,29 +126,26 @@ def test_what_takes_too_long_may_write_what_it_has_before_it_ends(tmp_path: Path
     assert (tmp_path / "said").read_text() == "so far\n"
 
 
-def test_a_bench_that_fails_or_hangs_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_that_fails_or_hangs_takes_no_other_along() -> None:
     ran: list[str] = []
 
     def run(command: list[str], limit_s: float) -> int:
         ran.append(command[2])
         return {"fails": 1, "dies": -11, "slow": gpu.TOO_LATE}.get(command[2], 0)
 
-    monkeypatch.setattr(gpu, "run_within", run)
-    monkeypatch.setattr(gpu, "BENCHES", {"fails": 1.0, "slow": 1.0, "fine": 1.0, "dies": 1.0})
-    assert gpu.bench(True, ["fails", "slow", "fine", "dies"]) == gpu.TOO_LATE
+    assert gpu.bench(True, dict.fromkeys(("fails", "slow", "fine", "dies"), 1.0), run) == gpu.TOO_LATE
     assert ran == ["fails", "slow", "fine", "dies"]
-    assert gpu.bench(True, ["fine"]) == 0
-    assert gpu.bench(True, ["dies"]) == 11
+    assert gpu.bench(True, {"fine": 1.0}, run) == 0
+    assert gpu.bench(True, {"dies": 1.0}, run) == 11
 
 
 @pytest.mark.long
 def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark runs in this process, with small ceilings to save time."""
     monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["engine", "--rehearse"])
-    monkeypatch.setitem(ceilings._BYTES, "cpu", 1 << 20)
-    monkeypatch.setitem(ceilings._MATMULS, "cpu", [(64, 64, 64)])
-    assert engine.main() == 0
+    monkeypatch.setitem(ceilings.BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(ceilings.MATMULS, "cpu", [(64, 64, 64)])
+    assert engine.main(["--rehearse"]) == 0
     (record,) = tmp_path.glob("*-engine-tiny.json")
     results = json.loads(record.read_text())["results"]
     assert [row["batch"] for row in results["decode"]] == [1, 4]
@@ -167,13 +160,7 @@ def test_the_rehearsals_of_tuning_of_the_engine_and_of_a_models_life_leave_every
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    monkeypatch.setattr(gpu, "BENCHES", {name: 300.0 for name in gpu.BENCHES})
-    assert (
-        gpu.bench(
-            True, ["load_tests.scenarios.tune", "load_tests.scenarios.engine", "load_tests.scenarios.gpu_serving"]
-        )
-        == 0
-    )
+    assert gpu.bench(True, {f"load_tests.scenarios.{name}": 300.0 for name in ("tune", "engine", "gpu_serving")}) == 0
     assert [*tmp_path.glob("*-engine-tiny.json")]
     (tuned,), (life,) = tmp_path.glob("*-tuned-tiny.json"), tmp_path.glob("*-gpu-serving-50m.json")
     assert [row["tokens"] for row in json.loads(tuned.read_text())["results"]["rows"]][:1] == [1]

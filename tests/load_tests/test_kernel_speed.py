@@ -13,6 +13,7 @@ from load_tests import kernel_speed
 from load_tests.catalogue import OPERATIONS
 from load_tests.catalogue.norms import ADD_RMS_NORM, RMS_NORM
 from load_tests.catalogue.operation import Case, Cost, Operation, Target
+from load_tests.ceilings import Ceilings
 from load_tests.kernel_speed import OURS, WrongError, checked, held_against, measure, num_copies, storage_type
 from load_tests.scenarios import kernels as scenario
 from load_tests.timing import Budget, Contender, take_turns
@@ -59,7 +60,7 @@ def test_a_right_call_is_timed_beside_its_rivals() -> None:
 def test_a_wrong_call_is_not_timed(
     function: Any, message: str, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(kernel_speed._PART, "cpu", 50)
+    monkeypatch.setitem(kernel_speed.PART, "cpu", 50)
     with pytest.raises(WrongError, match=message):
         checked(doubling(function, rows=rows), numbers(torch.float32), torch.float32)
 
@@ -73,7 +74,7 @@ def test_a_large_call_is_checked_in_parts_all_of_them(monkeypatch: pytest.Monkey
 
     arguments = ADD_RMS_NORM.bench[0].make(torch.float32)
     whole = checked(ADD_RMS_NORM, arguments, torch.float32)
-    monkeypatch.setitem(kernel_speed._PART, "cpu", 1 << 17)
+    monkeypatch.setitem(kernel_speed.PART, "cpu", 1 << 17)
     parts = checked(replace(ADD_RMS_NORM, reference=reference), arguments, torch.float32)
     assert sum(seen) == len(arguments["x"])
     assert len(seen) > 1
@@ -92,7 +93,7 @@ def test_what_a_call_changes_is_checked_from_what_it_was_before() -> None:
 
 def test_copies_of_the_arguments_exceed_the_cache_twice_over() -> None:
     megabyte = {"x": torch.zeros(1 << 18)}
-    assert num_copies(megabyte, CPU) * (1 << 20) >= 2 * kernel_speed._CPU_CACHE
+    assert num_copies(megabyte, CPU) * (1 << 20) >= 2 * kernel_speed.CPU_CACHE
     assert num_copies({"x": torch.zeros(1 << 26)}, CPU) == 2
 
 
@@ -140,10 +141,8 @@ def test_the_scenario_shows_every_call_and_writes_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = doubling(lambda x: 3 * x, name="triple")
-    monkeypatch.setattr(scenario, "OPERATIONS", (RMS_NORM, wrong))
-    monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert scenario.run(CPU, budget_s=0.5, limit_s=math.inf) == 1
+    assert scenario.run(CPU, 0.5, math.inf, known=(RMS_NORM, wrong), ceilings_of=Fixed) == 1
     *_, before_last, last, place = capsys.readouterr().out.splitlines()
     assert last == f"{len(RMS_NORM.cases) + 1} calls, 1 failed; 0 of 0 targets met"
     assert before_last.startswith("triple")
@@ -166,10 +165,8 @@ def test_each_row_is_in_the_record_before_the_next_call_is_made(
         )
         return 2 * x
 
-    monkeypatch.setattr(scenario, "OPERATIONS", (doubling(), doubling(looking)))
-    monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert scenario.run(CPU, budget_s=0.0, limit_s=math.inf) == 0
+    assert scenario.run(CPU, 0.0, math.inf, known=(doubling(), doubling(looking)), ceilings_of=Fixed) == 0
     assert set(recorded) == {1}
 
 
@@ -180,21 +177,25 @@ def test_every_case_has_a_cost(operation: Operation) -> None:
 
 
 def test_a_rehearsal_takes_operations_that_no_cpu_has_a_ceiling_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
     monkeypatch.delenv("OUT", raising=False)
-    assert scenario.run(CPU, budget_s=0.0, limit_s=math.inf, only=["fp8_linear"]) == 0
+    assert scenario.run(CPU, 0.0, math.inf, only=["fp8_linear"], ceilings_of=Fixed) == 0
 
 
-def test_what_is_not_reached_in_time_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenario, "Ceilings", lambda *arguments: Fixed())
+def test_what_is_not_reached_in_time_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("OUT", raising=False)
-    shown: list[dict[str, Any]] = []
-    monkeypatch.setattr(scenario, "show", shown.append)
-    assert scenario.run(CPU, budget_s=0.0, limit_s=-1.0, only=["rms_norm"]) == 1
-    assert {row["failure"] for row in shown[0]["rows"]} == {"not reached in time"}
+    assert scenario.run(CPU, 0.0, -1.0, only=["rms_norm"], ceilings_of=Fixed) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rms_norm")]
+    assert len(rows) == len(RMS_NORM.cases)
+    assert all(row.endswith("not reached in time") for row in rows)
 
 
-class Fixed:
+class Fixed(Ceilings):
+    """Ceilings that are known and not measured."""
+
+    def __init__(self, *arguments: Any) -> None: ...
+
     def measure(self) -> "Fixed":
         return self
 

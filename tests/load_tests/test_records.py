@@ -32,19 +32,15 @@ def test_without_git_a_record_is_written_with_the_commit_that_was_given(
     assert json.loads(records.write_record("nothing", {}).read_text())["commit"] == "unknown"
 
 
-def test_a_record_names_what_the_processor_multiplies_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_names_what_the_processor_multiplies_with(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     one = "model name\t: A Processor\nflags\t\t: fpu avx2 avx512f amx_bf16 amx_tile amx_bf16_more\n\n"
     cpuinfo.write_text(f"processor\t: 0\n{one}processor\t: 1\n{one}")
-    monkeypatch.setattr(records, "_CPUINFO", cpuinfo)
-    found = records.describe_machine()
+    found = records.describe_machine(cpuinfo)
     assert (found["processor"], found["flags"]) == ("A Processor", ["avx2", "avx512f", "amx_tile", "amx_bf16"])
 
 
-def test_a_machine_that_says_nothing_of_its_processor_has_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "_CPUINFO", tmp_path / "missing")
-    found = records.describe_machine()
+def test_a_machine_that_says_nothing_of_its_processor_has_a_record(tmp_path: Path) -> None:
+    found = records.describe_machine(tmp_path / "missing")
     assert found["processor"]
     assert found["flags"] == []

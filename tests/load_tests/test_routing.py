@@ -51,24 +51,20 @@ def simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSimulatio
     monkeypatch.setattr(routing, "simulate", fake)
     monkeypatch.setattr(routing, "decision_costs", lambda: {"330": {"rank_us": 250.0, "llm_d_rank_us": 1000.0}})
     monkeypatch.setattr(routing, "status_bytes", lambda: {"full_bytes": 44_000, "without_digest_bytes": 600})
-    monkeypatch.setattr(routing, "POOL_REQUESTS", 60)
     monkeypatch.setenv("OUT", str(tmp_path))
     return fake
 
 
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    monkeypatch.setattr("sys.argv", ["routing", "--policies", OURS, "llm-d", "round robin", *arguments])
-    routing.main()
+def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    routing.main(["--policies", OURS, "llm-d", "round robin", "--pool-requests", "60", *arguments])
     (written,) = tmp_path.glob("*routing.json")
     record: dict[str, Any] = json.loads(written.read_text())["results"]
     return record
 
 
 @pytest.mark.process
-def test_a_record_has_every_cell_and_trouble_and_its_tables(
-    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    results = run(monkeypatch, tmp_path, "--traces", "chat", "agent")
+def test_a_record_has_every_cell_and_trouble_and_its_tables(simulation: FakeSimulation, tmp_path: Path) -> None:
+    results = run(tmp_path, "--traces", "chat", "agent")
     assert len(results["cells"]) == 2 * 2 * 3
     assert results["seeds"] == list(HELD_OUT_SEEDS[:3])
     assert not set(results["seeds"]) & set(TUNING_SEEDS)
@@ -106,14 +102,11 @@ def test_a_policy_is_judged_by_how_far_it_is_from_the_best_in_the_median_and_the
     ]
 
 
-def test_a_part_has_a_subject_of_its_own(
-    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("sys.argv", [
-        "routing", "--policies", OURS, "--traces", "chat", "--loads", "heavy", "--no-troubles", "--no-pools", "--quiet",
+def test_a_part_has_a_subject_of_its_own(simulation: FakeSimulation, tmp_path: Path) -> None:
+    routing.main([
+        "--policies", OURS, "--traces", "chat", "--loads", "heavy", "--no-troubles", "--no-pools", "--quiet",
         "--subject", "routing-part",
     ])  # fmt: skip
-    routing.main()
     (written,) = tmp_path.iterdir()
     assert json.loads(written.read_text())["subject"] == "routing-part"
 
@@ -130,24 +123,22 @@ def test_ten_million_conversations_are_planned_by_what_an_entry_was_measured_to_
 
 
 @pytest.mark.long
-def test_what_was_simulated_is_not_repeated(
-    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_was_simulated_is_not_repeated(simulation: FakeSimulation, tmp_path: Path) -> None:
     arguments = ("--traces", "chat", "--resume", str(tmp_path / "runs"))
-    first = run(monkeypatch, tmp_path, *arguments)
+    first = run(tmp_path, *arguments)
     simulated = len(simulation.runs)
-    assert run(monkeypatch, tmp_path, *arguments) == first
+    assert run(tmp_path, *arguments) == first
     assert len(simulation.runs) == simulated
 
 
 def test_a_record_of_what_is_known_simulates_nothing_and_says_of_how_many_seeds_each_figure_is(
-    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    simulation: FakeSimulation, tmp_path: Path
 ) -> None:
     kept = ("--traces", "chat", "--loads", "heavy", "--no-troubles", "--quiet", "--resume", str(tmp_path / "runs"))
-    run(monkeypatch, tmp_path, *kept, "--seeds", "91", "92")
+    run(tmp_path, *kept, "--seeds", "91", "92")
     simulated = len(simulation.runs)
     assert simulated == 2 * 3
-    results = run(monkeypatch, tmp_path, *kept[2:], "--traces", "chat", "agent", "--known", "--seeds", "91", "92", "93")
+    results = run(tmp_path, *kept[2:], "--traces", "chat", "agent", "--known", "--seeds", "91", "92", "93")
     assert len(simulation.runs) == simulated
     assert [(cell["policy"], cell["trace"], cell["p95_ms"]["n"]) for cell in results["cells"]] == [
         (policy, "chat", 2) for policy in (OURS, "llm-d", "round robin")
@@ -158,10 +149,9 @@ def test_a_record_of_what_is_known_simulates_nothing_and_says_of_how_many_seeds_
 
 
 def test_tuning_tries_every_grid_on_a_tuning_seed_alone(
-    simulation: FakeSimulation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    simulation: FakeSimulation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["routing", "--tune", "--policies", "llm-d", "llm-d, declining"])
-    routing.main()
+    routing.main(["--tune", "--policies", "llm-d", "llm-d, declining"])
     assert {seed for *_, seed, _ in simulation.runs} == {TUNING_SEEDS[0]}
     assert len(simulation.runs) == (6 + 16) * len(routing.TUNED_ON)
     assert capsys.readouterr().out.count("best") == 2

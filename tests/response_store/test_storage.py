@@ -20,9 +20,12 @@ from pilotlight.response_store import response_rows
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import ResponsesFault, RetentionPolicy
 from pilotlight.response_store.response_file import ResponseFile
+from pilotlight.response_store.response_rows import ResponseRow
 from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.support.database import Database
 from pilotlight.wire.errors import ApiError
+from tests.asgi import eventually
+from tests.response_store.hindered import HinderedDatabase
 
 DAY_S = 86_400.0
 MIB = 1 << 20
@@ -212,8 +215,12 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
     path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    async def fail(found: Any) -> bool:
-        return False
+    num_failed = 0
+
+    async def fail(rows: list[ResponseRow]) -> None:
+        nonlocal num_failed
+        num_failed += 1
+        raise ResponsesFault("the disk is full")
 
     async def work(store: ResponseStore, made: KeptResponse) -> None:
         try:
@@ -228,10 +235,10 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
             await store.begin(one)
             one.make_by(work(store, one))
         await asyncio.sleep(0)
-        monkeypatch.setattr(store, "_add", fail)
+        store.database = HinderedDatabase(store.database, fail)
         assert made[0].task is not None
         made[0].task.cancel()
-        await asyncio.sleep(0.05)
+        await eventually(lambda: num_failed >= 3)
         assert not made[0].task.done(), "the end is retried until it is stored"
         await store.delete(made[0])
         assert await there(store, "deleted", "left") == [False, True]
@@ -240,16 +247,16 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
 
 
 async def test_a_write_that_fails_by_mistake_keeps_no_caller_waiting(
-    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, days: Days, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def raises(*_: Any, **__: Any) -> Any:
-        raise ValueError("a mistake")
+    async def raises(rows: list[ResponseRow]) -> None:
+        if rows[0].id == "a":
+            raise ValueError("a mistake")
 
     async with opened(path, days) as store:
-        with monkeypatch.context() as patched:
-            patched.setattr(store, "_add", raises)
-            async with asyncio.timeout(60):
-                assert not await store.keep(response("a"))
+        store.database = HinderedDatabase(store.database, raises)
+        async with asyncio.timeout(60):
+            assert not await store.keep(response("a"))
         assert "a mistake" in caplog.text
         assert await store.keep(response("b"))
         assert await there(store, "a", "b") == [False, True]
@@ -324,16 +331,14 @@ async def test_as_many_responses_as_end_in_a_long_outage_are_removed_after_it(pa
                     await asyncio.sleep(0.01)
 
 
-async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days) -> None:
     batches: list[int] = []
-    add = response_rows.add
 
-    def counted(connection: sqlite3.Connection, rows: list[Any], **more: Any) -> Any:
+    async def count(rows: list[ResponseRow]) -> None:
         batches.append(len(rows))
-        return add(connection, rows, **more)
 
-    monkeypatch.setattr(response_rows, "add", counted)
     async with opened(path, days) as store:
+        store.database = HinderedDatabase(store.database, count)
         assert all(await asyncio.gather(*(store.keep(response(f"r{i}")) for i in range(100))))
         assert batches == [100]
         leaving = asyncio.create_task(store.keep(response("left")))
@@ -516,21 +521,19 @@ async def test_a_row_that_cannot_be_read_at_the_start_keeps_no_process_from_keep
         assert await there(store, "b") == [True]
 
 
-async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_sent(
-    path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_sent(path: Path, days: Days) -> None:
     async with opened(path, days) as store:
-        made, writes, add = response("a", status="in_progress"), asyncio.Event(), store._add
+        made, asked, writes = response("a", status="in_progress"), asyncio.Event(), asyncio.Event()
         await store.begin(made)
         made.add_event(b"data: 1\n\n")
 
-        async def slow(found: Any) -> bool:
+        async def wait(rows: list[ResponseRow]) -> None:
+            asked.set()
             await writes.wait()
-            return await add(found)
 
-        monkeypatch.setattr(store, "_add", slow)
+        store.database = HinderedDatabase(store.database, wait)
         ending = asyncio.create_task(store.end(made, response("a").fields, b"data: 2\n\n"))
-        await asyncio.sleep(0.01)
+        await asyncio.wait_for(asked.wait(), 60)
         assert (made.is_ended, made.events) == (False, [b"data: 1\n\n"])
         writes.set()
         await ending

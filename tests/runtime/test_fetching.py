@@ -188,8 +188,8 @@ async def test_a_damaged_model_of_the_store_is_not_copied_from(server: Server) -
     assert same(await directory_of(server.source(listed(server.folder))), server.folder)
 
 
-async def test_two_who_want_the_same_fetch_it_once(server: Server, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOOK_S", 0.01)
+@pytest.mark.long
+async def test_two_who_want_the_same_fetch_it_once(server: Server, here: Path) -> None:
     source = server.source(listed(server.folder))
     one, other = await asyncio.gather(directory_of(source), directory_of(source))
     assert one == other

@@ -80,9 +80,10 @@ def remove_dead(root: Path) -> None:
 
 def lose_lock(place: TierDirectory) -> None:
     """Release the lock, as the kernel does for a killed process."""
-    assert place._lock is not None
-    os.close(place._lock)
-    place._lock = None
+    lock = str(place.directory / "site.lock")
+    opened = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == lock]
+    (descriptor,) = opened
+    os.close(descriptor)
 
 
 def test_the_engine_gets_tiers_only_where_the_site_has_a_place_for_them() -> None:
@@ -94,25 +95,24 @@ def test_the_engine_gets_tiers_only_where_the_site_has_a_place_for_them() -> Non
     assert (without.kv_host_bytes, without.kv_host_dir, without.kv_disk_dir) == (0, None, None)
 
 
-def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory._SHARED_MEMORY", tmp_path)
-    for owner in ("ams1", "ams1@1"):  # files of the site's killed predecessor
+def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(tmp_path: Path) -> None:
+    site = f"t{abs(hash(str(tmp_path))) % 10**8}"  # its directories are in the machine's memory, as any site's
+    owners = [site, f"{site}@1"]
+    for owner in owners:  # files of the site's killed predecessor
         place = TierDirectory(owner)
         directory = place.claim()
         assert directory is not None
         (directory / "slots-4096.kv").touch()
         lose_lock(place)
     config = EngineConfig(devices=("cpu", "cpu"), kv_host_gib=0.5, kv_disk_dir="/var/cache/kv")
-    first, second = launchers_of(config, "ams1")
+    first, second = launchers_of(config, site)
     claimed = [launcher._claim_tier_place() for launcher in (first, second)]
-    assert [path.name.rpartition("-")[2] for path in claimed if path is not None] == ["ams1", "ams1@1"]
+    assert [path.name.rpartition("-")[2] for path in claimed if path is not None] == owners
     assert all((path / "slots-4096.kv").exists() for path in claimed if path is not None)
-    assert host_config(config, ("cpu",), second._owner, claimed[1]).kv_disk_dir == "/var/cache/kv/ams1@1"
+    assert host_config(config, ("cpu",), second._owner, claimed[1]).kv_disk_dir == f"/var/cache/kv/{site}@1"
     for launcher in (first, second):
         launcher.close()
-    assert list(tmp_path.iterdir()) == []
+    assert not any(TierDirectory(owner).directory.exists() for owner in owners)
 
 
 @pytest.mark.process
@@ -168,10 +168,11 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
     for place in (killed, lost):
         lose_lock(place)
     TierDirectory("another", tmp_path, coming_back_s=0.3).remove_dead_later()
-    assert killed.claim() is not None
+    restarted = TierDirectory("killed", tmp_path)
+    assert restarted.claim() is not None
     lose_lock(alive)  # this site was killed only now, so it may still restart
     until(lambda: not lost.directory.exists())
-    assert killed.directory.exists()
+    assert restarted.directory.exists()
     assert alive.directory.exists()
 
 

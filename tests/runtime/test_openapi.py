@@ -3,7 +3,8 @@
 import asyncio
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from pilotlight.dialects.openapi import OPERATIONS, document, page
 from pilotlight.edge_router.app import build_app as build_router
 from pilotlight.engine.api.protocol import Submit, TokenLogprobs, TokenOutput
-from pilotlight.runtime.hosts import supervisor
 from tests.asgi import call
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import FakeSite, router
@@ -128,14 +128,28 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
     return num_sent
 
 
+@asynccontextmanager
+async def beating(site: Site) -> AsyncIterator[None]:
+    """Send heartbeats of the fake engine, which sends none itself while it is idle."""
+
+    async def beat() -> None:
+        while True:
+            site.engine.heartbeat()
+            await asyncio.sleep(1.0)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.timeout(1800)
-async def test_every_answer_is_one_that_the_document_names(
-    make_server: SiteMaker, monkeypatch: pytest.MonkeyPatch, examples: int
-) -> None:
-    async with make_server() as site:
+async def test_every_answer_is_one_that_the_document_names(make_server: SiteMaker, examples: int) -> None:
+    async with make_server() as site, beating(site):
         site.engine.answer = answered
-        monkeypatch.setattr(supervisor, "SILENT_S", 1e9)  # the fake engine sends no heartbeats while it is idle
         fake = cast(FakeSite, SimpleNamespace(name=site.config.name, url=site.url))
         async with router([fake]) as routing:
             with warnings.catch_warnings():

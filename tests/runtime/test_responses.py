@@ -10,9 +10,11 @@ import pytest
 
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.response_store import app
+from pilotlight.response_store.response_rows import ResponseRow
 from pilotlight.wire.sse import EventDecoder
 from tests.asgi import call, eventually, start
 from tests.fakes import CHATML, FakeEngineClient, FakeLauncher, ids, says
+from tests.response_store.hindered import HinderedDatabase
 from tests.runtime.conftest import Site, SiteMaker
 
 PATH = "/v1/responses"
@@ -401,21 +403,19 @@ async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_
         assert (refused.status, refused.json["error"]["param"]) == (400, "background")
 
 
-def slow_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+def slow_writes(site: Site) -> asyncio.Event:
     """Make the store wait with its writes until the returned event is set."""
     store, is_set = site.app.responses.keeping.store, asyncio.Event()
-    add = store._add
 
-    async def slow(found: Any) -> bool:
+    async def wait(rows: list[ResponseRow]) -> None:
         await is_set.wait()
-        return await add(found)
 
-    monkeypatch.setattr(store, "_add", slow)
+    store.database = HinderedDatabase(store.database, wait)
     return is_set
 
 
-async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    writes = slow_writes(site, monkeypatch)
+async def test_nothing_that_was_said_waits_for_the_disk(site: Site) -> None:
+    writes = slow_writes(site)
     site.engine.script = says("Hello", per_step=200)
     exchange = start(site.app, PATH, {**HELLO, "stream": True})
     await eventually(lambda: b"response.output_item.done" in exchange.body)
@@ -430,7 +430,7 @@ async def test_no_client_learns_of_a_background_response_that_could_be_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "REFUSED_WITHIN_S", 0.01)
-    writes = slow_writes(site, monkeypatch)
+    writes = slow_writes(site)
     site.engine.script = says("Hello")
     exchange = start(site.app, PATH, {**HELLO, "background": True})
     await asyncio.sleep(0.1)

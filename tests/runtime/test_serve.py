@@ -15,9 +15,8 @@ import h2.events
 import httpx
 import pytest
 
-from pilotlight.runtime.serve import ShutdownHooks, _drain, load_changed, reload
+from pilotlight.runtime.serve import ShutdownHooks, drain, load_changed, reload
 from pilotlight.sites.site import load_site
-from pilotlight.wire.http import asgi
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -160,16 +159,6 @@ async def reset_one_of_two(server: Site, has_data: bool) -> None:
     await server.is_idle()
 
 
-async def test_a_body_that_never_ends_is_refused(server: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
-    reader, writer = await connect(server)
-    writer.write(request_bytes(HELLO)[:-5])
-    answer = await reader.readuntil(b"send less")
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"request_timeout" in answer + await reader.read()
-    await close(writer)
-
-
 async def test_a_drain_lets_open_streams_finish_and_refuses_new_ones(make_server: SiteMaker) -> None:
     async with make_server() as site:
         gate = asyncio.Event()
@@ -237,7 +226,7 @@ async def test_a_second_signal_cuts_the_drain_short(make_site: SiteMaker) -> Non
         exchange = start(site.app, CHAT, {**HELLO, "stream": True})
         await exchange.until(b"one")
         stopping = asyncio.get_running_loop().create_task(
-            _drain(site.app.site, force_shutdown := asyncio.Event(), ShutdownHooks())
+            drain(site.app.site, force_shutdown := asyncio.Event(), ShutdownHooks())
         )
         await eventually(lambda: site.admission.draining)
         assert not exchange.task.done()

@@ -5,15 +5,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from pilotlight.runtime.hosts import socket_directory
-from pilotlight.runtime.hosts.launch import launchers_of
-from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_dead
-from pilotlight.sites.site import EngineConfig
+from pilotlight.runtime.hosts.socket_directory import SocketDirectory, remove_dead, remove_dead_later
+from tests.waiting import until
 
 OWNER = """
 import sys, time
@@ -93,14 +90,9 @@ def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(
 
 
 @pytest.mark.process
-def test_a_site_that_starts_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(socket_directory, "LATER_S", 0.01)
+def test_what_a_killed_site_left_is_removed_a_little_later(tmp_path: Path) -> None:
     owner, theirs = owned_by_another(tmp_path)
     kill(owner)
     assert theirs.is_dir()
-    launchers_of(EngineConfig(), "ams1")
-    deadline = time.monotonic() + 10
-    while theirs.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not theirs.exists()
+    remove_dead_later(tmp_path, after_s=0.0)
+    until(lambda: not theirs.exists())

@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from pilotlight.runtime.fetching.hub import download
-from pilotlight.runtime.fetching.short_names import PackagedModel
+from pilotlight.runtime.fetching.short_names import EMBEDDED, PackagedModel
 from pilotlight.runtime.models import sources
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from tests.engine.gguf.files import write_both
@@ -23,12 +23,9 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
     assert local_directory(str(tmp_path)) == tmp_path
 
 
-def test_an_embedded_model_is_a_directory_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "spark").mkdir()
-    (tmp_path / "spark" / "config.json").write_text("{}")
-    monkeypatch.setattr(sources, "EMBEDDED", tmp_path)
-    assert local_directory("embedded:spark") == tmp_path / "spark"
-    with pytest.raises(SourceError, match="no embedded model 'flame'; embedded models: spark"):
+def test_an_embedded_model_is_a_directory_of_the_package() -> None:
+    assert local_directory("embedded:ember") == EMBEDDED / "ember"
+    with pytest.raises(SourceError, match=r"no embedded model 'flame'; embedded models: .*ember"):
         local_directory("embedded:flame")
 
 

@@ -9,7 +9,7 @@ import pytest
 from pilotlight.functions.bindings.objects.object_migrations import ObjectMigrations
 from pilotlight.functions.bindings.place import name_of
 from pilotlight.functions.bindings.secrets.secret_store import SecretStore
-from pilotlight.functions.deployed import _unpacked
+from pilotlight.functions.deployed import unpack_bundle
 from pilotlight.functions.manifest_tables import Migration
 from pilotlight.support import atomic_files
 from pilotlight.wire.hop.bundles import pack
@@ -76,7 +76,7 @@ def test_a_secret_is_on_the_disk_before_it_has_its_name_and_the_name_after(synce
 def test_a_deployed_version_is_on_the_disk_before_it_has_its_name(synced: list[str], tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
     (source / "entry.py").write_text("")
-    _unpacked(pack(source), tmp_path / "version")
+    unpack_bundle(pack(source), tmp_path / "version")
     assert synced[0] == "entry.py"
     assert synced[-2:] == ["-> version", tmp_path.name]
 

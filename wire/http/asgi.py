@@ -17,7 +17,7 @@ BODY_TIMEOUT_S = 60.0  # time limit for a whole body; the largest body that a si
 Headers = Iterable[tuple[str, str]]
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, within_s: float = BODY_TIMEOUT_S) -> bytes:
     """Read a whole body.
 
     A body that is too large or takes too long is refused while it arrives. Raises ApiError, ClientDisconnect.
@@ -30,7 +30,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         raise too_large(limit_bytes)
     chunks, total, more = list[bytes](), 0, True
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -41,7 +41,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
                     raise too_large(limit_bytes)
                 more = message.get("more_body", False)
     except TimeoutError:
-        sentence = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster or send less"
+        sentence = f"the body did not arrive within {within_s:g} s; send it faster or send less"
         raise ApiError("request_timeout", sentence) from None
     return b"".join(chunks)
 

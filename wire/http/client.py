@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -319,13 +320,29 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._waiter.set_result(None)
 
 
+async def _connect(origin: Origin, buffer: bytearray, tls: ssl.SSLContext | None) -> UpstreamConnection:
+    """Open a connection. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(
+        lambda: UpstreamConnection(origin, buffer), origin.host, origin.port, ssl=tls
+    )
+    return connection
+
+
 class ConnectionPool:
     """Connections that wait for a request, the newest first.
     Their number is not limited: admission is done by sites, and a wait here would look like round-trip time."""
 
-    def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        connect: Callable[[Origin, bytearray, ssl.SSLContext | None], Awaitable[UpstreamConnection]] = _connect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`tls` has the trusted authorities; None for the system's."""
         self._connect_timeout_s = connect_timeout_s
+        self._connect, self._clock = connect, clock
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
         self._buffer = bytearray(READ_BYTES)
@@ -338,7 +355,7 @@ class ConnectionPool:
     def idle(self, origin: Origin) -> UpstreamConnection | None:
         """Return the most recently used idle connection that can be reused; None if there is none."""
         idle = self._idle.get(origin)
-        now = time.monotonic()
+        now = self._clock()
         while idle:
             connection = idle.pop()
             if connection.is_fit and now - connection.idle_since < KEEP_ALIVE_S:
@@ -350,12 +367,12 @@ class ConnectionPool:
         """Keep the connection if its response was read to the end; otherwise close it."""
         if not connection.is_fit:
             return self._end(connection)
-        connection.idle_since = time.monotonic()
+        connection.idle_since = self._clock()
         self._idle.setdefault(connection.origin, deque()).append(connection)
 
     def sweep(self) -> None:
         """Close connections that have been idle for too long."""
-        now = time.monotonic()
+        now = self._clock()
         for origin, idle in list(self._idle.items()):
             while idle and (not idle[0].is_fit or now - idle[0].idle_since >= KEEP_ALIVE_S):
                 self._end(idle.popleft())
@@ -373,12 +390,7 @@ class ConnectionPool:
             self._tls = ssl.create_default_context()
         try:
             async with time_limit(self._connect_timeout_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(origin, self._buffer),
-                    origin.host,
-                    origin.port,
-                    ssl=self._tls if origin.is_tls else None,
-                )
+                connection = await self._connect(origin, self._buffer, self._tls if origin.is_tls else None)
         except TimeoutError:
             raise CannotConnect(f"no connection within {self._connect_timeout_s:g} s") from None
         except (OSError, ssl.SSLError) as error:

@@ -14,7 +14,7 @@ import sys
 import time
 from asyncio.trsock import TransportSocket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import partial
 
@@ -43,11 +43,13 @@ class Server:
         app: Application,
         limits: HttpLimits | None = None,
         overload_headers: Iterable[tuple[str, str]] = (),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`overload_headers` are added to a refusal for too many connections."""
         self.app = app
         self.limits = limits or HttpLimits()
         self.overload_headers = tuple(overload_headers)
+        self._wall_clock = wall_clock
         self.connections: set[HttpConnection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by the limit's name
@@ -170,7 +172,7 @@ class Server:
             connection.abort()  # stop computing an answer without a client
 
     def _tell_date(self) -> None:
-        self.date = b"date: " + formatdate(time.time(), usegmt=True).encode() + b"\r\n"
+        self.date = b"date: " + formatdate(self._wall_clock(), usegmt=True).encode() + b"\r\n"
 
 
 def give_back_memory() -> None:
@@ -183,7 +185,7 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
+def has_vanished(sock: "socket.socket | TransportSocket | None", silent_ms: int = SILENT_MS) -> bool:
     """Ask the kernel whether a client is gone; return False on systems other than Linux.
 
     Writing does not show it while the kernel's buffers accept bytes.
@@ -191,13 +193,13 @@ def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
     if sock is None or sys.platform != "linux":
         return False
     try:
-        return is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE))
+        return is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE), silent_ms)
     except OSError:  # not a TCP connection, or a closed one
         return False
 
 
-def is_silent(tcp_info: bytes) -> bool:
+def is_silent(tcp_info: bytes, silent_ms: int = SILENT_MS) -> bool:
     if len(tcp_info) < _SIZE:
         return False
     (unacked,), (last_ack_ms,) = _UINT.unpack_from(tcp_info, _UNACKED), _UINT.unpack_from(tcp_info, _LAST_ACK_RECV)
-    return bool(unacked and last_ack_ms > SILENT_MS)
+    return bool(unacked and last_ack_ms > silent_ms)

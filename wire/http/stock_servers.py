@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -27,11 +28,11 @@ class HttpServer(Protocol):
     async def stop(self, grace_s: float = 1.0) -> None: ...
 
 
-def check_installed(name: str) -> None:
+def check_installed(name: str, find: Callable[[str], object] = find_spec) -> None:
     """Raise ListenError if the server is unknown or not installed."""
     if name not in SERVERS:
         raise ListenError(f"there is no server {name!r}: choose one of {', '.join(SERVERS)}")
-    if name != "own" and find_spec(name) is None:
+    if name != "own" and find(name) is None:
         raise ListenError(f"[door] asks for the server {name}, which is not installed: `pip install {name}`")
 
 

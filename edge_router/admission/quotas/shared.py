@@ -110,13 +110,19 @@ class SharedQuotas:
     """This router's leases. Run `run()` as a task, and `close()` after it."""
 
     def __init__(
-        self, store: "PostgresLeases", *, serves_without: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        store: "PostgresLeases",
+        *,
+        serves_without: bool,
+        clock: Callable[[], float] = time.monotonic,
+        answers_within_s: float = ANSWERS_WITHIN_S,
     ) -> None:
         """`serves_without` admits requests by this router's own counts while the store fails."""
         self.fault: str | None = None  # why the store cannot be used
         self._store = store
         self._serves_without = serves_without
         self._clock = clock
+        self._answers_within_s = answers_within_s
         self._router = os.urandom(8).hex()
         self._leases: dict[LeaseKey, QuotaLease] = {}
         self._waited_for: set[QuotaLease] = set()
@@ -142,7 +148,7 @@ class SharedQuotas:
 
         Raises ApiError if the store does not answer and the configuration refuses requests then.
         """
-        until = self._clock() + ANSWERS_WITHIN_S
+        until = self._clock() + self._answers_within_s
         while True:
             now = self._clock()
             short = [(lease, need) for lease, need in needs if lease.room(now) < need]
@@ -221,10 +227,10 @@ class SharedQuotas:
         self._tell_waiting()
 
     async def _answer(self, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
-        """Return the store's answer; after ANSWERS_WITHIN_S interrupt the store. Raises UsageStoreError."""
+        """Return the store's answer; interrupt the store if it takes too long. Raises UsageStoreError."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._store.exchange, self._router, claims)
-        if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
-            self._failed(f"no answer within {ANSWERS_WITHIN_S:g} s")
+        if not (await asyncio.wait({work}, timeout=self._answers_within_s))[0]:
+            self._failed(f"no answer within {self._answers_within_s:g} s")
             self._tell_waiting()
             self._store.interrupt()
         return await work

@@ -58,8 +58,9 @@ class Ledger:
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
         timings: LedgerTimings | None = None,
         abandoned: Sequence[Path] = (),
+        store: UsageStore | None = None,
     ) -> None:
-        """Open the store.
+        """Open the configured store, unless one is given.
 
         `clock` returns seconds since the epoch. `kept` corrects a crashed router's record by the journal of the router that took over. `abandoned`
         are folders of meters that earlier processes have left, whose records are written, too. Raises ConfigError.
@@ -74,7 +75,7 @@ class Ledger:
         self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._writing = asyncio.Lock()
-        self._store = _store(config, directory)
+        self._store = _store(config, directory) if store is None else store
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._meters = MeterFile(directory / FILE_NAME, config.max_unwritten)

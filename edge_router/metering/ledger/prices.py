@@ -18,8 +18,9 @@ _ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class PriceList:
-    def __init__(self, prices: Sequence[PriceConfig], currency: str) -> None:
+    def __init__(self, prices: Sequence[PriceConfig], currency: str, most_models: int = MOST_MODELS) -> None:
         self.currency = currency
+        self._most_models = most_models
         # A stable sort: of prices with the same start, the first in the file counts.
         self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
         self._of_model: dict[str, list[PriceConfig]] = {}  # the prices of each model, because matching patterns is slow
@@ -36,7 +37,7 @@ class PriceList:
         fitting = self._of_model.get(model)
         if fitting is None:
             fitting = [price for price in self._newest_first if fnmatchcase(model, price.model)]
-            if len(self._of_model) < MOST_MODELS:
+            if len(self._of_model) < self._most_models:
                 self._of_model[model] = fitting
         for price in fitting:
             if price.valid_from is None or price.valid_from.timestamp() <= at_s:

@@ -27,11 +27,18 @@ log = logging.getLogger("pilotlight.ledger")
 class SiteUsage:
     """Collects usage from all sites. Run `run()` as a task."""
 
-    def __init__(self, backends: Mapping[str, Backend], orders: SiteControl, accounting: Accounting) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        orders: SiteControl,
+        accounting: Accounting,
+        ask_every_s: float = ASK_EVERY_S,
+    ) -> None:
         assert accounting.ledger is not None, "usage is written to a ledger"
         self._backends = backends
         self._orders = orders
         self._accounting = accounting
+        self._ask_every_s = ask_every_s
         self._ledger = accounting.ledger
         self._identity = ""
         # site -> records that are written but not yet confirmed to the site
@@ -39,7 +46,7 @@ class SiteUsage:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(ASK_EVERY_S)
+            await asyncio.sleep(self._ask_every_s)
             try:
                 await self.collect()
             except UsageStoreError as error:

@@ -49,6 +49,7 @@ class BatchLimits(NamedTuple):
     num_batches: int = 10_000  # batches, including those that ended within the day
     file_bytes: int = 512 << 20
     part_bytes: int = 1 << 20  # bytes read at once
+    num_listed: int = 100  # rows of one page of a list
     first_wait_s: float = 1.0  # pause before the second attempt of a request; doubled before each later attempt
 
 
@@ -104,7 +105,7 @@ class BatchStore:
     """Batches in the SQLite file `path`. Raises sqlite3.Error, OSError."""
 
     def __init__(self, path: Path, limits: BatchLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
@@ -122,7 +123,7 @@ class BatchStore:
             row = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
             ).fetchone()
-            if row[0] + len(content) > (most := self._limits.file_bytes):
+            if row[0] + len(content) > (most := self.limits.file_bytes):
                 raise ApiError("quota_exceeded", f"more than {most >> 20} MiB of files: delete some", retry_after_s=60)
             return self._write_file(owner, name, purpose, len(content), content, now_s, keep_s)
 
@@ -165,7 +166,7 @@ class BatchStore:
             kind, line = _line_of(*answer)
             if kind == wanted:
                 found += line
-            if len(found) >= self._limits.part_bytes:
+            if len(found) >= self.limits.part_bytes:
                 return bytes(found), answer[1]
         return bytes(found), 0
 
@@ -179,7 +180,7 @@ class BatchStore:
         for _, number, name, status, answer in self.answers(batch.id, behind):
             found += b"," * (position > 0) + orjson.dumps(queued_response(position, name, status, answer))
             position += 1
-            if len(found) >= self._limits.part_bytes:
+            if len(found) >= self.limits.part_bytes:
                 return bytes(found), number, position
         return bytes(found), 0, position
 
@@ -196,7 +197,7 @@ class BatchStore:
 
     def add(self, batch: StoredBatch, lines: Sequence[AskedLine]) -> StoredBatch:
         """Store a batch. Raises ApiError if the owner has too many batches or waiting requests."""
-        most = self._limits
+        most = self.limits
         with self._connection as connection:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= most.num_batches:

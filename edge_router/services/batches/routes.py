@@ -37,7 +37,6 @@ from pilotlight.wire.hop.headers import IGNORED
 
 Item = TypeVar("Item", StoredBatch, StoredFile)
 
-MOST_LISTED = 100
 MOST_METADATA = 16  # names in metadata, as at OpenAI
 MOST_IGNORED = 16  # names of ignored fields in a header
 LEAST_KEPT_S = 3600  # shortest lifetime of a file, as at OpenAI
@@ -262,7 +261,7 @@ class _Asked:
             if after not in ids:
                 raise ApiError("invalid_request", f"after: there is no {after[:100]!r}", param="after")
             items = items[ids.index(after) + 1 :]
-        chosen = items[: min(MOST_LISTED, int(limit))]
+        chosen = items[: min(self._queue.store.limits.num_listed, int(limit))]
         data = await self._queue.do(lambda: [tell(item) for item in chosen])
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(items) > len(data)}

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from pilotlight.engine.parallel.channel import RankChannel
 
 # Limit of a handshake, long enough for a busy machine; a stranger that sends nothing delays a group's start by as much.
-_HANDSHAKE_S = 10.0
+HANDSHAKE_S = 10.0
 # Validity of certificates: it allows for any difference of clocks, because a certificate is only used as long as its group exists.
 _ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
 
@@ -37,8 +37,9 @@ def new_group_key() -> bytes:
 class RankListener:
     """The port at which other ranks reach the first rank; a context manager."""
 
-    def __init__(self, address: str, key: bytes) -> None:
+    def __init__(self, address: str, key: bytes, handshake_s: float = HANDSHAKE_S) -> None:
         """`address`: address of this machine, as seen by the other machines."""
+        self._handshake_s = handshake_s
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, key)
         self._listener = socket.create_server(
             (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -59,7 +60,7 @@ class RankListener:
         except TimeoutError:
             return None
         try:
-            return _secured(self._context, end, is_server=True)
+            return _secured(self._context, end, self._handshake_s, is_server=True)
         except OSError:  # raised for a peer without the key
             end.close()
             return None
@@ -67,12 +68,12 @@ class RankListener:
 
 def connect(address: str, port: int, key: bytes) -> RankChannel:
     """Return a channel to the first rank. Raises OSError if it is unreachable, or has another key."""
-    end = socket.create_connection((address, port), timeout=_HANDSHAKE_S)
-    return _secured(_context(ssl.PROTOCOL_TLS_CLIENT, key), end, is_server=False)
+    end = socket.create_connection((address, port), timeout=HANDSHAKE_S)
+    return _secured(_context(ssl.PROTOCOL_TLS_CLIENT, key), end, HANDSHAKE_S, is_server=False)
 
 
-def _secured(context: ssl.SSLContext, end: socket.socket, is_server: bool) -> RankChannel:
-    end.settimeout(_HANDSHAKE_S)
+def _secured(context: ssl.SSLContext, end: socket.socket, handshake_s: float, *, is_server: bool) -> RankChannel:
+    end.settimeout(handshake_s)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages of a step are small and must not be delayed
     secured = context.wrap_socket(end, server_side=is_server)
     secured.settimeout(None)

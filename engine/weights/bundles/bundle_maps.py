@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _MOST_MAPS = 16  # number of the most recently used maps that are kept
 # Limit of copies in flight. A call that finds the driver's queue full waits without releasing the interpreter's lock, so that other threads wait,
 # too.
-_MOST_COPIES = 256
+MOST_COPIES = 256
 
 
 class _Map(NamedTuple):
@@ -81,7 +81,9 @@ def wait_registered(timeout_s: float) -> bool:
     return all([registered.wait(timeout_s) for registered in found])
 
 
-def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], device: torch.device) -> bool:
+def copy_registered(
+    file: BundleFile, tensors: Mapping[str, torch.Tensor], device: torch.device, most_copies: int = MOST_COPIES
+) -> bool:
     """Copy the file's tensors to the device and wait for the copies.
 
     Returns False, without copying, if the file is not registered as a whole.
@@ -97,7 +99,7 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
     stream = CudaCopyStream(device)
     with copying(stream, stream.mark()):
         for i, (into, source, num_bytes) in enumerate(_copies(file, tensors, cached.memory, cached.registered)):
-            if i % _MOST_COPIES == _MOST_COPIES - 1:
+            if i % most_copies == most_copies - 1:
                 stream.started().synchronize()
             stream.begin_copy(into, source, num_bytes)
     return True

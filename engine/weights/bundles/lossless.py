@@ -16,7 +16,7 @@ from pilotlight.kernels.matrices.lossless import MOST_COLUMNS, PALETTE_ROWS, Los
 
 CODED = ", matrices in 12 bits"  # suffix of `BundleIdentity.dtype`
 CODES, PALETTES, STARTS, ESCAPES = PARTS = ("~codes", "~palettes", "~starts", "~escapes")
-_PIECE_BYTES = 4 << 20
+PIECE_BYTES = 4 << 20
 
 Pieces = Callable[[], Iterator[torch.Tensor]]
 
@@ -40,12 +40,22 @@ class CodedTensors:
     escapes, because coding fills both.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix], coded_share: float) -> None:
-        """`coded_share`: a matrix is coded if that takes at most this share of its plain bytes."""
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        matrices: Mapping[str, Matrix],
+        coded_share: float,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        """`coded_share`: a matrix is coded if that takes at most this share of its plain bytes.
+
+        `piece_bytes`: most plain bytes of a piece, about.
+        """
         self.specs: list[TensorSpec] = []
         self._tensors = tensors
         self._matrices = matrices
         self._coded_share = coded_share
+        self._piece_bytes = piece_bytes
         self._pieces: dict[str, Pieces] = {}
 
     def survey(self) -> Iterator[str]:
@@ -53,7 +63,7 @@ class CodedTensors:
         for name, tensor in self._tensors.items():
             matrix = self._matrices.get(name)
             if matrix is None or not matrix.takes(tensor) or not self._add_coded(name, tensor.view(-1, matrix.columns)):
-                self._add(name, tensor, lambda tensor=tensor: _cut(tensor))  # type: ignore[misc]
+                self._add(name, tensor, lambda tensor=tensor: _cut(tensor, self._piece_bytes))  # type: ignore[misc]
             yield name
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
@@ -80,7 +90,7 @@ class CodedTensors:
             return False
         weight = survey.empty(on=torch.device("meta"))
         escapes = torch.zeros_like(weight.escapes, device="cpu")
-        self._add(name + CODES, weight.codes, lambda: _encode(plain, survey, escapes))
+        self._add(name + CODES, weight.codes, lambda: _encode(plain, survey, escapes, self._piece_bytes))
         for ending, part in ((PALETTES, survey.palettes), (STARTS, survey.starts), (ESCAPES, escapes)):
             self._add(name + ending, part, lambda part=part: iter([part]))  # type: ignore[misc]
         return True
@@ -104,8 +114,8 @@ def check_coded(name: str, weight: LosslessWeight) -> None:
         raise WeightBundleError(f"its {name}{STARTS} and {name}{ESCAPES} do not match")
 
 
-def _encode(plain: torch.Tensor, survey: Survey, escapes: torch.Tensor) -> Iterator[torch.Tensor]:
-    step = max(1, _PIECE_BYTES // (PALETTE_ROWS * plain.shape[1])) * PALETTE_ROWS
+def _encode(plain: torch.Tensor, survey: Survey, escapes: torch.Tensor, piece_bytes: int) -> Iterator[torch.Tensor]:
+    step = max(1, piece_bytes // (PALETTE_ROWS * plain.shape[1])) * PALETTE_ROWS
     for begin in range(0, plain.shape[0], step):
         rows = plain[begin : begin + step]
         groups = slice(begin // PALETTE_ROWS, -(-(begin + len(rows)) // PALETTE_ROWS))
@@ -116,6 +126,6 @@ def _encode(plain: torch.Tensor, survey: Survey, escapes: torch.Tensor) -> Itera
         yield weight.codes
 
 
-def _cut(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _cut(tensor: torch.Tensor, piece_bytes: int) -> Iterator[torch.Tensor]:
     flat = tensor.view(-1)
-    yield from torch.split(flat, max(1, _PIECE_BYTES // tensor.itemsize)) if tensor.numel() else ()
+    yield from torch.split(flat, max(1, piece_bytes // tensor.itemsize)) if tensor.numel() else ()

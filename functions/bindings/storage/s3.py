@@ -104,7 +104,7 @@ class S3Client:
         host = parts.netloc if place.path_style else f"{place.bucket}.{parts.netloc}"
         self._base = f"{parts.scheme}://{host}"
         self._host = host
-        self._root = parts.path.rstrip("/") + (f"/{_quoted(place.bucket)}" if place.path_style else "")
+        self._root = parts.path.rstrip("/") + (f"/{percent_encoded(place.bucket)}" if place.path_style else "")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -147,7 +147,7 @@ class S3Client:
             self._session = aiohttp.ClientSession(
                 timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
             )
-        path = self._root + ("/" + _quoted(key, safe="/") if key else "/")
+        path = self._root + ("/" + percent_encoded(key, safe="/") if key else "/")
         sha256 = body.sha256 if isinstance(body, Spooled) else hashlib.sha256(body).hexdigest()
         size = body.size if isinstance(body, Spooled) else len(body)
         sent = {**{name.lower(): value for name, value in headers.items()}, "host": self._host}
@@ -248,7 +248,7 @@ def sign(
 
 
 def canonical_query(query: Mapping[str, str]) -> str:
-    return "&".join(f"{_quoted(name)}={_quoted(query[name])}" for name in sorted(query))
+    return "&".join(f"{percent_encoded(name)}={percent_encoded(query[name])}" for name in sorted(query))
 
 
 def local(element: ElementTree.Element) -> str:
@@ -263,7 +263,7 @@ def text_of(element: ElementTree.Element, name: str, default: str = "") -> str:
     return default
 
 
-def _quoted(text: str, safe: str = "") -> str:
+def percent_encoded(text: str, safe: str = "") -> str:
     return quote(text.encode("utf-8", "surrogatepass"), safe=f"{safe}-_.~")
 
 

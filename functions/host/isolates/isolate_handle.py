@@ -49,7 +49,7 @@ class IsolateHandle:
         badly."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
-        self.work = IsolateWork(asyncio.get_running_loop().time())
+        self.work = IsolateWork()
         self.watcher = IsolateWatch(limits, self.process, self.work)
         self.started = asyncio.Event()  # set when the start has succeeded or failed
         self.is_ready = False

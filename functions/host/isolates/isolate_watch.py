@@ -4,7 +4,8 @@ CPU time is charged to the isolate's open work. The watch reports which limit is
 cooperation of the function, because code in an endless loop would give none.
 """
 
-import asyncio
+import time
+from collections.abc import Callable
 
 from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
@@ -16,12 +17,19 @@ Exceeded = tuple[str, str]
 
 
 class IsolateWatch:
-    def __init__(self, limits: FunctionLimits, process: IsolateProcess, work: IsolateWork) -> None:
-        self.probe = LoopProbe()
+    def __init__(
+        self,
+        limits: FunctionLimits,
+        process: IsolateProcess,
+        work: IsolateWork,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.probe = LoopProbe(clock)
+        self._clock = clock
         self._limits = limits
         self._process = process
         self._work = work
-        self._importing_since = asyncio.get_running_loop().time()
+        self._importing_since = self._clock()
         self._meter = CpuMeter(work, limits.sockets_share, self._importing_since)
         self._looked_at = 0.0
 
@@ -35,12 +43,12 @@ class IsolateWatch:
         self._spent()
 
     def begin_import(self) -> None:
-        self._importing_since = asyncio.get_running_loop().time()
+        self._importing_since = self._clock()
 
     def begin(self) -> None:
         """Charge the requests that have waited for the import from now on, but not for the import."""
         self._spent()
-        self._meter.charge(0.0, asyncio.get_running_loop().time())
+        self._meter.charge(0.0, self._clock())
 
     @property
     def is_spent(self) -> bool:
@@ -50,13 +58,13 @@ class IsolateWatch:
     def charge(self) -> None:
         """Charge the CPU time since the last measurement to the open work.
         Called when a request starts or ends, so that a short request pays only for itself."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         spent_s = self._spent()
         self._process.history.spent(spent_s, now)
         self._meter.charge(spent_s, now)
 
     def look_at_start(self) -> Exceeded | None:
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         self._spent()  # not charged to requests, because an import may take long
         if now - self._importing_since > self._limits.start_s:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
@@ -73,7 +81,7 @@ class IsolateWatch:
 
     def look_idle(self) -> Exceeded | None:
         """Check an idle isolate without waking it: the author may have left threads or tasks running."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         if now - self._looked_at < self._limits.idle_look_s:
             return None
         self._looked_at = now

@@ -4,7 +4,8 @@ The kernel measures only the whole process: CPU time between two measurements is
 share for all WebSockets.
 """
 
-import asyncio
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from pilotlight.functions.host.faults import Fault
@@ -21,15 +22,15 @@ class OpenSocket(Protocol):
 class IsolateWork:
     """Open requests, WebSockets and background work (waitUntil) of one isolate."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
         self.num_waiting = 0  # requests that wait until the isolate has started
         self.open_sockets: set[OpenSocket] = set()
         self.background = 0
         self.objects: dict[tuple[str, str], int] = {}  # pieces of background work, by Durable Object (class, id)
         self.has_objects = False  # whether it has instances of Durable Objects, which no other isolate has
-        self.idle_since = now
-        self._background_since = now
+        self.idle_since = self._background_since = clock()
 
     @property
     def load(self) -> int:
@@ -45,20 +46,20 @@ class IsolateWork:
 
     def end(self, id: int) -> float:
         """Close a request; return the CPU seconds charged to it."""
-        self.idle_since = _now()
+        self.idle_since = self._clock()
         return self.requests.pop(id, 0.0)
 
     def close_socket(self, stream: OpenSocket) -> None:
         self.open_sockets.discard(stream)
-        self.idle_since = _now()
+        self.idle_since = self._clock()
 
     def set_background(self, count: int) -> None:
         """Set the number of pieces of background work, as the isolate reports it."""
         if self.background == 0:
-            self._background_since = _now()
+            self._background_since = self._clock()
         self.background = max(0, count)
         if self.background == 0:
-            self.idle_since = _now()
+            self.idle_since = self._clock()
 
     def set_object_background(self, object: tuple[str, str], count: int) -> None:
         """Set how many pieces of background work a Durable Object has, as the isolate reports it."""
@@ -69,7 +70,7 @@ class IsolateWork:
 
     def background_s(self) -> float:
         """Return for how many seconds background work has run while no request is open."""
-        return _now() - self._background_since if self.background and not self.requests else 0.0
+        return self._clock() - self._background_since if self.background and not self.requests else 0.0
 
 
 class CpuMeter:
@@ -104,7 +105,3 @@ class CpuMeter:
 
     def charge_idle(self, spent_s: float) -> None:
         self.idle_s += spent_s
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -98,7 +98,7 @@ class Egress:
                 raise _failed(url, error) from None
             location = response.headers.get("location")
             if response.status not in REDIRECTS or location is None or frame.options.get("redirect") == "manual":
-                return _answer(response, redirected)
+                return reply_of(response, redirected)
             response.release()
             if frame.options.get("redirect") == "error":
                 raise Failure(f"fetch of {url} was redirected", code="redirected", status=502, name="TypeError")
@@ -158,7 +158,7 @@ class Egress:
         if not wanted.connects:
             return list(dict.fromkeys(each["host"] for each in found))
         async with asyncio.timeout(CONNECT_S):
-            return await _connected(found)
+            return await connect_first(found)
 
     def check_url(self, url: str) -> None:
         try:
@@ -193,7 +193,7 @@ class Egress:
         return ""
 
 
-async def _connected(found: list[ResolveResult]) -> socket.socket:
+async def connect_first(found: list[ResolveResult]) -> socket.socket:
     """Return a connection to the first address that accepts one. Raises OSError."""
     failed: OSError = OSError("the host name has no address")
     for each in found:
@@ -244,7 +244,7 @@ class _JudgingResolver(AbstractResolver):
         return
 
 
-def _answer(response: aiohttp.ClientResponse, redirected: bool) -> StreamingReply:
+def reply_of(response: aiohttp.ClientResponse, redirected: bool) -> StreamingReply:
     compressed = "content-encoding" in response.headers  # aiohttp decodes the body
     drop = {"content-encoding", "content-length", "transfer-encoding"} if compressed else {"transfer-encoding"}
     headers = [[name.lower(), value] for name, value in response.headers.items() if name.lower() not in drop]

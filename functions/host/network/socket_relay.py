@@ -6,7 +6,8 @@ slows down the other, through the channel's credit and the client's TCP.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -33,14 +34,22 @@ log = logging.getLogger("pilotlight.function")
 
 
 class SocketRelay:
-    def __init__(self, receive: Receive, send: Send, limits: FunctionLimits) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        limits: FunctionLimits,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._receive = receive
         self._send = send
         self._limits = limits
+        self._clock, self._sleep = clock, sleep
         self._next: asyncio.Future[AsgiMessage] | None = None  # a pending receive whose message is not handled yet
         self._to_function = _HandOff()
         self._is_closed = False  # whether the client has closed, or has been sent a close
-        self._active_at = asyncio.get_running_loop().time()
+        self._active_at = self._clock()
 
     async def while_present(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Run the handshake's work. Raises ClientDisconnect if the client leaves before it ends."""
@@ -101,7 +110,7 @@ class SocketRelay:
             if len(sent) > self._limits.socket_message_bytes + 5:
                 await self._end(SocketClose(TOO_BIG, f"a message may have {self._limits.socket_message_bytes} bytes"))
                 continue
-            self._active_at = asyncio.get_running_loop().time()
+            self._active_at = self._clock()
             await self._to_function.put(sent)
 
     async def _from_function(self, stream: AsyncIterator[bytes]) -> None:
@@ -130,7 +139,7 @@ class SocketRelay:
 
     async def _tell(self, message: str | bytes) -> None:
         kind = "text" if isinstance(message, str) else "bytes"
-        self._active_at = asyncio.get_running_loop().time()
+        self._active_at = self._clock()
         async with asyncio.timeout(self._limits.socket_stall_s):
             await self._send({"type": "websocket.send", kind: message})
 
@@ -146,9 +155,8 @@ class SocketRelay:
                 await self._send({"type": "websocket.close", "code": _wire_code(close.code), "reason": close.reason})
 
     async def _until_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        while (left_s := self._active_at + self._limits.socket_idle_s - loop.time()) > 0:
-            await asyncio.sleep(left_s)
+        while (left_s := self._active_at + self._limits.socket_idle_s - self._clock()) > 0:
+            await self._sleep(left_s)
 
     async def _taken(self) -> AsgiMessage:
         if self._next is None:

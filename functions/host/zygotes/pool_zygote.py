@@ -1,6 +1,7 @@
 """The zygote of one version of a function: made for the first request, kept for a while when idle."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class PoolZygote:
         packages: Packages,
         scratch: Scratch,
         new_log: Callable[[], FunctionLog],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.current: FunctionZygote | None = None
         self.asleep_since: float | None = None  # when its last isolate ended
@@ -48,6 +50,7 @@ class PoolZygote:
         self._packages = packages
         self._scratch = scratch
         self._new_log = new_log
+        self._clock = clock
         self._imports: list[str] | None = None  # imports found in its files; None until they are parsed
         self._log: FunctionLog | None = None
 
@@ -68,7 +71,7 @@ class PoolZygote:
 
     def watch(self, *, is_asleep: bool) -> str:
         """Check the zygote once; return why it must be ended, empty if it need not."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         if not is_asleep or self.current is None:
             self.asleep_since = self.asleep_mib = None
         elif self.asleep_since is None:

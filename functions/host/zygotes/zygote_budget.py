@@ -5,19 +5,23 @@ longest are ended: spare isolates first, because a zygote saves more of a start 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
 from pilotlight.functions.host.isolates.isolate_set import IsolateSet
 from pilotlight.functions.sandbox.zygotes.zygote_client import COPIED_MIB
 
-PREPARE_AFTER_S = 0.5  # pause after the site's start, because models load first
-PREPARE_EVERY_S = 0.05  # pause between two zygotes; each takes 6 ms of a core
 TRIM_S = 2.0
 SPARE_MIB = 4  # measured: 3.5 of a small function, 4.2 with FastAPI
 SPARES_AT_ONCE = 2  # spare isolates forked per check of all functions: each delays the event loop by 0.5 ms
+
+
+class ZygoteTimings(NamedTuple):
+    prepare_after_s: float = 0.5  # pause after the site's start, because models load first
+    prepare_every_s: float = 0.05  # pause between two zygotes; each takes 6 ms of a core
 
 
 class PoolProcesses(Protocol):
@@ -30,8 +34,12 @@ class PoolProcesses(Protocol):
 
 
 class ZygoteBudget:
-    def __init__(self, mib: int) -> None:
+    def __init__(
+        self, mib: int, timings: ZygoteTimings | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._mib = mib
+        self._timings = timings or ZygoteTimings()
+        self._clock = clock
         self._asleep_mib = 0  # memory of idle functions' zygotes and of spare isolates, as last measured
         self._trimmed_at = 0.0
         self._unprepared: asyncio.Queue[PoolProcesses] = asyncio.Queue()
@@ -42,7 +50,7 @@ class ZygoteBudget:
 
     async def prepare(self, is_served: Callable[[PoolProcesses], bool]) -> None:
         """Create the zygotes of queued functions, one after the other, until cancelled."""
-        await asyncio.sleep(PREPARE_AFTER_S)
+        await asyncio.sleep(self._timings.prepare_after_s)
         while True:
             pool = await self._unprepared.get()
             if is_served(pool) and self._asleep_mib < self._mib:
@@ -50,17 +58,17 @@ class ZygoteBudget:
                 self._asleep_mib += COPIED_MIB  # an estimate until the next measurement
             elif is_served(pool):
                 await pool.factory.zygote.read_imports()
-            await asyncio.sleep(PREPARE_EVERY_S)
+            await asyncio.sleep(self._timings.prepare_every_s)
 
     def trim(self, pools: Iterable[PoolProcesses]) -> None:
         """End zygotes above the budget; checks at most every two seconds."""
-        if (now := asyncio.get_running_loop().time()) - self._trimmed_at > TRIM_S:
+        if (now := self._clock()) - self._trimmed_at > TRIM_S:
             self._trimmed_at = now
             self.end_longest_asleep(pools)
 
     def fork_spares(self, pools: Iterable[PoolProcesses]) -> bool:
         """Fork a few missing spare isolates, while there is room; return whether any were forked."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         most = min(SPARES_AT_ONCE, max(0, self._mib - self._asleep_mib) // SPARE_MIB)
         wanting = [*islice((pool for pool in pools if pool.isolates.wants_spare(now)), most)]
         for pool in wanting:

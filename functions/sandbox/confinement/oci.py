@@ -93,7 +93,7 @@ class Containers:
         """Start a container and return at once; data sent to its zygote waits until it runs."""
         id = f"pilotlight-{self._site}-{next(self._numbers)}"
         bundle = self._directory / "bundles" / id
-        _write_bundle(bundle, id, limits)
+        write_bundle(bundle, id, limits)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.send(msgspec.msgpack.encode(CreateZygote(0, limits, imports)))
         child = ChildProcess()
@@ -132,7 +132,7 @@ class Containers:
     async def _attend(self, container: "_Container") -> None:
         """Watch a container from its start to its end, then remove it.
         The OCI runtime's process lives as long as the container."""
-        ended = asyncio.ensure_future(_exit_of(container.monitor))
+        ended = asyncio.ensure_future(exit_of(container.monitor))
         try:
             async with asyncio.timeout(START_S):
                 while not ended.done() and not container.find():
@@ -235,7 +235,7 @@ def _spawn(program: str, arguments: list[str], control: int, log: int) -> int:
             os.close(fd)
 
 
-async def _exit_of(pid: int) -> None:
+async def exit_of(pid: int) -> None:
     """Wait for the exit of a child process."""
     loop, gone = asyncio.get_running_loop(), asyncio.Event()
     pidfd = os.pidfd_open(pid)
@@ -248,7 +248,7 @@ async def _exit_of(pid: int) -> None:
         os.close(pidfd)
 
 
-def _write_bundle(bundle: Path, id: str, limits: Confinement) -> None:
+def write_bundle(bundle: Path, id: str, limits: Confinement) -> None:
     rootfs = bundle / "rootfs"
     rootfs.mkdir(parents=True)
     rootfs.chmod(0o755)  # despite the site's umask
@@ -257,10 +257,10 @@ def _write_bundle(bundle: Path, id: str, limits: Confinement) -> None:
             link = rootfs / path[1:]
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.readlink(path))
-    (bundle / "config.json").write_text(json.dumps(_config(id, limits), indent=1))
+    (bundle / "config.json").write_text(json.dumps(container_config(id, limits), indent=1))
 
 
-def _config(id: str, limits: Confinement) -> dict[str, Any]:
+def container_config(id: str, limits: Confinement) -> dict[str, Any]:
     uid = 0 if limits.uid is None else limits.uid
     none: list[str] = []
     paths = [INSIDE, f"{INSIDE}/pilotlight/functions/sdk"]

@@ -54,10 +54,10 @@ def confine(limits: Confinement) -> int:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _complete_root([*opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
-        _reveal([*interpreter(), *opened(limits), limits.scratch])
+        reveal([*interpreter(), *opened(limits), limits.scratch])
         # `opened` leaves out an empty folder that the function's user cannot read.
         os.makedirs(limits.folder, exist_ok=True)
-    _set_limits(limits)
+    set_limits(limits)
     if limits.uid is not None:
         os.setgroups([])
         os.setresgid(limits.uid, limits.uid, limits.uid)
@@ -79,7 +79,7 @@ def confine(limits: Confinement) -> int:
 
 def _confine_contained(limits: Confinement, readable: list[str]) -> int:
     """Confine this process in a container, which already has its own root, user, processes and network."""
-    _set_limits(limits)
+    set_limits(limits)
     system.prctl(system.PR_SET_NO_NEW_PRIVS)
     os.chdir(limits.folder)
     if system.landlock_abi():
@@ -133,7 +133,7 @@ def _scratch(limits: Confinement) -> str:
     return "/tmp" if limits.tier >= 2 else limits.scratch
 
 
-def _set_limits(limits: Confinement) -> None:
+def set_limits(limits: Confinement) -> None:
     memory, disk = limits.memory_mib << 20, limits.disk_mib << 20
     wanted = {
         # private writable memory; above it Python raises MemoryError at a line of the code
@@ -211,7 +211,7 @@ def _link(links: Iterable[tuple[str, str]]) -> None:
             os.symlink(target, NEW_ROOT + path)
 
 
-def _reveal(needed: Iterable[str]) -> None:
+def reveal(needed: Iterable[str]) -> None:
     """Make the needed paths reachable for the users of functions.
 
     If a directory above a needed path is closed to other users (an interpreter in /root), a private mount covers it, for this process, with a

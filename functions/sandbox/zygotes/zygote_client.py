@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -271,12 +272,19 @@ class ZygoteConnection:
 class FunctionZygote:
     """The zygote of one version of a function: confined, and forked for each isolate."""
 
-    def __init__(self, child: ChildProcess, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        child: ChildProcess,
+        control: socket.socket,
+        shared_mib: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`shared_mib` returns how much of its memory it shares with the zygote that it was forked from."""
         self._child = child
         self._shared_mib = shared_mib
+        self._clock = clock
         self.why_failed = ""
-        self._created_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
+        self._created_at = self._looked_at = self._settled_at = clock()
         self._imported_cpu_s: float | None = None  # CPU time that it had used when its imports ended
         self._priority = PriorityClass.NORMAL
         self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
@@ -313,7 +321,7 @@ class FunctionZygote:
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
         """Return why the zygote must end, because its packages exceed the function's limits.
         Return "" if they do not, or if no check is due yet."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""
         self._looked_at = now

@@ -22,8 +22,9 @@ POLL_S = 0.3
 class Manager:
     """A client for the management API. All methods raise CliError with the sentence of a refusal."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, poll_s: float = POLL_S) -> None:
         self._api = api
+        self._poll_s = poll_s
 
     def print_catalogue(self, as_json: bool) -> None:
         found = self._catalogue()
@@ -63,7 +64,7 @@ class Manager:
             task = bar.add_task(source, total=None)
             while (download := self._download(site, source))["state"] == "running":
                 bar.update(task, completed=download["done_bytes"], total=download["total_bytes"] or None)
-                time.sleep(POLL_S)
+                time.sleep(self._poll_s)
         if download["state"] != "done":
             raise CliError(download["error"] or f"the download was {download['state']}")
         print(f"{source} is at {site}")
@@ -84,7 +85,7 @@ class Manager:
             if added and added[0]["detail"] != said:
                 said = added[0]["detail"]
                 console.print(said, markup=False, highlight=False)
-            time.sleep(POLL_S)
+            time.sleep(self._poll_s)
 
     def change(self, site: str | None, action: str, model: str = "") -> None:
         site = self._site(site)

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from pilotlight.dialects.anthropic import _input
+from pilotlight.dialects.anthropic import tool_input
 from pilotlight.dialects.body.answer_constraints import schema_constraint
 from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.dialects.decisions.openai_decisions import parse_decisions
@@ -51,8 +51,8 @@ def test_every_reader_of_bodies_refuses_it() -> None:
 
 def test_arguments_of_a_call_keep_numbers_of_any_size() -> None:
     text = '{"id": 1234567890123456789012345, "x": 0.10}'
-    assert msgspec.json.encode(_input(text)) == text.encode()
-    assert [_input(broken) for broken in ('{"id": 1', "[1]", "1", "", "{" * 5000)] == [{}] * 5
+    assert msgspec.json.encode(tool_input(text)) == text.encode()
+    assert [tool_input(broken) for broken in ('{"id": 1', "[1]", "1", "", "{" * 5000)] == [{}] * 5
 
 
 @pytest.mark.parametrize("depth", [300, 980])

@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from pilotlight.edge_router.durable import event_buffer
 from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES, EventBuffer
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event
 
 
-def filled(*data: bytes) -> EventBuffer:
-    buffer = EventBuffer()
+def filled(*data: bytes, heartbeat_s: float = 60.0) -> EventBuffer:
+    buffer = EventBuffer(heartbeat_s)
     for event in EventDecoder().feed(b"".join(map(encode_event, data))):
         buffer.add(event)
     return buffer
@@ -48,9 +47,7 @@ def test_a_place_is_one_that_the_stream_has_had() -> None:
         assert refused.value.word == "invalid_request"
 
 
-async def test_readers_get_all_events_at_once_and_a_comment_if_there_are_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_readers_get_all_events_at_once() -> None:
     buffer = filled(b"a")
     readers = [buffer.read(0), buffer.read(1)]
     assert await anext(readers[0]) == encode_event(b"a", 1)
@@ -62,9 +59,13 @@ async def test_readers_get_all_events_at_once_and_a_comment_if_there_are_none(
     assert not any(each.done() for each in waiting), "readers are notified after a whole batch"
     buffer.notify()
     assert await asyncio.gather(*waiting) == [encode_event(b"b", 2) + encode_event(b"c", 3)] * 2
-    monkeypatch.setattr(event_buffer, "HEARTBEAT_S", 0.001)
-    assert await anext(readers[0]) == HEARTBEAT
-    waiting = [asyncio.ensure_future(anext(readers[0], b""))]
+
+
+async def test_a_reader_gets_a_comment_while_there_are_no_events() -> None:
+    buffer = filled(b"a", heartbeat_s=0.001)
+    reader = buffer.read(1)
+    assert await anext(reader) == HEARTBEAT
+    waiting = asyncio.ensure_future(anext(reader, b""))
     buffer.end(1.0)
-    assert await waiting[0] in (b"", HEARTBEAT)
-    assert await rest(buffer, 3) == []
+    assert await waiting in (b"", HEARTBEAT)
+    assert await rest(buffer, 1) == []

@@ -7,7 +7,6 @@ import resource
 import signal
 import struct
 import threading
-import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,6 @@ import pytest
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.durable.journal import (
     AnswerStarted,
-    Entry,
     JournalEvents,
     JournalFile,
     Journals,
@@ -214,22 +212,14 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     assert not (tmp_path / "j").exists()
 
 
-async def test_a_router_that_ends_has_written_records_on_their_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_router_that_ends_has_written_records_on_their_way(tmp_path: Path) -> None:
     journals = Journals(tmp_path)
     journal = await journals.begin(NAME, ASKED)
     assert journal is not None
-    append = JournalFile.append
-
-    def slowly(file: JournalFile, *entries: Entry) -> None:
-        time.sleep(0.03)
-        append(file, *entries)
-
-    monkeypatch.setattr(JournalFile, "append", slowly)
-    journal.release(JournalEvents(event(0), points(100)), StreamEnded())
+    written = [JournalEvents(event(i), points(100 + i)) for i in range(1000)]
+    journal.release(*written, StreamEnded())
     journals.close()
-    assert journals.parts(NAME) == [[ASKED, JournalEvents(event(0), points(100)), StreamEnded()]]
+    assert journals.parts(NAME) == [[ASKED, *written, StreamEnded()]]
 
 
 async def test_what_is_kept_for_a_moment_is_swept_as_often(tmp_path: Path) -> None:
@@ -428,18 +418,16 @@ async def test_a_journal_that_cannot_be_read_costs_only_its_readers_the_stream(
     await streams.close()
 
 
-async def test_it_sweeps_again_after_a_sweep_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    journals, swept = Journals(tmp_path), asyncio.Event()
-    loop, results = asyncio.get_running_loop(), iter([OSError("a disk that is gone"), None])
+async def test_it_sweeps_again_after_a_sweep_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    swept, loop, results = asyncio.Event(), asyncio.get_running_loop(), iter([OSError("a disk that is gone"), None])
 
-    def sweep(keep_s: float, max_bytes: float) -> None:
-        if (error := next(results, None)) is not None:
-            raise error
-        loop.call_soon_threadsafe(swept.set)
+    class Failing(Journals):
+        def sweep(self, keep_s: float, max_bytes: float) -> None:
+            if (error := next(results, None)) is not None:
+                raise error
+            loop.call_soon_threadsafe(swept.set)
 
-    monkeypatch.setattr(journals, "sweep", sweep)
+    journals = Failing(tmp_path)
     sweeping = asyncio.create_task(journals.run(0.0, 0.0))
     await asyncio.wait_for(swept.wait(), 60)
     sweeping.cancel()

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pilotlight.edge_router.forwarding import timeouts
 from pilotlight.edge_router.forwarding.timeouts import LOOKED_AT_ONCE, SilenceWatch
 
 NEVER = float("-inf")
@@ -97,11 +96,8 @@ async def test_a_wait_that_ends_while_others_are_looked_at_is_not_looked_at_any_
     assert sum(len(each.looks) for each in each_ends_the_others) == 1
 
 
-async def test_a_standstill_of_this_process_is_reported_and_ordinary_delays_are_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(timeouts, "LOOK_AGAIN_S", 0.05)
-    watch, waiting = SilenceWatch(0.001), Waiting()
+async def test_a_standstill_of_this_process_is_reported_and_ordinary_delays_are_not() -> None:
+    watch, waiting = SilenceWatch(0.001, standstill_s=0.05), Waiting()
     watch.watched.add(waiting)
     async with running(watch):
         while not waiting.looks:

@@ -12,6 +12,7 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV, Hop, hop_is_genuine
 from pilotlight.wire.http.websocket import SocketTimings, WebSocketClose
 from tests.edge_router.fakes import FakeSite, FirstThen, answer, refuse, reset_before_first_byte, router, sites
 from tests.edge_router.raw import wire
+from tests.handshakes import handshake_of
 
 pytestmark = pytest.mark.process
 
@@ -59,8 +60,8 @@ async def test_messages_pass_in_both_directions_and_so_does_the_close() -> None:
         fakes[0].behave = echo
         async with running.http.ws_connect(running.url + "/fn/f/ws?a=b", protocols=("chat",), max_msg_size=0) as socket:
             assert socket.protocol == "chat"
-            assert socket._response.headers["x-of"] == "ams1"
-            assert "site=ams1" in socket._response.headers["x-pilotlight-route"]
+            assert handshake_of(socket).headers["x-of"] == "ams1"
+            assert "site=ams1" in handshake_of(socket).headers["x-pilotlight-route"]
             for size in (0, 1, 70_000, 3_000_000):
                 await socket.send_bytes(b"b" * size)
                 assert await socket.receive_bytes(timeout=60) == b"b" * size
@@ -85,7 +86,7 @@ async def test_a_site_that_refuses_is_heard_and_one_that_cannot_is_passed_over()
         for behave in (refuse("draining"), reset_before_first_byte):
             fakes[0].behave = behave
             async with running.http.ws_connect(running.url + "/fn/f/ws") as socket:
-                assert socket._response.headers["x-of"] == "iad1"
+                assert handshake_of(socket).headers["x-of"] == "iad1"
         fakes[1].behave = refuse("draining")
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/fn/f/ws")

@@ -8,7 +8,7 @@ import pytest
 from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 
-from pilotlight.edge_router.requests.client_places import ClientPlaces, PlaceDatabase, _coordinates
+from pilotlight.edge_router.requests.client_places import ClientPlaces, PlaceDatabase, place_in
 from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.network import ClientsConfig, NetworkConfig
 from pilotlight.wire.errors import ApiError
@@ -117,9 +117,9 @@ def test_a_database_with_damaged_bytes_costs_no_request(file: Path, tmp_path: Pa
     ],
 )
 def test_what_a_database_says_is_a_place_where_it_is_on_the_globe(location: object, is_one: bool) -> None:
-    assert (_coordinates({"location": location}) is not None) is is_one
-    assert _coordinates(location) is None
-    assert _coordinates(None) is None
+    assert (place_in({"location": location}) is not None) is is_one
+    assert place_in(location) is None
+    assert place_in(None) is None
 
 
 def test_without_a_database_a_front_ends_word_is_all_that_is_known(file: Path) -> None:

@@ -105,6 +105,7 @@ def selector(
     policy: Policy | None = None,
     metrics: Any = None,
     sessions: SessionTable | None = None,
+    try_again_s: float = TRY_AGAIN_S,
     **tables: Any,
 ) -> SiteSelector:
     clock = clock or Clock()
@@ -113,7 +114,7 @@ def selector(
     backends: Any = {site.name: site for site in sites}
     order, told = policy or cast(Any, InOrder()), cast(Any, hints or Hints())
     finetunes = SiteFinetunes(backends, places, cast(Any, None))
-    return SiteSelector(backends, order, sessions, metrics or Metrics(), clock, places, finetunes, told)
+    return SiteSelector(backends, order, sessions, metrics or Metrics(), clock, places, finetunes, told, try_again_s)
 
 
 @pytest.mark.parametrize(
@@ -376,12 +377,9 @@ async def test_those_that_declined_are_asked_again_before_those_that_missed_thei
     assert await next_name(choosing, proxied) is None, "the policy ranks no unhealthy site"
 
 
-async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.routing.selection.TRY_AGAIN_S", 0.0)
+async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_time_is_over() -> None:
     clock = Clock()
-    choosing, proxied = selector(Site("ams1"), Site("iad1"), clock=clock), streaming()
+    choosing, proxied = selector(Site("ams1"), Site("iad1"), clock=clock, try_again_s=0.0), streaming()
     while choosing.retries.withdraw():
         pass
     proxied.cut("ams1", StreamLost("closed", "why"), clock.now)

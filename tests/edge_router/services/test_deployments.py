@@ -20,8 +20,13 @@ from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import AllowedSites
-from pilotlight.edge_router.services import deployments
-from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi, rolled_back, with_version
+from pilotlight.edge_router.services.deployments import (
+    SERVE_TIMEOUT_S,
+    DeployGuard,
+    DeploymentApi,
+    rolled_back,
+    with_version,
+)
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
@@ -172,6 +177,7 @@ def router_app(
     clocks: SiteClocks | None = None,
     further: Sequence[FakeSite] = (),
     allowed: frozenset[str] | None = None,
+    serve_timeout_s: float = SERVE_TIMEOUT_S,
     **tables: Any,
 ) -> Starlette:
     """Return an application with a router's routes of deployments only.
@@ -182,7 +188,7 @@ def router_app(
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
     where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
     hosts = FunctionHosts(network({"ams1": "http://127.0.0.1:1"}, **tables))
-    api = DeploymentApi(sites, guard, where, hosts, tmp_path / "router")
+    api = DeploymentApi(sites, guard, where, hosts, tmp_path / "router", serve_timeout_s=serve_timeout_s)
     app = Starlette(routes=api.routes(), exception_handlers=FAILURES)
     app.state.api = api
     return app
@@ -265,13 +271,13 @@ async def test_a_deploy_and_a_rollback_are_answered_when_the_sites_serve_them(
 
 
 async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
-    app: Starlette, fake: FakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: Starlette, fake: FakeSite, tmp_path: Path
 ) -> None:
     await put(app, data := bundle(tmp_path))
     fake.serving = {"healthy": False, "detail": "the router cannot be asked"}
     answer = await deployed(app, data, 0)
     assert (answer.status, answer.json["unconfirmed"]) == (201, {"ams1": "the router cannot be asked"})
-    monkeypatch.setattr(deployments, "SERVE_TIMEOUT_S", 0.05)
+    app = router_app(fake, tmp_path, serve_timeout_s=0.05)  # after a restart
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
     assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})

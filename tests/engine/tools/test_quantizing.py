@@ -80,11 +80,10 @@ def test_experts_are_rounded_and_routers_are_not(tmp_path: Path) -> None:
     one(load_engine(out, dtype="float32"), full("a", random_prompt(9, seed=3), max_tokens=2))
 
 
-def test_a_large_checkpoint_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_checkpoint_is_written_in_several_files(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
     whole = quantize_directory(tmp_path / "model", tmp_path / "whole", INT4, Report())
-    monkeypatch.setattr("pilotlight.engine.tools.quantizing._FILE_BYTES", 50_000)
-    parts = quantize_directory(tmp_path / "model", tmp_path / "parts", INT4, Report())
+    parts = quantize_directory(tmp_path / "model", tmp_path / "parts", INT4, Report(), file_bytes=50_000)
     assert len(list(parts.glob("model-*-of-*.safetensors"))) > 2
     asked = full("a", random_prompt(9, seed=3), max_tokens=2)
     assert (

@@ -175,7 +175,7 @@ async def test_a_function_that_dies_stops_its_models(site: Site, wired: Wired) -
 async def test_a_slow_reader_holds_back_no_more_than_a_window(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = says("x" * 400, finish="length")
     stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
-    await asyncio.sleep(0.05)
+    await eventually(lambda: site.engine.num_steps > 0)
     text = await stream.text()
     assert text.count('"response":"x') >= 1
     assert text.endswith("data: [DONE]\n\n")
@@ -194,7 +194,7 @@ async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None: 
     controller = AbortController.new()
     stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True}, signal=controller.signal)
     reading = asyncio.ensure_future(stream.text())
-    await asyncio.sleep(0.02)
+    await eventually(lambda: bool(site.engine.open))
     controller.abort()
     with pytest.raises(AbortError):
         await reading
@@ -364,7 +364,10 @@ async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None
     def services() -> Services:
         return Services(databases=Databases(), function="f")
 
+    is_asked = asyncio.Event()
+
     async def never(model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
+        is_asked.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -375,7 +378,7 @@ async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None
     batches = Batches.open(tmp_path, first)
     batches.serve(never)
     queued = await batches.put(MODEL, {"requests": [{"prompt": str(i)} for i in range(9)]})
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(is_asked.wait(), 60)
     await batches.close()
     await first.databases.close()
 

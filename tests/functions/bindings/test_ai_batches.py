@@ -14,12 +14,24 @@ from pilotlight.support.database import Database, DatabaseError, create
 from tests.asgi import eventually
 
 
+class Refusing(Database):
+    """A database that refuses its next calls."""
+
+    num_refused = 0
+
+    async def run(self, *asked: Any, **limits: Any) -> Any:
+        if self.num_refused:
+            self.num_refused -= 1
+            raise DatabaseError("too many wait", "overloaded")
+        return await super().run(*asked, **limits)
+
+
 class Made:
     """Batches with a fake clock and a stand-in for the model; prompts are numbers, and odd ones fail."""
 
     def __init__(self, folder: Path, **limits: int) -> None:
         self.now_s = 1000.0
-        self.database = Database(folder / "batches.sqlite", lambda connection: create(connection, SCHEMA))
+        self.database = Refusing(folder / "batches.sqlite", lambda connection: create(connection, SCHEMA))
         self.batches = Batches(self.database, lambda: self.now_s, **limits)
         self.asked: list[int] = []
         self.num_at_once = self.most_at_once = 0
@@ -124,22 +136,13 @@ async def test_so_many_requests_wait_and_no_more(small: Made) -> None:
 
 
 async def test_a_file_that_cannot_be_written_is_reported_and_its_content_is_answered_later(
-    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, failures = made.database.run, 0
-
-    async def failing(work: Any) -> Any:
-        nonlocal failures
-        failures += 1
-        if failures == 1:
-            raise DatabaseError("too many wait", "overloaded")
-        return await run(work)
-
-    monkeypatch.setattr(made.database, "run", failing)
+    made.database.num_refused = 1
     with pytest.raises(BindingError, match="AI: too many wait") as refused:
         await made.put(2)
     assert (refused.value.code, refused.value.status) == ("overloaded", 429)
-    failures = 0
+    made.database.num_refused = 1
     made.batches.serve(made.serve)
     await eventually(lambda: "stop after an error; the next batch resumes them" in caplog.text)
     assert await made.responses(await made.put(2)) == [{"id": 0, "success": True, "result": {"response": 2}}]

@@ -495,27 +495,24 @@ async def test_nothing_is_kept_of_batches_that_are_over(wire: Wire, tmp_path: Pa
     await consumer.close()
 
 
-async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(
-    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wired = await wire(QUEUE)
-    queue, handler = queue_of(wired, tmp_path), Handler()
+async def test_a_queue_that_cannot_be_written_is_settled_when_it_can(tmp_path: Path) -> None:
     failures: list[Any] = []
-    settle = queue.settle
 
-    async def full(*args: Any, **kwargs: Any) -> None:
-        if len(failures) < 2:
-            failures.append(args)
-            raise DatabaseError("the disk is full", "storage_full")
-        await settle(*args, **kwargs)
+    class Full(Queue):
+        async def settle(self, *args: Any, **kwargs: Any) -> None:
+            if len(failures) < 2:
+                failures.append(args)
+                raise DatabaseError("the disk is full", "storage_full")
+            await super().settle(*args, **kwargs)
 
-    monkeypatch.setattr(queue, "settle", full)
-    await wired.env["QUEUE"].send("job")
+    queue, handler = Full("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
+    await queue.put([(b"\x01", 0.0)])
     consumer = QueueConsumer(queue, handler, SOON._replace(pause_after_error_s=0.01))
     await eventually(lambda: len(failures) == 2)
     await empty(queue)
-    assert handler.bodies == ["job"]
+    assert handler.bodies == [1]
     await consumer.close()
+    await queue.close()
 
 
 async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own(tmp_path: Path) -> None:
@@ -568,20 +565,17 @@ async def test_messages_that_are_not_consumed_for_days_are_forgotten(tmp_path: P
     await queue.close()
 
 
-async def test_a_consumer_continues_after_a_fault_of_its_queue_and_has_its_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue, handler = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
-    due_in_s, failures = queue.due_in_s, 0
+async def test_a_consumer_continues_after_a_fault_of_its_queue_and_has_its_room_again(tmp_path: Path) -> None:
+    class Failing(Queue):
+        failures = 0
 
-    async def failing(size: int, timeout_s: float) -> float | None:
-        nonlocal failures
-        failures += 1
-        if failures <= 3:
-            raise RuntimeError("a fault")
-        return await due_in_s(size, timeout_s)
+        async def due_in_s(self, size: int, timeout_s: float) -> float | None:
+            self.failures += 1
+            if self.failures <= 3:
+                raise RuntimeError("a fault")
+            return await super().due_in_s(size, timeout_s)
 
-    monkeypatch.setattr(queue, "due_in_s", failing)
+    queue, handler = Failing("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
     consumer = QueueConsumer(queue, handler, SOON._replace(max_concurrency=1, pause_after_error_s=0.01))
     await queue.put([(b"\x01", 0.0)])
     await eventually(lambda: handler.bodies == [1])
@@ -589,19 +583,17 @@ async def test_a_consumer_continues_after_a_fault_of_its_queue_and_has_its_room_
     await queue.close()
 
 
-async def test_what_is_being_taken_while_a_consumer_closes_comes_again_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue, handler = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
-    taking, may_go_on, take = asyncio.Event(), asyncio.Event(), queue.take
+async def test_what_is_being_taken_while_a_consumer_closes_comes_again_at_once(tmp_path: Path) -> None:
+    taking, may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def slowly(size: int) -> Any:
-        taken = await take(size)
-        taking.set()
-        await may_go_on.wait()
-        return taken
+    class Slow(Queue):
+        async def take(self, size: int) -> Any:
+            taken = await super().take(size)
+            taking.set()
+            await may_go_on.wait()
+            return taken
 
-    monkeypatch.setattr(queue, "take", slowly)
+    queue, handler = Slow("jobs", tmp_path / "messages.sqlite", 1 << 20), Handler()
     await queue.put([(b"\x01", 0.0)])
     consumer = QueueConsumer(queue, handler, SOON)
     await asyncio.wait_for(taking.wait(), 60)
@@ -609,5 +601,5 @@ async def test_what_is_being_taken_while_a_consumer_closes_comes_again_at_once(
     await asyncio.sleep(0)
     may_go_on.set()
     await closing
-    assert (handler.bodies, [message.attempts for message in await take(9)]) == ([], [1])
+    assert (handler.bodies, [message.attempts for message in await queue.take(9)]) == ([], [1])
     await queue.close()

@@ -117,7 +117,7 @@ async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_o
     for streamed in (False, True):
         async with pair(Other()) as (isolate, _):
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
-            await asyncio.sleep(0.01)
+            await eventually(lambda: isolate.num_open == 1)
             asked.cancel()  # the task is cancelled in the loop's next iteration; the frames below arrive in the current one
             for frame in (Reply(1, None, streamed), StreamChunk(1, b"piece"), frames.StreamEnd(1))[
                 : 3 if streamed else 1

@@ -179,15 +179,13 @@ def test_a_port_in_use_is_named_with_the_option_that_chooses_another(dev: Dev, t
     assert "or choose another with --port" in ended.stderr
 
 
-def test_logs_and_what_it_says_itself_are_no_part_of_a_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_and_what_it_says_itself_are_no_part_of_a_function(tmp_path: Path) -> None:
     for name in ("entry.py", ".dev.vars", ".env", ".other", "dev.log", "said.txt"):
         (tmp_path / name).write_text("")
     (tmp_path / "__pycache__").mkdir()
     with (tmp_path / "said.txt").open() as said:
-        monkeypatch.setattr("pilotlight.functions.cli.dev._OUTPUTS", (1, said.fileno()))
-        assert {path.name for path in snapshot(tmp_path)} == {"entry.py", ".dev.vars", ".env"}
+        outputs = (1, said.fileno())
+        assert {path.name for path in snapshot(tmp_path, outputs)} == {"entry.py", ".dev.vars", ".env"}
     assert snapshot(tmp_path / "nowhere") == {}
 
 

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from pilotlight.functions.host.faults import Fault
-from pilotlight.functions.host.zygotes import zygote_budget
 from pilotlight.functions.sandbox.priority import OWN_NICE, YIELD_NICE
 from pilotlight.functions.sandbox.processes import descendants
 from tests.asgi import eventually
@@ -16,18 +15,13 @@ from tests.functions.conftest import Served, ServedMaker
 from tests.functions.host.test_zygotes import zygote_pid
 
 
-async def test_a_function_has_its_zygote_before_its_first_request_as_far_as_there_is_room(
-    make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zygote_budget, "PREPARE_AFTER_S", 0.0)
-    for zygotes_mib in (1024, 0):
-        async with make_served(zygotes_mib=zygotes_mib) as served:
-            served.add("from workers import *\n")
-            await eventually(served.functions._zygote_budget._unprepared.empty)
-            await asyncio.sleep(0.05)
-            pool = served.functions.pools["f"]
-            assert (pool.factory.zygote.current is not None) == (zygotes_mib > 0)
-            assert pool.isolates.num_started == 0
+@pytest.mark.long
+async def test_a_function_has_its_zygote_before_its_first_request(make_served: ServedMaker) -> None:
+    async with make_served(zygotes_mib=1024) as served:
+        served.add("from workers import *\n")
+        pool = served.functions.pools["f"]
+        await eventually(lambda: pool.factory.zygote.current is not None)
+        assert pool.isolates.num_started == 0
 
 
 @pytest.mark.long

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host import packages as packages_module
 from pilotlight.functions.host.dependencies.layers import LayerError
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.packages import REFUSED_FOR_S, Packages
+from tests.clock import Clock
 
 
 class Installer:
@@ -28,20 +28,12 @@ class Installer:
         return self.layer
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [100.0]
-    loop = SimpleNamespace(time=lambda: found[0])
-    monkeypatch.setattr(packages_module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    return found
-
-
-def packages(folder: Path, installer: Installer | None, *layers: Path) -> Packages:
-    return Packages(cast(Any, SimpleNamespace(name="f", directory=folder)), layers, installer)
+def packages(folder: Path, installer: Installer | None, *layers: Path, clock: Clock | None = None) -> Packages:
+    return Packages(cast(Any, SimpleNamespace(name="f", directory=folder)), layers, installer, clock or Clock(1000.0))
 
 
 async def test_what_is_installed_comes_before_a_functions_own_layers_and_is_installed_once(
-    tmp_path: Path, now: list[float]
+    tmp_path: Path,
 ) -> None:
     given, vendored = tmp_path / "given", tmp_path / "python_modules"
     vendored.mkdir()
@@ -58,7 +50,7 @@ async def test_what_is_installed_comes_before_a_functions_own_layers_and_is_inst
     assert installer.num_asked == 2
 
 
-async def test_where_nothing_is_to_be_installed_nothing_changes(tmp_path: Path, now: list[float]) -> None:
+async def test_where_nothing_is_to_be_installed_nothing_changes(tmp_path: Path) -> None:
     installer = Installer(None)
     for made in (packages(tmp_path, None), packages(tmp_path, installer)):
         await made.install()
@@ -67,17 +59,18 @@ async def test_where_nothing_is_to_be_installed_nothing_changes(tmp_path: Path, 
     assert installer.num_asked == 1
 
 
-async def test_packages_that_cannot_be_installed_are_not_tried_again_at_once(tmp_path: Path, now: list[float]) -> None:
+async def test_packages_that_cannot_be_installed_are_not_tried_again_at_once(tmp_path: Path) -> None:
     installer = Installer(tmp_path / "layer")
     installer.error = LayerError("there is no such package")
-    made = packages(tmp_path, installer)
+    clock = Clock(1000.0)
+    made = packages(tmp_path, installer, clock=clock)
     for after_s, num_asked in ((0.0, 1), (REFUSED_FOR_S - 0.1, 1), (0.1, 2), (1.0, 2)):
-        now[0] += after_s
+        clock.now += after_s
         with pytest.raises(Fault, match="packages of 'f' cannot be installed") as refused:
             await made.install()
         assert (refused.value.code, "no such package" in refused.value.detail) == ("dependencies", True)
         assert installer.num_asked == num_asked
-    now[0] += REFUSED_FOR_S
+    clock.now += REFUSED_FOR_S
     installer.error = None
     await made.install()
     assert made.layers == [str(tmp_path / "layer")]

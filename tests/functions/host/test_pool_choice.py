@@ -10,7 +10,7 @@ import pytest
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.invocations.invocation_log import FunctionJournal, InvocationLog
-from pilotlight.functions.host.pool import FunctionPool, _is_started
+from pilotlight.functions.host.pool import FunctionPool, is_started
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.sandbox.limits import FunctionLimits
 
@@ -47,7 +47,7 @@ class Pool:
 
     async def chosen(self, *, is_socket: bool = False) -> int | str:
         """Return the index of the chosen isolate, or "new"."""
-        found = await self.pool._acquire(is_socket)
+        found = await self.pool.acquire(is_socket)
         return "new" if found is self.new else self.pool.isolates.usable.index(found)
 
 
@@ -86,14 +86,14 @@ async def test_where_none_is_free_and_none_may_be_started_a_request_waits() -> N
 
 async def test_an_isolate_that_is_being_started_counts_its_waiters_and_is_passed_over_if_it_fails() -> None:
     starting = isolate(is_started=False)
-    waiting = asyncio.create_task(_is_started(starting))
+    waiting = asyncio.create_task(is_started(starting))
     await asyncio.sleep(0)
     assert starting.work.num_waiting == 1
     starting.is_usable = False
     starting.started.set()
     assert (await waiting, starting.work.num_waiting) == (False, 0)
     left = isolate(is_started=False)
-    waiting = asyncio.create_task(_is_started(left))
+    waiting = asyncio.create_task(is_started(left))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -102,8 +102,8 @@ async def test_an_isolate_that_is_being_started_counts_its_waiters_and_is_passed
 
 async def test_objects_live_in_the_oldest() -> None:
     pool = Pool(isolate(9), isolate(0))
-    assert await pool.pool._acquire_oldest() is pool.pool.isolates.usable[0]
-    assert await Pool().pool._acquire_oldest() is not None
+    assert await pool.pool.acquire_oldest() is pool.pool.isolates.usable[0]
+    assert await Pool().pool.acquire_oldest() is not None
 
 
 async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:

@@ -3,16 +3,15 @@
 import asyncio
 from collections import deque
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pilotlight.functions.channel.failure import ChannelClosed, Failure
-from pilotlight.functions.host import response_stream
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.response_stream import BURST_S, ResponseStream, StreamThrottle
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from tests.clock import Clock
 
 MIB = 1 << 20
 
@@ -105,26 +104,25 @@ async def test_a_reader_that_leaves_ends_it_without_blame_though_nothing_was_rea
     assert (answer.num_ended, answer.body.num_cancelled, answer.isolate.told) == (1, 1, [])
     answer = Answer(None)
     reading = asyncio.ensure_future(answer.read())
-    await asyncio.sleep(0.01)
+    for _ in range(5):
+        await asyncio.sleep(0)
     reading.cancel()
     await asyncio.wait({reading})
     assert (reading.cancelled(), answer.num_ended, answer.isolate.told) == (True, 1, [])
 
 
-async def test_streams_share_a_rate_and_a_pause_saves_up_no_more_than_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [100.0], list[float]()
+async def test_streams_share_a_rate_and_a_pause_saves_up_no_more_than_a_burst() -> None:
+    clock, slept = Clock(1000.0), list[float]()
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    loop = SimpleNamespace(time=lambda: now[0])
-    monkeypatch.setattr(response_stream, "asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep))
-    throttle = StreamThrottle(1024.0)
+    throttle = StreamThrottle(1024.0, clock, sleep)
     await throttle.take(1024 * BURST_S * 0.99)
     assert slept == [], "a short burst is not delayed"
     await throttle.take(1024 * BURST_S)
     assert slept == [pytest.approx(1.49 * BURST_S)]
-    now[0] += 60.0
+    clock.now += 60.0
     await throttle.take(1024 * BURST_S * 0.99)
     await throttle.take(1024 * 0.5)
     assert slept[1:] == [pytest.approx(0.5 + 0.49 * BURST_S)]

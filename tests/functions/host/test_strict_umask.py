@@ -12,7 +12,7 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
-from pilotlight.functions.deployed import _unpacked
+from pilotlight.functions.deployed import unpack_bundle
 from pilotlight.functions.host.site_functions import SiteFunctions
 from pilotlight.functions.manifest import load_manifest
 from pilotlight.wire.hop.bundles import pack
@@ -30,7 +30,7 @@ class Default(WorkerEntrypoint):
 ''')
 (root / "source/wrangler.toml").write_text('name = "f"\\nmain = "src/entry.py"')
 (root / "deployed").mkdir()
-_unpacked(pack(root / "source"), root / "deployed/version")
+unpack_bundle(pack(root / "source"), root / "deployed/version")
 
 async def main():
     async with SiteFunctions(min_tier=tier, max_tier=tier, state_dir=root / "state") as functions:

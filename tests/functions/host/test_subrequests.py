@@ -7,20 +7,21 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.functions.channel.failure import Failure
-from pilotlight.functions.host import subrequests as subrequests_module
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.subrequests import OUTSIDE, OUTSIDE_S, Dial, Subrequests
 from pilotlight.wire.tracing import CURRENT
+from tests.clock import Clock
 
 LIMIT = 3
 
 
 class Counted:
     def __init__(self, *open_requests: int) -> None:
-        self.work = IsolateWork(0.0)
+        self.clock = Clock(1000.0)
+        self.work = IsolateWork()
         for id in open_requests:
             self.work.begin(id)
-        self.subrequests = Subrequests(self._answer, LIMIT, self.work.requests)
+        self.subrequests = Subrequests(self._answer, LIMIT, self.work.requests, self.clock)
         self.asked: list[tuple[object, object]] = []
         self.spans: list[dict[str, str]] = []
 
@@ -65,15 +66,12 @@ async def test_what_says_that_it_belongs_to_no_open_request_counts_against_one_t
     assert await refused_after(counted, 5) == 0
 
 
-async def test_without_an_open_request_a_second_has_as_many_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=100.0)
-    loop = SimpleNamespace(get_running_loop=lambda: SimpleNamespace(time=lambda: clock.now))
-    monkeypatch.setattr(subrequests_module, "asyncio", loop)
+async def test_without_an_open_request_a_second_has_as_many_as_a_request() -> None:
     counted = Counted()
     assert await refused_after(counted, 7) == LIMIT
-    clock.now += OUTSIDE_S
+    counted.clock.now += OUTSIDE_S
     assert await refused_after(counted, OUTSIDE) == 0
-    clock.now += 0.1
+    counted.clock.now += 0.1
     assert await refused_after(counted, OUTSIDE) == LIMIT
     assert await refused_after(counted, OUTSIDE) == 0
 

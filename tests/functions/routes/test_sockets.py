@@ -17,6 +17,7 @@ from pilotlight.runtime.serve import serve_app
 from pilotlight.wire.http.listen import bind
 from tests.asgi import eventually
 from tests.functions.routes.test_invocations import function_in
+from tests.handshakes import handshake_of
 from tests.runtime.conftest import Site, SiteMaker
 
 pytestmark = pytest.mark.process
@@ -119,8 +120,8 @@ async def test_a_function_echoes_texts_and_bytes(server: Site) -> None:
         client.ws_connect("/fn/f/echo", protocols=("a", "b")) as socket,
     ):
         assert socket.protocol == "b"
-        assert socket._response.headers["x-seen"] == "yes"
-        assert socket._response.headers["x-pilotlight-site"] == "ams1"
+        assert handshake_of(socket).headers["x-seen"] == "yes"
+        assert handshake_of(socket).headers["x-pilotlight-site"] == "ams1"
         for text in ("hello", "", "ünï" * 1000, "x" * 1_000_000):
             await socket.send_str(text)
             assert await socket.receive_str(timeout=60) == text
@@ -224,18 +225,10 @@ async def test_a_replaced_function_closes_its_sockets_though_its_other_work_cont
             assert await closed(socket) == (1012, "the function is being replaced")
 
 
-async def test_a_socket_outlives_the_time_for_idle_connections(
-    make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pilotlight.runtime.serve.KEEP_ALIVE_S", 0.3)
-    async with (
-        make_server(functions=table(tmp_path)) as server,
-        aiohttp.ClientSession(server.url) as client,
-        client.ws_connect("/fn/f/echo") as socket,
-    ):
-        await asyncio.sleep(1.0)
-        await socket.send_str("still here")
-        assert await socket.receive_str(timeout=60) == "still here"
+async def test_an_open_socket_is_published_and_is_no_request_in_progress(server: Site) -> None:
+    async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:
+        await socket.send_str("here")
+        assert await socket.receive_str(timeout=60) == "here"
         async with client.get("/status") as answer:
             (published,) = (await answer.json())["functions"]["functions"]
         assert (published["sockets"], published["inflight"]) == (1, 0)
@@ -244,7 +237,7 @@ async def test_a_socket_outlives_the_time_for_idle_connections(
 async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -> None:
     async with aiohttp.ClientSession(server.url) as client:
         socket = await client.ws_connect("/fn/f/flood")
-        transport = socket._response.connection.transport
+        transport = handshake_of(socket).connection.transport
         transport.pause_reading()
 
         def last() -> int:
@@ -257,7 +250,7 @@ async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -
             await asyncio.sleep(0.5)
         assert last() < 2000  # 2,000 messages are 20 MB: more than the buffers of sockets, server and channel hold
         transport.abort()
-        socket._response.close()
+        handshake_of(socket).close()
         await eventually(lambda: server.app.site.admission.attached == 0, 15)
 
 
@@ -275,8 +268,8 @@ async def test_a_function_that_does_not_read_holds_its_client_up(server: Site) -
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(send(), 3)
         assert 0 < sent < 300
-        socket._response.connection.transport.abort()
-        socket._response.close()
+        handshake_of(socket).connection.transport.abort()
+        handshake_of(socket).close()
 
 
 async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refused(

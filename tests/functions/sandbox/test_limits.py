@@ -7,18 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.isolates import isolate_work
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
 from pilotlight.functions.sandbox.limits import FunctionLimits, IsolateUsage, first_exceeded
+from tests.clock import Clock
 
 LIMITS = FunctionLimits(cpu_ms=200, memory_mib=64, blocked_s=10.0, wall_s=300.0)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [10.0]
-    monkeypatch.setattr(isolate_work, "_now", lambda: found[0])
-    return found
 
 
 @pytest.mark.parametrize(
@@ -39,8 +32,8 @@ def test_each_measure_has_a_limit_that_it_may_reach(measure: str, limit: float, 
     assert (told[1], says in told[0]) == (code, True)
 
 
-def test_time_is_divided_among_the_requests_that_were_open_at_both_looks(now: list[float]) -> None:
-    work = IsolateWork(0.0)
+def test_time_is_divided_among_the_requests_that_were_open_at_both_looks() -> None:
+    work = IsolateWork()
     meter = CpuMeter(work, LIMITS.sockets_share, 0.0)
     charged = []
     for started, ended in (([1], []), ([2], []), ([], []), ([], [1])):
@@ -48,14 +41,14 @@ def test_time_is_divided_among_the_requests_that_were_open_at_both_looks(now: li
             work.begin(id)
         for id in ended:
             work.end(id)
-        meter.charge(0.4, now[0])
+        meter.charge(0.4, 10.0)
         charged.append(dict(work.requests))
     assert charged == [{1: 0.0}, {1: 0.4, 2: 0.0}, {1: pytest.approx(0.6), 2: 0.2}, {2: pytest.approx(0.6)}]
     assert meter.idle_s == 0.0
 
 
 def test_open_sockets_may_use_half_of_a_core_and_pay_for_more() -> None:
-    work = IsolateWork(0.0)
+    work = IsolateWork()
     meter = CpuMeter(work, LIMITS.sockets_share, 0.0)
     work.open_sockets = cast("Any", {1, 2})
     meter.charge(0.8, 1.0)
@@ -71,8 +64,8 @@ def test_open_sockets_may_use_half_of_a_core_and_pay_for_more() -> None:
     assert (meter.sockets_s, meter.idle_s) == (0.0, 0.0)
 
 
-def test_what_runs_without_a_request_adds_up_until_there_is_one(now: list[float]) -> None:
-    work = IsolateWork(0.0)
+def test_what_runs_without_a_request_adds_up_until_there_is_one() -> None:
+    work = IsolateWork()
     meter = CpuMeter(work, LIMITS.sockets_share, 0.0)
     meter.charge(0.1, 1.0)
     meter.charge_idle(0.2)
@@ -83,26 +76,27 @@ def test_what_runs_without_a_request_adds_up_until_there_is_one(now: list[float]
 
 
 def test_a_processors_clock_that_goes_back_takes_nothing_back() -> None:
-    meter = CpuMeter(IsolateWork(0.0), LIMITS.sockets_share, 0.0)
+    meter = CpuMeter(IsolateWork(), LIMITS.sockets_share, 0.0)
     assert [meter.spent(total_s) for total_s in (1.0, 0.5, 1.25)] == [1.0, 0.0, 0.25]
 
 
-def test_background_work_has_its_time_from_its_beginning_while_no_request_is_open(now: list[float]) -> None:
-    work = IsolateWork(0.0)
+def test_background_work_has_its_time_from_its_beginning_while_no_request_is_open() -> None:
+    clock = Clock(1000.0)
+    work = IsolateWork(clock)
     work.set_background(1)
-    now[0] = 15.0
+    clock.now = 1005.0
     assert work.background_s() == 5.0
     work.begin(1)
     assert work.background_s() == 0.0
     assert work.load == 1
     work.end(1)
-    now[0] = 16.0
+    clock.now = 1006.0
     work.set_background(2)
-    now[0] = 17.0
+    clock.now = 1007.0
     assert work.background_s() == 7.0, "further work does not restart the time"
     work.set_background(-1)
-    assert (work.background, work.background_s(), work.idle_since) == (0, 0.0, 17.0)
-    now[0] = 20.0
+    assert (work.background, work.background_s(), work.idle_since) == (0, 0.0, 1007.0)
+    clock.now = 1010.0
     work.set_background(1)
-    now[0] = 21.0
+    clock.now = 1011.0
     assert work.background_s() == 1.0

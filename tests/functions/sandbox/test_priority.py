@@ -12,7 +12,6 @@ import time
 import pytest
 
 from pilotlight.functions.host.response_stream import StreamThrottle
-from pilotlight.functions.sandbox import priority
 from pilotlight.functions.sandbox.priority import (
     OWN_NICE,
     PIECE_BYTES,
@@ -21,6 +20,7 @@ from pilotlight.functions.sandbox.priority import (
     PROVEN,
     YIELD_NICE,
     CpuHistory,
+    KernelCalls,
     PriorityClass,
     apply_priority,
     cpu_s,
@@ -110,7 +110,7 @@ async def test_the_kernel_gets_the_high_and_the_low_priority_classes(make_served
                     return Response("well")
             """
         )
-        own = priority.OWN_NICE
+        own = OWN_NICE
         first = own + PROMPT_NICE if own == 0 and os.getuid() == 0 else own
         computing = asyncio.create_task(served.get("/compute"))
         pool = served.functions.pools["f"]
@@ -157,37 +157,32 @@ def test_the_loop_itself_is_reported_and_its_children_are_as_usual() -> None:
     ],
 )
 def test_a_class_is_a_nice_value_and_a_slice_of_a_process_and_all_that_it_has_forked(
-    monkeypatch: pytest.MonkeyPatch, own_nice: int, pid: int, of: PriorityClass, slices: list[object], is_for_all: bool
+    own_nice: int, pid: int, of: PriorityClass, slices: list[object], is_for_all: bool
 ) -> None:
     told: list[object] = []
     groups: list[object] = []
-    monkeypatch.setattr(priority, "OWN_NICE", own_nice)
-    monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_OTHER | os.SCHED_RESET_ON_FORK)
-    monkeypatch.setattr(priority.system, "set_slice", lambda *asked: told.append(asked))
-    monkeypatch.setattr(priority.os, "setpriority", lambda *asked: groups.append(asked))
-    apply_priority(pid, of)
+    kernel = KernelCalls(
+        lambda pid: os.SCHED_OTHER | os.SCHED_RESET_ON_FORK,
+        lambda *asked: told.append(asked),
+        lambda *asked: groups.append(asked),
+    )
+    apply_priority(pid, of, own_nice, kernel)
     assert told == slices
     assert groups == ([(os.PRIO_PGRP, pid, slices[0][1])] if is_for_all else [])  # type: ignore[index]
 
 
-def test_what_the_site_may_not_do_is_left_and_so_is_what_its_starter_has_decided(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_site_may_not_do_is_left_and_so_is_what_its_starter_has_decided() -> None:
     told: list[object] = []
 
     def refuse(*asked: object) -> None:
         told.append(asked)
         raise PermissionError
 
-    monkeypatch.setattr(priority, "OWN_NICE", 0)
-    monkeypatch.setattr(priority.system, "set_slice", refuse)
-    monkeypatch.setattr(priority.os, "setpriority", refuse)
-    monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
-    apply_priority(7, PriorityClass.INTERACTIVE)
+    kernel = KernelCalls(lambda pid: os.SCHED_OTHER, refuse, refuse)
+    apply_priority(7, PriorityClass.INTERACTIVE, 0, kernel)
     assert told == [(7, PROMPT_NICE, PROMPT_SLICE_NS), (7, 0, PROMPT_SLICE_NS)], "the time slice is still tried"
     told.clear()
-    monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_RR)
-    apply_priority(7, PriorityClass.INTERACTIVE)
+    apply_priority(7, PriorityClass.INTERACTIVE, 0, kernel._replace(policy=lambda pid: os.SCHED_RR))
     assert told == []
 
 

@@ -335,8 +335,7 @@ async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_anothe
     async with make_served(limits={"idle_s": 0.2}) as served:
         served.add(default("return Response('x')"))
         assert await served.get() == b"x"
-        await asyncio.sleep(1.0)
-        assert served.functions.pools["f"].isolates.living == []
+        await eventually(lambda: served.functions.pools["f"].isolates.living == [])
         assert await served.get() == b"x"
         assert served.functions.pools["f"].isolates.num_started == 2
 

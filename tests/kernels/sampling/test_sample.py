@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pilotlight.kernels.sampling.sample
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.sampling.philox import uniform
-from pilotlight.kernels.sampling.sample import argmax, draw, pick, piece_sums, sample, weigh
+from pilotlight.kernels.sampling.sample import NUM_CANDIDATES, argmax, draw, pick, piece_sums, sample, weigh
 from pilotlight.kernels.sampling.sampling_batch import HEAVIEST, POWER, SamplingBatch, SamplingRow
 from tests.kernels.conftest import on_device
 
@@ -37,16 +36,20 @@ def reference_distribution(
 
 
 def drawn_with(
-    logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
+    logits: torch.Tensor,
+    u: torch.Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    min_p: float,
+    candidates: int = NUM_CANDIDATES,
 ) -> torch.Tensor:
     """Draw one token for each uniform number in `u`."""
     batch = SamplingBatch.of(
         [SamplingRow(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1], on_device
     )
     rows = logits.expand(len(u), -1).contiguous()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pilotlight.kernels.sampling.sample, "uniform", lambda *_: u)
-        return draw(rows, rows.amax(-1), batch)
+    return draw(rows, rows.amax(-1), batch, lambda *_: u, candidates)
 
 
 CASES = [
@@ -69,16 +72,14 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     top_p: float,
     min_p: float,
     candidates: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # with 4 candidates the search for the nucleus needs several rounds
-    monkeypatch.setattr(pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", candidates)
+    """With 4 candidates the search for the nucleus needs several rounds."""
     logits = on_device(torch.randn(42, generator=torch.Generator().manual_seed(6), device="cpu")) * 2
     shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
     ends = list(accumulate(shares))
     wide = [token for token in range(42) if shares[token] > 3e-6]
     numbers = [u for token in wide for u in (ends[token] - shares[token] + 1e-6, ends[token] - 1e-6)]
-    ids = drawn_with(logits, torch.tensor(numbers, dtype=torch.float64), temperature, top_k, top_p, min_p)
+    ids = drawn_with(logits, torch.tensor(numbers, dtype=torch.float64), temperature, top_k, top_p, min_p, candidates)
     assert ids.tolist() == [token for token in wide for _ in range(2)]
 
 
@@ -94,15 +95,20 @@ def in_bits(*distances: float) -> torch.Tensor:
     return -torch.tensor(distances, dtype=torch.float32)
 
 
-def sampled(logits: torch.Tensor, numbers: torch.Tensor, row: SamplingRow, *, truncates: bool = False) -> set[int]:
+def sampled(
+    logits: torch.Tensor,
+    numbers: torch.Tensor,
+    row: SamplingRow,
+    *,
+    truncates: bool = False,
+    candidates: int = NUM_CANDIDATES,
+) -> set[int]:
     """Return the tokens that `numbers` draw from logits [vocab], whose unit is a factor of two."""
     batch = SamplingBatch.of([row] * len(numbers), logits.shape[-1], on_device)
     batch.reals[0] = 2.0**24
     batch = batch._replace(truncates=batch.truncates or truncates)
     rows = logits.expand(len(numbers), -1).contiguous()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pilotlight.kernels.sampling.sample, "uniform", lambda *_: on_device(numbers))
-        return set(draw(rows, rows.amax(-1), batch).tolist())
+    return set(draw(rows, rows.amax(-1), batch, lambda *_: on_device(numbers), candidates).tolist())
 
 
 EIGHTHS = (torch.arange(8, dtype=torch.float64) + 0.5) / 8
@@ -117,18 +123,17 @@ def test_a_nucleus_ends_with_the_token_that_fills_it(top_p: float, kept: set[int
 
 def test_a_top_k_beyond_the_first_candidates_keeps_as_many_tokens() -> None:
     logits = in_bits(*(i / 1024 for i in range(600)))
-    assert pilotlight.kernels.sampling.sample.NUM_CANDIDATES < 500
+    assert NUM_CANDIDATES < 500
     assert sampled(logits, LAST, SamplingRow(1.0, 500, 1.0, 0.0, 0, 0)) == {499}
     assert sampled(logits, LAST, SamplingRow(1.0, None, 1.0, 0.0, 0, 0)) == {599}
 
 
-def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated() -> None:
     """The first token's share is below 2**-53. A nucleus of the rounded total weight would end before it."""
-    monkeypatch.setattr(pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", 4096)
-    logits = in_bits(42, *[0] * 2048)
+    logits, number = in_bits(42, *[0] * 2048), torch.zeros(1, dtype=torch.float64)
     beside = SamplingRow(1.0, None, 1.0, 0.0, 0, 0)
-    assert sampled(logits, torch.zeros(1, dtype=torch.float64), beside) == {0}
-    assert sampled(logits, torch.zeros(1, dtype=torch.float64), beside, truncates=True) == {0}
+    for truncates in (False, True):
+        assert sampled(logits, number, beside, truncates=truncates, candidates=4096) == {0}
 
 
 def test_every_half_of_a_seed_counts() -> None:
@@ -141,13 +146,12 @@ def test_every_half_of_a_seed_counts() -> None:
     assert len(set(expected)) == len(seeds)
 
 
-def test_each_row_follows_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_follows_its_own_parameters() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).repeat(4, 1)
     parameters = [(1.0, None, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (1.0, None, 0.1, 0.0), (0.01, None, 1.0, 0.0)]
     batch = SamplingBatch.of([SamplingRow(*row, 0, 0) for row in parameters], 4, on_device)
     numbers = torch.tensor([0.0, 0.0, 0.0, 0.5], dtype=torch.float64)
-    monkeypatch.setattr(pilotlight.kernels.sampling.sample, "uniform", lambda *_: numbers)
-    assert draw(logits, logits.amax(-1), batch).tolist() == [0, 3, 3, 3]
+    assert draw(logits, logits.amax(-1), batch, lambda *_: numbers).tolist() == [0, 3, 3, 3]
 
 
 def picked_from(weights: torch.Tensor, u: float) -> list[int]:

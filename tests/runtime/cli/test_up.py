@@ -1,6 +1,6 @@
 """Servers that `pilotlight up` restarts when they end, and stops when it ends."""
 
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,8 @@ from tests.edge_router.builders import network
 class Server:
     name = "router"
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.exit_code: int | None = None
         self.started: list[float] = []
 
@@ -27,25 +28,23 @@ class Server:
         return self.started[-1]
 
     def start(self) -> None:
-        self.started.append(time.monotonic())
+        self.started.append(self.clock())
         self.exit_code = 1
 
 
-def test_a_server_that_does_not_start_is_started_again_once_a_second(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now, server = [0.0], Server()
+def test_a_server_that_does_not_start_is_started_again_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    server = Server(lambda: now)
 
     def sleep(seconds: float) -> None:
-        now[0] += seconds
-        if now[0] > 5.0:
+        nonlocal now
+        now += seconds
+        if now > 5.0:
             raise up.Stop
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
     server.start()
     with pytest.raises(up.Stop):
-        up.keep_alive(cast("Any", [server]))
+        up.keep_alive(cast("Any", [server]), lambda: now, sleep)
     assert server.started == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert "router ended (the port is taken); starting it again." in capsys.readouterr().out
 

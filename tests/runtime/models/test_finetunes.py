@@ -16,7 +16,7 @@ import pytest
 from starlette.datastructures import UploadFile
 
 from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, digest_of
-from pilotlight.runtime.api.routes import finetune_routes as routes
+from pilotlight.runtime.api.routes.finetune_routes import MOST_UPLOADS
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import FinetunesConfig
@@ -281,18 +281,21 @@ async def test_a_full_disk_is_named_and_keeps_what_there_was(
         assert (await ask(site, lora="tone")).status == 200
 
 
-async def test_so_many_files_come_in_at_once(
-    make_site: SiteMaker, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, "MOST_UPLOADS", 1)
+async def test_so_many_files_come_in_at_once(make_site: SiteMaker, tables: dict[str, Any]) -> None:
     async with make_site(**tables) as site:
         id = (await create(site)).json["result"]["id"]
         headers = {"content-type": FORM, "authorization": ANN}
         content = form(adapter_files()[WEIGHTS], WEIGHTS)
-        slow = start(site.app, f"{PATH}/{id}/finetune-assets", body=content[:99], is_whole=False, **headers)
-        while (refused := await put(site, id, "other", b"")).status == 400:  # the slow upload has not arrived yet
+        path = f"{PATH}/{id}/finetune-assets"
+        slow, *others = [
+            start(site.app, path, body=content[:99], is_whole=False, **headers) for _ in range(MOST_UPLOADS)
+        ]
+        while (refused := await put(site, id, "other", b"")).status == 400:  # not all slow uploads have arrived yet
             pass
         assert (refused.status, "files are being uploaded" in why(refused)) == (429, True)
+        for other in others:
+            other.disconnect()
+            await other.done()
         slow.send(content[99:], is_last=True)
         assert (await slow.done()).status == 200
         assert (await put(site, id, CONFIG, adapter_files()[CONFIG])).status == 200

@@ -1,12 +1,10 @@
 """A site's metrics: their names, types and labels are an interface for dashboards."""
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pilotlight.engine.api.protocol import DraftCounts, ModelLoad, StepOutput, TokenOutput
 from pilotlight.runtime.hosts.fleet import HostLoad
 from pilotlight.runtime.models.wake_history import Wake
-from pilotlight.runtime.telemetry import metrics
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.hop.status import ModelStatus
@@ -99,10 +97,9 @@ def test_a_scrape_has_the_names_types_and_labels_that_were_promised() -> None:
     assert found == OBSERVED | created | READ
 
 
-def test_gpus_are_reported_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_reported_if_there_are_any() -> None:
     states: list[dict[str, float]] = [{"power_watts": 612.5, "slowed_by_power_cap": 1.0}, {"power_watts": 90.0}]
-    monkeypatch.setattr(metrics, "read_states", lambda: states)
-    watched = Metrics("ams1")
+    watched = Metrics("ams1", lambda: states)
     watched.watch(lambda: [], {}, lambda: [])
     text = watched.text().decode()
     assert 'pilotlight_gpu_power_watts{gpu="0"} 612.5' in text

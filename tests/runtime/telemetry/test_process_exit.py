@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.runtime.telemetry import process_exit
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 
 
@@ -22,10 +21,9 @@ from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
     ],
 )
 def test_an_end_says_its_status_its_signal_and_whether_memory_had_run_out(
-    code: int, before: int | None, now: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    code: int, before: int | None, now: int | None, expected: str
 ) -> None:
-    monkeypatch.setattr(process_exit, "oom_kills", lambda: now)
-    assert ending(code, before) == expected
+    assert ending(code, before, lambda: now) == expected
 
 
 @pytest.mark.parametrize(

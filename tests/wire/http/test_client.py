@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.wire.http import client
 from pilotlight.wire.http.client import (
     HELD_BYTES,
     KEEP_ALIVE_S,
@@ -104,13 +103,12 @@ async def test_a_site_that_closes_a_connection_at_once_has_not_had_the_request()
         pool.close()
 
 
-async def test_a_router_without_descriptors_blames_no_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def connect(*_: object, **__: object) -> None:
+async def test_a_router_without_descriptors_blames_no_site() -> None:
+    async def connect(*_: object) -> UpstreamConnection:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
     with pytest.raises(NoDescriptors, match="the router has no file descriptors left"):
-        await ConnectionPool(connect_timeout_s=2).connect(Origin.of("http://127.0.0.1:1"))
+        await ConnectionPool(connect_timeout_s=2, connect=connect).connect(Origin.of("http://127.0.0.1:1"))
 
 
 def parsed(*pieces: bytes, **expected: bool) -> ResponseParser:
@@ -213,12 +211,9 @@ def connected() -> tuple[UpstreamConnection, Transport]:
     return connection, transport
 
 
-async def test_the_connection_used_last_is_given_and_those_that_waited_too_long_are_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_connection_used_last_is_given_and_those_that_waited_too_long_are_closed() -> None:
     now = 1000.0
-    monkeypatch.setattr(client.time, "monotonic", lambda: now)
-    pool, made = ConnectionPool(1.0), [connected() for _ in range(3)]
+    pool, made = ConnectionPool(1.0, clock=lambda: now), [connected() for _ in range(3)]
     for connection, _ in made:
         pool.put_back(connection)
         now += 1.0
@@ -244,18 +239,14 @@ async def test_of_an_origin_that_is_asked_no_more_nothing_is_kept() -> None:
     assert pool._idle == {}
 
 
-async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_away() -> None:
     made = [connected() for _ in range(3)]
     opening = iter(made)
 
-    async def connect(*_: object, **__: object) -> tuple[Transport, UpstreamConnection]:
-        connection, transport = next(opening)
-        return transport, connection
+    async def connect(*_: object) -> UpstreamConnection:
+        return next(opening)[0]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
-    pool = ConnectionPool(1.0)
+    pool = ConnectionPool(1.0, connect=connect)
     for _ in made:
         await pool.connect(PLACE)
     pool.put_back(made[0][0])
@@ -275,34 +266,27 @@ async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_a
         (None, "no connection within 0.01 s"),
     ],
 )
-async def test_a_connection_that_cannot_be_made_says_why(
-    monkeypatch: pytest.MonkeyPatch, error: OSError | None, says: str
-) -> None:
-    async def connect(*_: object, **__: object) -> None:
+async def test_a_connection_that_cannot_be_made_says_why(error: OSError | None, says: str) -> None:
+    async def connect(*_: object) -> UpstreamConnection:
         if error is not None:
             raise error
-        await asyncio.Event().wait()
+        return await asyncio.Future()
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
     with pytest.raises(CannotConnect) as failed:
-        await ConnectionPool(0.01).connect(PLACE)
+        await ConnectionPool(0.01, connect=connect).connect(PLACE)
     assert str(failed.value).startswith(says)
     assert not isinstance(failed.value, NoDescriptors), "these errors are the site's"
 
 
 @pytest.mark.parametrize(("url", "is_tls"), [("http://h:1", False), ("https://h:1", True)])
-async def test_a_sites_certificate_is_asked_for_where_its_url_says_so(
-    monkeypatch: pytest.MonkeyPatch, url: str, is_tls: bool
-) -> None:
+async def test_a_sites_certificate_is_asked_for_where_its_url_says_so(url: str, is_tls: bool) -> None:
     seen: list[ssl.SSLContext | None] = []
 
-    async def connect(*_: object, ssl: ssl.SSLContext | None) -> tuple[Transport, UpstreamConnection]:
-        seen.append(ssl)
-        connection, transport = connected()
-        return transport, connection
+    async def connect(origin: Origin, buffer: bytearray, tls: ssl.SSLContext | None) -> UpstreamConnection:
+        seen.append(tls)
+        return connected()[0]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
-    pool = ConnectionPool(1.0)
+    pool = ConnectionPool(1.0, connect=connect)
     for _ in range(2):
         await pool.connect(Origin.of(url))
     assert seen[0] is seen[1], "all connections share one TLS context"

@@ -40,21 +40,19 @@ def test_what_is_no_tcp_connection_has_not_vanished() -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
-def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pilotlight.wire.http.server.SILENT_MS", -1
-    )  # any connection with unacknowledged bytes counts as silent
+def test_a_connection_whose_client_does_not_read_has_not_vanished() -> None:
+    silent_ms = -1  # any connection with unacknowledged bytes counts as silent
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
-            assert not has_vanished(server)
+            assert not has_vanished(server, silent_ms)
             server.setblocking(False)
             with suppress(BlockingIOError):
                 while True:
                     server.send(bytes(65536))
             assert client.getpeername() == server.getsockname()
             info = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-            assert has_vanished(server) == (struct.unpack_from("=I", info, 24)[0] > 0)
+            assert has_vanished(server, silent_ms) == (struct.unpack_from("=I", info, 24)[0] > 0)
 
 
 @pytest.mark.process

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from pilotlight.edge_router.admission.quotas import shared
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.admission.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey, granted
 from pilotlight.edge_router.admission.quotas.shared import (
@@ -23,6 +22,7 @@ from pilotlight.edge_router.admission.quotas.shared import (
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
 from pilotlight.sites.network import CustomerConfig
 from pilotlight.wire.errors import ApiError
+from tests.asgi import eventually
 from tests.edge_router.builders import Clock
 
 KEY = LeaseKey("acme", "tokens_per_day", 1)
@@ -225,7 +225,7 @@ async def test_a_lease_that_is_in_use_stays() -> None:
         assert network.store.used[KEY][0] == 8
 
 
-async def test_a_store_that_hangs_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_hangs_is_interrupted() -> None:
     class Hanging(MemoryLeases):
         def __init__(self, clock: Clock) -> None:
             super().__init__(clock)
@@ -238,12 +238,13 @@ async def test_a_store_that_hangs_is_interrupted(monkeypatch: pytest.MonkeyPatch
         def interrupt(self) -> None:
             self.interrupted.set()
 
-    monkeypatch.setattr(shared, "ANSWERS_WITHIN_S", 0.05)
     clock = Clock()
-    router = SharedQuotas(Hanging(clock), serves_without=True, clock=clock)
-    async with asyncio.timeout(60):
-        await router._exchange([router.lease(KEY, 100)])
-    assert router.fault == "interrupted"
+    router = SharedQuotas(Hanging(clock), serves_without=True, clock=clock, answers_within_s=0.05)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        running = group.create_task(router.run())
+        assert await take(router, 100) is None, "the request is served without the store"
+        await eventually(lambda: router.fault == "interrupted")
+        running.cancel()
     await router.close()
 
 

@@ -59,6 +59,11 @@ class Quotas(DailyQuotas):
         self.told: list[tuple[Any, ...]] = []
         self.set([CustomerConfig(name="acme", tokens_per_day=10_000)])
 
+    def used_by(self, account: str) -> tuple[int, int]:
+        """Return an account's tokens and cost of today."""
+        use = self._used[account]
+        return use.tokens, use.cost
+
     def recovered(self, account: str, started_s: float, tokens: int, cost: int) -> None:
         self.told.append(("recovered", account, started_s, tokens, cost))
 
@@ -100,8 +105,7 @@ def test_a_router_starts_with_todays_usage_and_reports_to_others_what_it_died_wi
     ]
     books.recovered = [record("acme", ResourceUse(10, 4, 20)), record("acme", ResourceUse(1, 0, 2), model="free")]
     _, quotas = accounting(books)
-    use = quotas._used["acme"]
-    assert (use.tokens, use.cost) == (17, 3)
+    assert quotas.used_by("acme") == (17, 3)
     assert quotas.told == [("recovered", "acme", NOW_S, 30, 6 * 1000 + 20 * 2000), ("recovered", "acme", NOW_S, 3, 0)]
 
 
@@ -121,8 +125,7 @@ async def test_a_request_reserves_what_it_may_come_to_and_settles_for_what_it_ca
     kept.end(charge._replace(reserved=None), is_complete=False, took_s=1.5)
     assert books.ended == [("complete", 2.5), ("cut", 1.5)]
     assert len(quotas.told) == 3
-    use = quotas._used["acme"]
-    assert (use.tokens, use.cost) == (13, 12_000)
+    assert quotas.used_by("acme") == (13, 12_000)
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/fn/f"), ("GET", "/v1/models")])
@@ -140,7 +143,7 @@ async def test_nothing_is_kept_reserved_for_a_request_that_is_not_written_down()
     with pytest.raises(ApiError, match="full"):
         await kept.begin(asked(), own_names)
     assert quotas.told[-1] == ("settle", 0, 0)
-    assert quotas._used["acme"].tokens == 0
+    assert quotas.used_by("acme") == (0, 0)
 
 
 async def test_what_is_counted_is_models_work_under_the_name_that_is_theirs() -> None:
@@ -158,5 +161,4 @@ async def test_what_is_counted_is_models_work_under_the_name_that_is_theirs() ->
 def test_what_functions_have_used_counts_against_their_accounts_quotas() -> None:
     kept, quotas = accounting()
     kept.count([record("acme", ResourceUse(10, 4, 20)), record("acme", ResourceUse(1, 0, 1), model="free")])
-    use = quotas._used["acme"]
-    assert (use.tokens, use.cost) == (32, 46_000)
+    assert quotas.used_by("acme") == (32, 46_000)

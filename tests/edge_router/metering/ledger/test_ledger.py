@@ -20,7 +20,7 @@ from load_tests.postgres import Postgres
 from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
 from pilotlight.edge_router.metering.ledger.ledger import Ledger, LedgerTimings
-from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery, UsageStoreError
+from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery
 from pilotlight.edge_router.requests.request import Head, RequestParser
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import CustomerConfig, LedgerConfig
@@ -29,7 +29,8 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.meters import FILE_NAME, MeterFile
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest
-from tests.edge_router.metering.ledger.conftest import PRICES, Place, empty
+from tests.asgi import eventually
+from tests.edge_router.metering.ledger.conftest import PRICES, FailingStore, Place, empty
 
 TOKENS = ResourceUse(10, 4, 20, 0)
 COST = 6 * 1000 + 20 * 2000
@@ -80,7 +81,7 @@ async def test_an_ended_request_is_written_once_and_its_meter_is_free(place: Pla
     await asyncio.gather(writing, return_exceptions=True)
     await kept.close()
     again = place.ledger()
-    assert again._meters.num_used == 0
+    assert (again.num_unwritten, again.recovered) == (0, [])
     await again.close()
     assert rows(place) == [ROW]
 
@@ -95,14 +96,15 @@ async def test_sums_have_all_that_has_ended(place: Place) -> None:
 
 
 async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_next(place: Place) -> None:
-    kept = place.ledger()
+    store = FailingStore(place.store())
+    kept = place.ledger(store=store)
+    store.is_confirming = False  # records are written, but no meter is free before the process dies
     used(kept)
     cut = kept.begin(asked(), "m")
     cut.count(ResourceUse(10, 0, 3, 0))
     kept.begin(asked(), "m")  # it has no usage yet
-    kept._add(tuple(kept._ended))  # written, but the process dies before the meter is free
-    kept._store.close()
-    kept._meters.close()
+    await kept.close()
+    assert rows(place) == [ROW]
     again = place.ledger()
     recovered = ("acme", "acme-ci", "m", "", "recovered", 10, 0, 3, 10 * 1000 + 3 * 2000)
     assert sorted(rows(place)) == sorted([ROW, recovered])
@@ -228,22 +230,25 @@ async def test_a_store_that_fails_under_load_loses_nothing(failing: Failing, pol
 
 
 async def test_a_router_that_is_full_of_unwritten_records_refuses_and_the_next_one_writes_them(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place,
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(place.kind, "add", _refuse)
-        kept = place.ledger(when_failing="serve", max_unwritten=16)
-        for _ in range(16):
-            used(kept)
-        await kept.flush()
-        with pytest.raises(ApiError, match="cannot be recorded"):
-            kept.begin(asked(), "m")
-        await kept.close()
-        again = place.ledger(when_failing="serve", max_unwritten=16)
-        assert again.num_unwritten == 16
-        await again.close()
-        with pytest.raises(ConfigError, match="disk is full"):
-            place.ledger()
+    def full() -> FailingStore:
+        return FailingStore(place.store(), writes=False)
+
+    kept = place.ledger(store=full(), when_failing="serve", max_unwritten=16)
+    for _ in range(16):
+        used(kept)
+    await kept.flush()
+    with pytest.raises(ApiError, match="cannot be recorded"):
+        kept.begin(asked(), "m")
+    await kept.close()
+    again = place.ledger(store=full(), when_failing="serve", max_unwritten=16)
+    assert again.num_unwritten == 16
+    await again.close()
+    refused = full()
+    with pytest.raises(ConfigError, match="disk is full"):
+        place.ledger(store=refused)
+    refused.close()
     await place.ledger().close()
     assert rows(place) == [ROW] * 16
 
@@ -277,42 +282,45 @@ async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_pat
 
 async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: Path) -> None:
     now = time.time()
-    kept = Ledger(LedgerConfig(), tmp_path, PRICES, lambda: now)
+    store = FailingStore(Place(tmp_path).store())
+    kept = Ledger(LedgerConfig(), tmp_path, PRICES, lambda: now, store=store)
     meter = kept.begin(asked(), "m")
     meter.count(TOKENS)
     now -= 86_400
     kept.end(meter, "complete", 2.0)
-    ((_, _, record),) = kept._ended
-    assert record.ended_s == record.request.started_s + 2.0
     await kept.close()
+    (record,) = store.records
+    assert record.ended_s == record.request.started_s + 2.0
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
 async def test_a_router_that_restarts_knows_todays_usage_even_where_it_could_not_be_written(
-    place: Place, monkeypatch: pytest.MonkeyPatch, is_failing: bool
+    place: Place, is_failing: bool
 ) -> None:
-    if is_failing:
-        monkeypatch.setattr(place.kind, "add", _refuse)
-    kept = place.ledger(when_failing="serve")
+    def opened() -> Ledger:
+        return place.ledger(store=FailingStore(place.store(), writes=not is_failing), when_failing="serve")
+
+    kept = opened()
     for _ in range(3):
         used(kept)
     await kept.close()
-    again = place.ledger(when_failing="serve")
+    again = opened()
     assert again.used_since(time.time() + 60.0) == []
     rows = [row for row in again.used_since(0.0) if row["account"] == "acme"]
-    assert sum(row["prompt_tokens"] + row["output_tokens"] for row in rows) == 3 * (TOKENS.prompt + TOKENS.output)
+    tokens = 3 * (TOKENS.prompt + TOKENS.output)
+    assert sum(row["prompt_tokens"] + row["output_tokens"] for row in rows) == tokens
     quotas = DailyQuotas(time.time)
+    quotas.set([CustomerConfig(name="acme", tokens_per_day=1000)])
     Accounting(PRICES, again, quotas)
-    assert quotas._used["acme"].tokens == 3 * (TOKENS.prompt + TOKENS.output)
+    with pytest.raises(ApiError, match=f"{tokens} are used"):
+        quotas.reserve("acme", 1000, 0)
     await again.close()
 
 
 async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place,
 ) -> None:
-    monkeypatch.setattr(place.kind, "add", _refuse)
-    monkeypatch.setattr(place.kind, "usage", _refuse)
-    kept = place.ledger(when_failing="serve")
+    kept = place.ledger(store=FailingStore(place.store(), writes=False, reads=False), when_failing="serve")
     used(kept)
     (row,) = kept.used_since(0.0)
     assert row == {"account": "acme", "prompt_tokens": 10, "output_tokens": 20, "cost": COST}
@@ -321,16 +329,12 @@ async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(
     await kept.close()
 
 
-def _refuse(*_: Any) -> None:
-    raise UsageStoreError("database or disk is full")
-
-
 async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accounts_day(place: Place) -> None:
     kept = place.ledger(when_failing="serve", max_unwritten=16)
     quotas = DailyQuotas(time.time)
     quotas.set([CustomerConfig(name="acme", tokens_per_day=100_000)])
     accounting = Accounting(PRICES, kept, quotas)
-    while kept._meters.num_used < 16:
+    for _ in range(16):
         kept.begin(asked(), "m")
     for _ in range(3):
         with pytest.raises(ApiError, match="cannot be recorded right now"):
@@ -339,32 +343,20 @@ async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accou
     await kept.close()
 
 
-async def test_what_could_not_be_written_is_tried_again_though_nothing_more_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = Place(tmp_path).ledger(LedgerTimings(write_every_s=0.0, try_again_s=0.01))
-    add, failures = kept._store.add, ["once", "twice"]
-
-    def failing_twice(records: Any) -> None:
-        if failures:
-            raise UsageStoreError(failures.pop(0))
-        add(records)
-
-    monkeypatch.setattr(kept._store, "add", failing_twice)
+async def test_what_could_not_be_written_is_tried_again_though_nothing_more_comes(tmp_path: Path) -> None:
+    store = FailingStore(Place(tmp_path).store())
+    kept = Place(tmp_path).ledger(LedgerTimings(write_every_s=0.0, try_again_s=0.01), store)
+    store.writes = False
     writing = asyncio.create_task(kept.run())
     used(kept)
-    async with asyncio.timeout(60):
-        while kept.num_unwritten:
-            await asyncio.sleep(0.01)
-    assert (kept.fault, failures, rows(Place(tmp_path))) == (None, [], [ROW])
+    await eventually(lambda: store.num_failed == 2)
+    store.writes = True
+    await eventually(lambda: not kept.num_unwritten)
+    assert (kept.fault, rows(Place(tmp_path))) == (None, [ROW])
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-
-    def unreadable(query: UsageQuery) -> Any:
-        raise UsageStoreError("away")
-
-    monkeypatch.setattr(kept._store, "usage", unreadable)
-    with pytest.raises(ApiError, match="the ledger cannot be read: away") as refused:
+    store.reads = False
+    with pytest.raises(ApiError, match="the ledger cannot be read: database or disk is full") as refused:
         await kept.usage(UsageQuery())
     assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
     await kept.close()

@@ -55,9 +55,8 @@ def test_a_list_of_models_contains_the_price_of_one_token(at: float, prompt: str
     assert free == {"prompt": "0", "input_cache_read": "0", "completion": "0", "currency": "USD"}
 
 
-def test_names_that_clients_make_up_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.edge_router.metering.ledger.prices.MOST_MODELS", 2)
-    prices = PriceList([PriceConfig(model="m*", input=1.0, output=2.0)], "USD")
+def test_names_that_clients_make_up_fill_no_memory() -> None:
+    prices = PriceList([PriceConfig(model="m*", input=1.0, output=2.0)], "USD", most_models=2)
     for _ in range(2):
         told = [prices.cost(name, 0.0, ResourceUse(output=1)) for name in ("m1", "x", "m2", "y")]
         assert told == [2000, None, 2000, None]

@@ -1,5 +1,6 @@
 """Usage of functions reaches the ledger once, even if the answer, the store or a process is lost in between."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ from pilotlight.edge_router.admission.quotas.daily import DailyQuotas
 from pilotlight.edge_router.backends.site_control import SiteAnswer
 from pilotlight.edge_router.metering.ledger.accounting import Accounting
 from pilotlight.edge_router.metering.ledger.ledger import Ledger
-from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery, UsageStoreError
+from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery, UsageStore, UsageStoreError
 from pilotlight.edge_router.metering.ledger.site_usage import SiteUsage
 from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.sites.network import CustomerConfig
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import UsageAsked
+from tests.asgi import eventually
 from tests.edge_router.builders import Clock
-from tests.edge_router.metering.ledger.conftest import PRICES, Place
+from tests.edge_router.metering.ledger.conftest import PRICES, FailingStore, Place
 
 
 class Status:
@@ -49,9 +51,9 @@ class Site:
 
 
 class Made:
-    def __init__(self, place: Place, tmp_path: Path) -> None:
+    def __init__(self, place: Place, tmp_path: Path, store: UsageStore | None = None) -> None:
         self.clock = Clock()
-        self.ledger: Ledger = place.ledger()
+        self.ledger: Ledger = place.ledger(store=store)
         self.quotas = DailyQuotas(self.clock)
         self.quotas.set([CustomerConfig(name="acme", tokens_per_day=1000)])
         self.accounting = Accounting(PRICES, self.ledger, self.quotas)
@@ -64,6 +66,14 @@ class Made:
 
     async def rows(self, *by: str) -> list[dict[str, Any]]:
         return await self.ledger.usage(UsageQuery(by=by))
+
+    async def is_written(self) -> bool:
+        return await self.num_unwritten() == 0
+
+    async def num_unwritten(self) -> int:
+        """Return the number of records that the site keeps."""
+        asked = UsageAsked(await self.ledger.identity(), ())
+        return len(self.site.usage.hand_out(asked).records)
 
     async def close(self) -> None:
         await self.ledger.close()
@@ -120,25 +130,20 @@ async def test_lost_answers_and_restarts_write_nothing_twice(place: Place, tmp_p
             await made.collecting.collect()
     (row,) = await made.rows()
     assert (row["requests"], row["output_tokens"]) == (6, 60)
-    assert made.site.usage._ended == {}
+    assert await made.num_unwritten() == 0
     await made.close()
 
 
-async def test_what_cannot_be_written_stays_at_its_site(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Made(place, tmp_path)
+async def test_what_cannot_be_written_stays_at_its_site(place: Place, tmp_path: Path) -> None:
+    store = FailingStore(place.store())
+    made = Made(place, tmp_path, store)
     await made.collecting.collect()
     made.site.use(10)
-
-    def fail(self: object, records: object) -> None:
-        raise UsageStoreError("it is away")
-
-    with monkeypatch.context() as failing:
-        failing.setattr(place.kind, "add", fail)
-        with pytest.raises(UsageStoreError, match="it is away"):
-            await made.collecting.collect()
-    assert len(made.site.usage._ended) == 1
+    store.writes = False
+    with pytest.raises(UsageStoreError, match="disk is full"):
+        await made.collecting.collect()
+    store.writes = True
+    assert await made.num_unwritten() == 1
     await made.collecting.collect()
     (row,) = await made.rows()
     assert row["output_tokens"] == 10
@@ -168,24 +173,27 @@ async def test_a_stores_identity_stays(place: Place, tmp_path: Path) -> None:
 
 
 async def test_it_asks_on_after_whatever_went_wrong(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, rounds = Made(place, tmp_path), iter([UsageStoreError("it is away"), ValueError("a fault"), None])
-    monkeypatch.setattr("pilotlight.edge_router.metering.ledger.site_usage.ASK_EVERY_S", 0)
+    made = Made(place, tmp_path)
+    errors = [UsageStoreError("it is away"), ValueError("a fault")]
 
-    async def collect() -> None:
-        if (error := next(rounds, EndedError())) is not None:
-            raise error
+    class Failing:
+        async def exchange(self, *arguments: Any, **more: Any) -> SiteAnswer:
+            if errors:
+                raise errors.pop(0)
+            return await made.site.exchange(*arguments, **more)
 
-    monkeypatch.setattr(made.collecting, "collect", collect)
-    with pytest.raises(EndedError):
-        await made.collecting.run()
+    await made.collecting.collect()
+    made.site.use(10)
+    collecting = SiteUsage({"ams1": made.site}, Failing(), made.accounting, ask_every_s=0.0)  # type: ignore[arg-type,dict-item]
+    running = asyncio.create_task(collecting.run())
+    await eventually(made.is_written)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert (await made.rows())[0]["output_tokens"] == 10
     await made.close()
-
-
-class EndedError(BaseException):
-    """An exception that ends the test's loop."""
 
 
 async def test_a_site_whose_answer_cannot_be_read_keeps_no_other_from_being_asked(place: Place, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from aiohttp import web
 from yarl import URL
 
 from pilotlight.edge_router.assembly import RouterLimits
-from pilotlight.edge_router.services.batches import routes
 from pilotlight.edge_router.services.batches.batch_store import BatchLimits
 from pilotlight.wire.hop.usage import USAGE
 from tests.edge_router.builders import model_status
@@ -253,8 +252,8 @@ async def test_a_batch_waits_while_sites_are_at_work_for_others(
         fakes[0].status_fields = {"models": (model_status(waiting=1),)}
         backend = running.proxy.selector.backends["ams1"]
         await running.until(lambda: backend.status is not None and backend.status.models[0].waiting == 1)
-        batch = await started(made, lines("a"))
-        await asyncio.sleep(0.1)
+        batch, sequence = await started(made, lines("a")), backend.status.sequence
+        await running.until(lambda: backend.status is not None and backend.status.sequence > sequence + 1)
         assert not fakes[0].seen
         fakes[0].status_fields = {}
         assert (await ended(made, batch.id)).status == "completed"
@@ -374,7 +373,12 @@ async def test_a_router_without_a_ledger_says_where_batches_would_be() -> None:
 async def test_lists_come_in_pages_that_say_where_the_next_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
+    limits = RouterLimits(batches=BatchLimits(num_listed=5))
+    async with (
+        sites("ams1") as fakes,
+        metered(fakes, tmp_path, monkeypatch, limits) as running,
+        client(running) as made,
+    ):
 
         async def files(**query: str) -> tuple[list[str], Any]:
             url = running.url + "/v1/files"
@@ -412,8 +416,9 @@ async def test_lists_come_in_pages_that_say_where_the_next_begins(
         ):
             error = (await files(**query))[1]["error"]
             assert (error["code"], error["param"]) == ("invalid_request", *query), query
-        monkeypatch.setattr(routes, "MOST_LISTED", 4)
-        assert ((await files())[0], (await files())[1]["has_more"]) == (every[:4], True)
+        await made.files.create(file=("5.jsonl", lines("5")), purpose="batch")
+        first, told = await files(limit="10000")
+        assert (len(first), told["has_more"]) == (5, True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 
 from pilotlight.engine.parallel.channel import RankChannel
-from pilotlight.engine.parallel.far import network
 from pilotlight.engine.parallel.far.network import RankListener, connect, new_group_key
 
 pytestmark = pytest.mark.process
@@ -68,15 +67,14 @@ def say_nothing(port: int) -> None:
 
 @pytest.mark.parametrize("stranger", [greet_with_another_key, say_something_else, say_nothing])
 def test_a_stranger_is_not_served_and_delays_no_other_for_long(
-    stranger: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    stranger: Callable[[int], None],
 ) -> None:
-    monkeypatch.setattr(network, "_HANDSHAKE_S", 0.5)
-    with RankListener(LOCALHOST, KEY) as listener:
+    with RankListener(LOCALHOST, KEY, handshake_s=0.5) as listener:
         thread = threading.Thread(target=stranger, args=(listener.port,), daemon=True)
         thread.start()
         assert listener.accept(5.0) is None
         thread.join()
-        monkeypatch.undo()
+    with RankListener(LOCALHOST, KEY) as listener:
         mine, other = joined(listener, KEY)
     mine.close()
     other.close()

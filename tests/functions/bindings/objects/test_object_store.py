@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pilotlight.functions.bindings.objects.object_store import ObjectKey, Object
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.manifest import Manifest
 from pilotlight.support.database import DatabaseError, Databases
+from tests.asgi import eventually
 
 ID = "0" * 64
 KEY = ObjectKey("Counter", ID)
@@ -249,19 +251,21 @@ async def test_a_store_that_ends_leaves_each_object_in_one_file(tmp_path: Path) 
 
 async def test_work_continues_when_the_caller_has_left(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path, 1 << 20)
-    number = await store.start(KEY)
+    number, begun, may_end = await store.start(KEY), threading.Event(), threading.Event()
 
     def slow(file: ObjectFile) -> None:
-        import time
-
-        time.sleep(0.1)
+        begun.set()
+        assert may_end.wait(60)
         file.put({"x": b"\x01"})
         file.commit()
 
     leaving = asyncio.ensure_future(store.run(KEY, slow, number))
-    await asyncio.sleep(0.02)
+    await eventually(begun.is_set)
     leaving.cancel()
-    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # runs after `slow`, not beside it
+    reading = asyncio.ensure_future(store.run(KEY, lambda file: file.get(["x"]), number))
+    await asyncio.sleep(0)
+    may_end.set()
+    assert await reading == {"x": 1}  # runs after `slow`, not beside it
     with pytest.raises(Stale):
         await store.run(KEY, lambda file: file.get(["x"]), number + 1)
     await store.close()

@@ -45,7 +45,7 @@ def test_a_signature_is_the_one_that_botocore_makes(
     auth, awsrequest = pytest.importorskip("botocore.auth"), pytest.importorskip("botocore.awsrequest")
     credentials = pytest.importorskip("botocore.credentials").Credentials("AKID", "sec/ret", "token")
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    path = "/bucket/" + s3._quoted(key, safe="/")
+    path = "/bucket/" + s3.percent_encoded(key, safe="/")
     sha256 = hashlib.sha256(b"body").hexdigest()
     url = f"https://s3.example.com{path}" + (f"?{canonical_query(query)}" if query else "")
     theirs = awsrequest.AWSRequest("PUT", url, {"x-amz-meta-a": "b  c", "x-amz-content-sha256": sha256}, b"body")
@@ -304,12 +304,15 @@ def test_the_site_file_names_stores() -> None:
 async def test_a_client_that_leaves_during_an_upload_leaves_nothing_at_the_store(wire: Wire, s3_place: S3Place) -> None:
     bucket: R2Bucket = (await wire(R2, r2={"photos": s3_place})).env["BUCKET"]
 
+    is_read = asyncio.Event()
+
     async def never_ends() -> AsyncIterator[bytes]:
         yield b"some"
+        is_read.set()
         await asyncio.Event().wait()
 
     task = asyncio.ensure_future(bucket.put("k", never_ends()))
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(is_read.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

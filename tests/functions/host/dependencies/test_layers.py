@@ -101,7 +101,7 @@ async def test_a_layer_that_several_ask_for_is_installed_once_and_is_whole_or_no
     with pytest.raises(LayerError):
         await layers.get(("greeter", "nobody-has-this"))
     cancelled = asyncio.ensure_future(layers.get(("greeter==1.0",)))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: any(path.name.startswith(".making-") for path in (tmp_path / "layers").iterdir()))
     await layers.close()
     with pytest.raises(asyncio.CancelledError):
         await cancelled

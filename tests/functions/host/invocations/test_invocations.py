@@ -133,11 +133,11 @@ async def test_what_background_work_prints_belongs_to_its_request(make_served: S
     async with kept(make_served, tmp_path) as served:
         served.add(ENTRY)
         await served.get("/later")
-        functions = served.functions
-        await eventually(lambda: not functions.pools["f"].is_at_work)
-        await asyncio.sleep(0.05)  # its line is still in the pipe
-        (invocation,) = await found(served)
-        assert lines(invocation)[-1] == ("log", "in the background")
+
+        async def has_line() -> bool:
+            return [lines(invocation)[-1:] for invocation in await found(served)] == [[("log", "in the background")]]
+
+        await eventually(has_line)
 
 
 async def test_what_no_request_printed_is_kept_as_the_processs(make_served: ServedMaker, tmp_path: Path) -> None:

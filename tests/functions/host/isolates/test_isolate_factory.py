@@ -7,25 +7,25 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.isolates import isolate_factory
-from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory, boot_of
+from pilotlight.functions.host.isolates.isolate_factory import IsolateFactory
+from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
 from pilotlight.functions.manifest import BindingDeclaration, Manifest
 from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
-from pilotlight.functions.sandbox.priority import PriorityClass
+from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.functions.sandbox.priority import MAY_RETURN, PriorityClass
 from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
 
 
 class Made:
     """A factory whose zygote and files are stand-ins that record events."""
 
-    def __init__(self, folder: Path = Path("/f"), main: str = "entry.py") -> None:
+    def __init__(self, folder: Path = Path("/f"), main: str = "entry.py", tier: int = 1) -> None:
         self.told: list[Any] = []
-        self.factory = object.__new__(IsolateFactory)
         declared = (BindingDeclaration("assets", "A", {"directory": "/secret", "html_handling": "none"}),)
-        self.factory._boot = boot_of(Manifest("hello", folder, folder / main, declared))
-        self.factory._enforcing = None
-        self.factory._is_closed = False
-        self.factory._has_own_files = False
+        manifest = Manifest("hello", folder, folder / main, declared)
+        context = PoolContext(cast("Any", None), tier, FunctionUser(UserIds(is_root=False)), folder)
+        nothing = cast("Any", SimpleNamespace(new_log=None))
+        self.factory = IsolateFactory(manifest, FunctionLimits(), context, nothing, nothing, nothing)
         zygote = SimpleNamespace(set_priority=self.told.append)
         self.factory.zygote = cast(
             "Any",
@@ -33,7 +33,6 @@ class Made:
                 close=lambda: self.told.append("closed"), get=lambda: zygote, read_imports=self.read_imports
             ),
         )
-        self.factory._user = FunctionUser(UserIds(is_root=False))
         self.factory._scratch = cast("Any", SimpleNamespace(remove=self.removed, enforce=self.enforced))
 
     async def read_imports(self) -> None:
@@ -45,7 +44,10 @@ class Made:
 
     async def enforced(self, isolates: Any) -> None:
         self.told.append(("enforced", len(isolates)))
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.told.append("no longer enforced")
 
 
 async def test_a_version_that_is_closed_while_its_imports_are_read_makes_no_zygote() -> None:
@@ -63,11 +65,8 @@ async def test_what_a_version_has_had_ends_with_it_and_its_files_go_last() -> No
     made = Made()
     made.factory.enforce_disk(cast("Any", [1, 2]))
     await asyncio.sleep(0)
-    enforcing = made.factory._enforcing
-    assert enforcing is not None
     await made.factory.close()
-    assert enforcing.cancelled()
-    assert made.told == [("enforced", 2), "closed", "removed"]
+    assert made.told == [("enforced", 2), "no longer enforced", "closed", "removed"]
 
 
 async def test_files_are_looked_at_where_there_are_some_that_nothing_else_bounds_and_once_at_a_time() -> None:
@@ -78,29 +77,27 @@ async def test_files_are_looked_at_where_there_are_some_that_nothing_else_bounds
         await asyncio.sleep(0)
     assert made.told == [("enforced", 1)]
     await made.factory.close()
-    contained = Made()
-    contained.factory._has_own_files = True
+    contained = Made(tier=2)
     contained.factory.enforce_disk(cast("Any", [1]))
-    assert contained.factory._enforcing is None
+    await asyncio.sleep(0)
+    assert contained.told == []
 
 
 @pytest.mark.parametrize(("main", "path"), [("entry.py", ["/f"]), ("src/entry.py", ["/f/src", "/f"])])
 async def test_an_isolate_gets_the_folders_of_its_own_modules_and_no_folder_of_a_binding(
-    main: str, path: list[str], monkeypatch: pytest.MonkeyPatch
+    main: str, path: list[str]
 ) -> None:
-    for may_return in (False, True):
-        monkeypatch.setattr(isolate_factory.priority, "MAY_RETURN", may_return)
-        made, started = Made(main=main), list[Any]()
+    made, started = Made(main=main), list[Any]()
 
-        async def start(zygote: Any, boot: Any, started: list[Any] = started) -> None:
-            started.append(boot)
+    async def start(zygote: Any, boot: Any) -> None:
+        started.append(boot)
 
-        isolate = cast("Any", SimpleNamespace(start=start))
-        for is_on_probation in (True, False):
-            await made.factory.start(isolate, is_on_probation=is_on_probation)
-        classes = [PriorityClass.BACKGROUND, PriorityClass.NORMAL]
-        assert [each for each in made.told if each != "imports"] == (classes if may_return else []), (
-            "without root a lowered priority could not be raised again"
-        )
-        assert started[0].sys_path == path
-        assert started[0].bindings == [("assets", "A", {"html_handling": "none"})]
+    isolate = cast("Any", SimpleNamespace(start=start))
+    for is_on_probation in (True, False):
+        await made.factory.start(isolate, is_on_probation=is_on_probation)
+    classes = [PriorityClass.BACKGROUND, PriorityClass.NORMAL]
+    assert [each for each in made.told if each != "imports"] == (classes if MAY_RETURN else []), (
+        "without root a lowered priority could not be raised again"
+    )
+    assert started[0].sys_path == path
+    assert started[0].bindings == [("assets", "A", {"html_handling": "none"})]

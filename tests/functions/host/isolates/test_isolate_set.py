@@ -21,7 +21,7 @@ LIMITS = FunctionLimits(idle_s=30.0)
 
 class Isolate:
     def __init__(self, cpu_s: float = 0.0) -> None:
-        self.work = IsolateWork(asyncio.get_running_loop().time())
+        self.work = IsolateWork()
         self.process = SimpleNamespace(is_deprioritized=False, is_running=True)
         self.watcher = SimpleNamespace(total_s=0.0, last_look=lambda: setattr(self.watcher, "total_s", cpu_s))
         self.started = asyncio.Event()

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.functions.channel.failure import ChannelClosed
-from pilotlight.functions.host.isolates import isolate_watch, isolate_work, loop_probe
 from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from tests.clock import Clock
 
 LIMITS = FunctionLimits(cpu_ms=200, cpu_total_s=2.0, memory_mib=64, start_s=20.0)
 
@@ -46,13 +46,8 @@ class Pinged:
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found = [100.0]
-    loop = SimpleNamespace(time=lambda: found[0])
-    told = SimpleNamespace(get_running_loop=lambda: loop, ensure_future=asyncio.ensure_future)
-    for module in (isolate_watch, loop_probe, isolate_work):
-        monkeypatch.setattr(module, "asyncio", told)
-    return found
+def clock() -> Clock:
+    return Clock(1000.0)
 
 
 async def settle() -> None:
@@ -60,45 +55,45 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def watched() -> tuple[IsolateWatch, Process, IsolateWork]:
-    process, work = Process(), IsolateWork(100.0)
-    return IsolateWatch(LIMITS, cast(Any, process), work), process, work
+def watched(clock: Clock) -> tuple[IsolateWatch, Process, IsolateWork]:
+    process, work = Process(), IsolateWork(clock)
+    return IsolateWatch(LIMITS, cast(Any, process), work, clock), process, work
 
 
-async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(now: list[float]) -> None:
-    watch, process, _ = watched()
+async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(clock: Clock) -> None:
+    watch, process, _ = watched(clock)
     process.cpu = 1.0
-    now[0] += LIMITS.start_s
+    clock.now += LIMITS.start_s
     assert watch.look_at_start() is None
-    now[0] += 0.1
+    clock.now += 0.1
     exceeded = watch.look_at_start()
     assert exceeded is not None
     assert (exceeded[1], "not imported within 20 s" in exceeded[0]) == ("start_time", True)
     assert watch.look(Pinged().ping) is None, "no request is charged for the import"
 
 
-async def test_a_spare_isolate_has_the_whole_time_for_its_import(now: list[float]) -> None:
-    watch, _, _ = watched()
-    now[0] += 1000.0
+async def test_a_spare_isolate_has_the_whole_time_for_its_import(clock: Clock) -> None:
+    watch, _, _ = watched(clock)
+    clock.now += 1000.0
     watch.begin_import()
-    now[0] += LIMITS.start_s
+    clock.now += LIMITS.start_s
     assert watch.look_at_start() is None
-    now[0] += 0.1
+    clock.now += 0.1
     assert watch.look_at_start() is not None
 
 
-async def test_a_request_is_charged_the_spending_between_two_looks(now: list[float]) -> None:
-    watch, process, work = watched()
+async def test_a_request_is_charged_the_spending_between_two_looks(clock: Clock) -> None:
+    watch, process, work = watched(clock)
     work.begin(1)
     assert watch.look(Pinged().ping) is None
-    now[0] += 1.0
+    clock.now += 1.0
     process.cpu = 0.2
     assert watch.look(Pinged().ping) is None
     process.cpu = 0.25
     exceeded = watch.look(Pinged().ping)
     assert exceeded is not None
     assert "200 ms of CPU time for one request" in exceeded[0]
-    assert process.spent == [(0.0, 100.0), (0.2, 101.0), (pytest.approx(0.05), 101.0)]
+    assert process.spent == [(0.0, 1000.0), (0.2, 1001.0), (pytest.approx(0.05), 1001.0)]
     assert process.num_updates == 3
     process.memory = LIMITS.memory_mib + 1
     work.end(1)
@@ -107,20 +102,20 @@ async def test_a_request_is_charged_the_spending_between_two_looks(now: list[flo
     assert exceeded[1] == "memory"
 
 
-async def test_one_without_work_is_looked_at_now_and_then_and_what_it_does_adds_up(now: list[float]) -> None:
-    watch, process, _ = watched()
+async def test_one_without_work_is_looked_at_now_and_then_and_what_it_does_adds_up(clock: Clock) -> None:
+    watch, process, _ = watched(clock)
     told = []
     for at, cpu in ((0.0, 0.1), (0.1, 5.0), (LIMITS.idle_look_s, 0.2), (2 * LIMITS.idle_look_s + 0.01, 0.21)):
-        now[0], process.cpu = 100.0 + at, cpu
+        clock.now, process.cpu = 1000.0 + at, cpu
         exceeded = watch.look_idle()
         told.append(None if exceeded is None else exceeded[1])
     assert told == [None, None, None, "cpu_time"]
     assert len(process.spent) == process.num_updates == 3
-    assert process.spent[0] == (0.1, 100.0)
+    assert process.spent[0] == (0.1, 1000.0)
 
 
-async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no_more(now: list[float]) -> None:
-    channel, (watch, process, _) = Pinged(), watched()
+async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no_more(clock: Clock) -> None:
+    channel, (watch, process, _) = Pinged(), watched(clock)
     process.cpu = LIMITS.cpu_total_s
     watch.last_look()
     assert (watch.total_s, watch.is_spent) == (LIMITS.cpu_total_s, False)
@@ -128,7 +123,7 @@ async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no
     await asyncio.sleep(0)
     assert channel.num_pings == 1
     watch.probe.close()
-    channel, (watch, process, _) = Pinged(), watched()
+    channel, (watch, process, _) = Pinged(), watched(clock)
     process.cpu = LIMITS.cpu_total_s + 0.1
     watch.last_look()
     assert watch.is_spent
@@ -137,11 +132,11 @@ async def test_one_that_has_computed_for_its_whole_life_is_spent_and_is_asked_no
     assert channel.num_pings == 0
 
 
-async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_from_then(now: list[float]) -> None:
-    channel, probe = Pinged(), LoopProbe()
+async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_from_then(clock: Clock) -> None:
+    channel, probe = Pinged(), LoopProbe(clock)
     assert probe.silent_s() == 0.0
     for later in (0.0, 2.0, 1.5):
-        now[0] += later
+        clock.now += later
         probe.begin(channel.ping)
         await asyncio.sleep(0)
     assert (channel.num_pings, probe.silent_s()) == (1, 3.5)
@@ -151,7 +146,7 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     channel = Pinged()
     probe.begin(channel.ping)
     await asyncio.sleep(0)
-    now[0] += 1.0
+    clock.now += 1.0
     assert (channel.num_pings, probe.silent_s()) == (1, 1.0)
     channel.answer.set_exception(ChannelClosed())
     await settle()

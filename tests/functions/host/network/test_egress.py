@@ -321,7 +321,7 @@ async def test_the_first_address_that_takes_a_connection_has_it_with_small_buffe
         closed.bind(("127.0.0.1", 0))
         refusing, taking = (place(*each.getsockname()) for each in (closed, listener))
         before = len(os.listdir("/proc/self/fd"))
-        connection = await egress_module._connected([refusing, taking])
+        connection = await egress_module.connect_first([refusing, taking])
         with connection:
             assert connection.getpeername() == listener.getsockname()
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -329,9 +329,9 @@ async def test_the_first_address_that_takes_a_connection_has_it_with_small_buffe
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 assert connection.getsockopt(socket.SOL_SOCKET, option) <= 2 * egress_module.SOCKET_BUFFER_BYTES
         with pytest.raises(ConnectionRefusedError):
-            await egress_module._connected([refusing, refusing])
+            await egress_module.connect_first([refusing, refusing])
         with pytest.raises(OSError, match="the host name has no address"):
-            await egress_module._connected([])
+            await egress_module.connect_first([])
         assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -352,5 +352,5 @@ def test_an_answer_that_was_unpacked_says_nothing_of_how_it_was_packed(
     sent: list[tuple[str, str]], told: list[list[str]]
 ) -> None:
     response = SimpleNamespace(status=201, headers=CIMultiDict(sent), url="http://h/")
-    answer = egress_module._answer(cast("Any", response), redirected=True)
+    answer = egress_module.reply_of(cast("Any", response), redirected=True)
     assert answer.value == {"status": 201, "headers": told, "url": "http://h/", "redirected": True}

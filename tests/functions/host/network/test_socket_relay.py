@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from starlette.requests import ClientDisconnect
 
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.socket_messages import MessageDecoder, SocketClose, encode
-from pilotlight.functions.host.network import socket_relay
-from pilotlight.functions.host.network.socket_relay import SocketRelay
+from pilotlight.functions.host.network.socket_relay import GOING_AWAY, SocketRelay
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from tests.clock import Clock
 
 LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60, socket_close_s=0.2, socket_stall_s=0.2)
 
@@ -21,14 +20,14 @@ LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60, socket_close
 class Ends:
     """A client (ASGI) and a function (two streams of messages), both played by the test."""
 
-    def __init__(self, limits: FunctionLimits = LIMITS) -> None:
+    def __init__(self, limits: FunctionLimits = LIMITS, **timing: Any) -> None:
         self.from_client: asyncio.Queue[Any] = asyncio.Queue()
         self.to_client: list[Any] = []
         self.from_function: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.to_function: list[Any] = []
         self.draining = asyncio.Event()
         self.is_stalled = False
-        self.relay = SocketRelay(self.from_client.get, self._send, limits)
+        self.relay = SocketRelay(self.from_client.get, self._send, limits, **timing)
         self.running = asyncio.ensure_future(self._run())
 
     async def _send(self, message: Any) -> None:
@@ -151,19 +150,13 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
     assert left.is_set()
 
 
-class TurnedClock:
-    """Replaces asyncio in the relay: sleeping advances the loop's time at once, and an action runs halfway."""
+class TurnedClock(Clock):
+    """Sleeping advances the time at once, and an action runs halfway."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        super().__init__(1000.0)
         self.slept: list[float] = []
         self.half_way: list[Callable[[], None]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    def get_running_loop(self) -> Any:
-        return SimpleNamespace(time=lambda: self.now)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -175,11 +168,10 @@ class TurnedClock:
         self.now += seconds / 2
 
 
-async def test_a_socket_is_idle_when_neither_side_has_spoken_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_is_idle_when_neither_side_has_spoken_for_so_long() -> None:
     clock = TurnedClock()
-    monkeypatch.setattr(socket_relay, "asyncio", clock)
-    ends = Ends()
+    ends = Ends(clock=clock, sleep=clock.sleep)
     clock.half_way += [lambda: ends.say("I am here"), lambda: ends.from_function.put_nowait(encode("so am I"))]
-    assert await ends.ended() == socket_relay.GOING_AWAY
+    assert await ends.ended() == GOING_AWAY
     assert clock.slept == [60.0, 30.0, 15.0 + 30.0]
     assert (ends.to_function[0], ends.to_client[0]) == ("I am here", {"type": "websocket.send", "text": "so am I"})

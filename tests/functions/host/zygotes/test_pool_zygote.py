@@ -10,12 +10,12 @@ import pytest
 
 from pilotlight.functions.host.isolates.scratch import Scratch
 from pilotlight.functions.host.logs import FunctionLog
-from pilotlight.functions.host.zygotes import pool_zygote
 from pilotlight.functions.host.zygotes.pool_zygote import SETTLED_S, PoolContext, PoolZygote
 from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.sandbox.limits import FunctionLimits
 from pilotlight.functions.sandbox.zygotes.zygote_client import ZygoteError
+from tests.clock import Clock
 
 LIMITS = FunctionLimits(memory_mib=64, disk_mib=16, open_files=99, threads=7, max_isolates=3)
 
@@ -42,6 +42,7 @@ class Made:
     """A PoolZygote, the zygotes that it created, and their logs."""
 
     def __init__(self, folder: Path, tier: int) -> None:
+        self.clock = Clock(1000.0)
         self.zygotes: list[Zygote] = []
         self.confinements: list[Confinement] = []
         self.logs: list[FunctionLog] = []
@@ -53,7 +54,7 @@ class Made:
         self.scratch = Scratch(folder / "scratch", 16, user)
         context = PoolContext(cast(Any, self), tier, user, folder / "scratch")
         packages: Any = SimpleNamespace(layers=["/layer"])
-        self.zygote = PoolZygote(manifest, LIMITS, context, packages, self.scratch, self._new_log)
+        self.zygote = PoolZygote(manifest, LIMITS, context, packages, self.scratch, self._new_log, self.clock)
 
     def _new_log(self) -> FunctionLog:
         self.logs.append(FunctionLog("f", 64))
@@ -115,14 +116,10 @@ async def test_one_that_cannot_be_made_leaves_no_descriptor(made: Made) -> None:
     assert made.zygote.get() in cast(Any, made.zygotes)
 
 
-async def test_one_that_sleeps_is_measured_once_when_it_has_settled(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    loop = SimpleNamespace(time=lambda: now[0])
+async def test_one_that_sleeps_is_measured_once_when_it_has_settled(made: Made) -> None:
+    began = made.clock.now
     assert made.zygote.watch(is_asleep=True) == ""
     zygote = cast(Any, made.zygote.get())
-    monkeypatch.setattr(pool_zygote, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
     seen = []
     looks = (
         (0.0, True, 12),
@@ -133,12 +130,12 @@ async def test_one_that_sleeps_is_measured_once_when_it_has_settled(
         (1.0, True, 99),
     )
     for after_s, is_asleep, mib in looks:
-        now[0] += after_s
+        made.clock.now += after_s
         zygote.memory_mib = mib
         made.zygote.watch(is_asleep=is_asleep)
         seen.append((made.zygote.asleep_since, made.zygote.asleep_mib))
-    last = now[0]
-    assert seen == [(100.0, None), (100.0, None), (100.0, 12), (100.0, 12), (None, None), (last, None)]
+    last = made.clock.now
+    assert seen == [(began, None), (began, None), (began, 12), (began, 12), (None, None), (last, None)]
     assert zygote.asked == [True, True, True, True, False, True]
     made.zygote.close()
     assert (zygote.is_closed, made.zygote.current, made.zygote.asleep_since) == (True, None, None)

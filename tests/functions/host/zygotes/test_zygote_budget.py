@@ -6,9 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.functions.host.zygotes import zygote_budget
-from pilotlight.functions.host.zygotes.zygote_budget import SPARE_MIB, SPARES_AT_ONCE, TRIM_S, ZygoteBudget
+from pilotlight.functions.host.zygotes.zygote_budget import (
+    SPARE_MIB,
+    SPARES_AT_ONCE,
+    TRIM_S,
+    PoolProcesses,
+    ZygoteBudget,
+    ZygoteTimings,
+)
 from pilotlight.functions.sandbox.zygotes.zygote_client import COPIED_MIB
+from tests.clock import Clock
 
 
 class Zygote:
@@ -49,7 +56,7 @@ class Pool:
         self.num_prepared += 1
 
 
-def pools(*made: Pool) -> list[zygote_budget.PoolProcesses]:
+def pools(*made: Pool) -> list[PoolProcesses]:
     return cast(Any, [*made])
 
 
@@ -70,26 +77,20 @@ def test_one_that_was_not_measured_yet_counts_as_what_a_new_one_copies(more: int
     assert (first.zygote.is_closed, second.zygote.is_closed) == (is_ended, False)
 
 
-async def test_it_looks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    loop = SimpleNamespace(get_running_loop=lambda: SimpleNamespace(time=lambda: now[0]))
-    monkeypatch.setattr(zygote_budget, "asyncio", SimpleNamespace(Queue=asyncio.Queue, **vars(loop)))
-    budget = ZygoteBudget(0)
+def test_it_looks_now_and_then() -> None:
+    clock = Clock(1000.0)
+    budget = ZygoteBudget(0, clock=clock)
     looked = []
     for at in (100.0, 100.0 + TRIM_S, 100.1 + TRIM_S, 100.1 + 2 * TRIM_S, 101.0 + 2 * TRIM_S):
-        now[0] = at
+        clock.now = at
         pool = Pool(1.0)
         budget.trim(pools(pool))
         looked.append(pool.zygote.is_closed)
     assert looked == [True, False, True, False, True]
 
 
-async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("PREPARE_AFTER_S", "PREPARE_EVERY_S"):
-        monkeypatch.setattr(zygote_budget, name, 0.0)
-    budget = ZygoteBudget(2 * COPIED_MIB)
+async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_there_is_room() -> None:
+    budget = ZygoteBudget(2 * COPIED_MIB, ZygoteTimings(0.0, 0.0))
     added = [Pool() for _ in range(4)]
     for pool in added:
         budget.add(cast(Any, pool))

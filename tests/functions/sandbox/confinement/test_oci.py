@@ -11,7 +11,7 @@ import pytest
 
 from pilotlight.functions.sandbox.confinement import tiers
 from pilotlight.functions.sandbox.confinement.confinement import Confinement
-from pilotlight.functions.sandbox.confinement.oci import INSIDE, _config, _exit_of, _write_bundle
+from pilotlight.functions.sandbox.confinement.oci import INSIDE, container_config, exit_of, write_bundle
 
 LIMITS = Confinement(3, "/function", ["/layer"], "/scratch", 1234, 64, 16, 99, 7, 3)
 
@@ -32,7 +32,7 @@ async def test_a_child_is_waited_for_beside_others_and_leaves_no_descriptor(is_l
     started = child()
     assert started.stdin is not None
     before = len(os.listdir("/proc/self/fd"))
-    waiting = asyncio.create_task(_exit_of(started.pid))
+    waiting = asyncio.create_task(exit_of(started.pid))
     await asyncio.sleep(0)
     assert not waiting.done()
     if is_left:
@@ -52,18 +52,18 @@ def test_a_bundle_can_be_read_by_its_functions_user_whatever_the_sites_own_umask
     limits = LIMITS
     before = os.umask(0o077)
     try:
-        _write_bundle(tmp_path / "bundle", "pilotlight-1", limits)
+        write_bundle(tmp_path / "bundle", "pilotlight-1", limits)
     finally:
         os.umask(before)
     assert (tmp_path / "bundle/rootfs").stat().st_mode & 0o777 == 0o755
     for path in (*tiers.interpreter(), "/bin"):
         if os.path.islink(path):
             assert os.readlink(tmp_path / "bundle/rootfs" / path[1:]) == os.readlink(path)
-    assert json.loads((tmp_path / "bundle/config.json").read_text()) == _config("pilotlight-1", limits)
+    assert json.loads((tmp_path / "bundle/config.json").read_text()) == container_config("pilotlight-1", limits)
 
 
 def test_a_container_may_do_no_more_than_its_function() -> None:
-    config = _config("pilotlight-1", LIMITS)
+    config = container_config("pilotlight-1", LIMITS)
     process, linux = config["process"], config["linux"]
     assert config["root"]["readonly"]
     assert (process["user"], process["noNewPrivileges"]) == ({"uid": 1234, "gid": 1234}, True)
@@ -81,7 +81,7 @@ def test_a_container_may_do_no_more_than_its_function() -> None:
 
 @pytest.mark.process
 def test_a_container_has_all_modules_that_its_zygote_imports(tmp_path: Path) -> None:
-    config = _config("pilotlight-1", Confinement(3, str(tmp_path), [], "/scratch", None, 64, 16, 99, 7, 3))
+    config = container_config("pilotlight-1", Confinement(3, str(tmp_path), [], "/scratch", None, 64, 16, 99, 7, 3))
     for mount in config["mounts"]:
         if mount["destination"].startswith(INSIDE):
             (link := tmp_path / mount["destination"][1:]).parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def test_a_container_sees_its_function_and_cannot_write_there(tmp_path: Path) ->
     (folder := tmp_path / "function").mkdir()
     (layer := tmp_path / "layer").mkdir()
     limits = Confinement(3, str(folder), [str(layer)], str(tmp_path / "scratch"), 1234, 64, 16, 99, 7, 3)
-    mounts = {each["destination"]: each for each in _config("pilotlight-1", limits)["mounts"]}
+    mounts = {each["destination"]: each for each in container_config("pilotlight-1", limits)["mounts"]}
     for path in (str(folder), str(layer)):
         assert mounts[path]["source"] == path
     bound = [each for each in mounts.values() if each["type"] == "bind"]

@@ -132,7 +132,7 @@ def test_every_limit_is_permanent_and_processes_are_counted_where_they_are_the_f
 ) -> None:
     told: dict[int, tuple[int, int]] = {}
     monkeypatch.setattr(resource, "setrlimit", told.__setitem__)
-    tiers._set_limits(limits(tier, uid))
+    tiers.set_limits(limits(tier, uid))
     expected = {
         resource.RLIMIT_DATA: 3 << 20, resource.RLIMIT_AS: (3 << 20) + EXTRA_ADDRESS_SPACE, resource.RLIMIT_FSIZE: 2 << 20,
         resource.RLIMIT_NOFILE: 5, resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0,
@@ -173,10 +173,10 @@ def test_folders_closed_to_others_are_hidden_beyond_their_needed_parts_and_no_ot
     monkeypatch.setattr(
         tiers, "_bind", lambda source, path, flags: (os.close(source), told.append(("bind", path, flags)))
     )
-    tiers._reveal([str(tmp_path / "open/lib")])
+    tiers.reveal([str(tmp_path / "open/lib")])
     assert told == []
     needed = [str(tmp_path / name) for name in ("open/lib", "closed/deep/lib", "closed/other")]
-    tiers._reveal(needed)
+    tiers.reveal(needed)
     assert told[:2] == [("unshare", system.CLONE_NEWNS), ("mount", "none", "/", "", system.MS_REC | system.MS_PRIVATE)]
     hidden, *bound = told[2:]
     assert hidden[:4] == ("mount", "none", str(tmp_path / "closed"), "tmpfs")

@@ -5,14 +5,12 @@ import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from pilotlight.functions.sandbox.limits import FunctionLimits
-from pilotlight.functions.sandbox.zygotes import zygote_client
 from pilotlight.functions.sandbox.zygotes.control_messages import (
     MAX_MESSAGE_BYTES,
     Boot,
@@ -39,6 +37,7 @@ from pilotlight.functions.sandbox.zygotes.zygote_client import (
     ZygoteError,
 )
 from tests.asgi import eventually
+from tests.clock import Clock
 
 pytestmark = pytest.mark.process
 
@@ -190,16 +189,11 @@ class Watched:
 
     limits = FunctionLimits(cpu_ms=200, memory_mib=64, start_s=20.0)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
-        self.now = 100.0
-        loop = asyncio.get_running_loop()
-        told = SimpleNamespace(
-            time=lambda: self.now, add_reader=loop.add_reader, remove_reader=loop.remove_reader, create_future=loop.create_future
-        )  # fmt: skip
-        monkeypatch.setattr(zygote_client, "asyncio", SimpleNamespace(get_running_loop=lambda: told))
+    def __init__(self, pid: int) -> None:
+        self.clock = Clock(1000.0)
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.child, self.shared_mib = Measured(pid), 0
-        self.zygote = FunctionZygote(self.child, ours, lambda: self.shared_mib)
+        self.zygote = FunctionZygote(self.child, ours, lambda: self.shared_mib, self.clock)
 
     async def say(self, report: Report) -> None:
         self._socket.send(msgspec.msgpack.encode(report))
@@ -207,7 +201,7 @@ class Watched:
             await asyncio.sleep(0)
 
     def look(self, after_s: float = LOOK_S, *, is_asleep: bool = False) -> str:
-        self.now += after_s
+        self.clock.now += after_s
         return self.zygote.why_ended(self.limits, is_asleep=is_asleep)
 
     def close(self) -> None:
@@ -216,8 +210,8 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(monkeypatch: pytest.MonkeyPatch, processes: list[Process]) -> AsyncIterator[Watched]:
-    made = Watched(monkeypatch, processes[0].pid)
+async def watched(processes: list[Process]) -> AsyncIterator[Watched]:
+    made = Watched(processes[0].pid)
     yield made
     made.close()
 

@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
+from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.manage import manage, manage_commands
+from pilotlight.runtime.cli.manage import manage_commands
+from pilotlight.runtime.cli.manage.manage import Manager
 from pilotlight.runtime.cli.manage.manage_commands import manage as commands
 
 SITE = {"site": "ams1", "models": [{"name": "ember", "residency": "device", "detail": ""}]}
@@ -47,8 +49,7 @@ class ScriptedApi:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ScriptedApi:
     scripted = ScriptedApi()
-    monkeypatch.setattr(manage_commands, "Api", lambda url: scripted)
-    monkeypatch.setattr(manage, "POLL_S", 0.0)
+    monkeypatch.setattr(manage_commands, "_manager", lambda url: Manager(cast(Api, scripted), poll_s=0.0))
     monkeypatch.setenv("COLUMNS", "200")
     return scripted
 
