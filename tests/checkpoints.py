@@ -97,6 +97,8 @@ def give_values(model: PreTrainedModel) -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif name.endswith(("bias", "sinks")):
                 parameter.copy_(torch.randn_like(parameter) * 0.2)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.uniform_(0.5, 1.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.2)

@@ -41,8 +41,8 @@ for Phi and GLM-4, which store several projections in one tensor.
 
 """
 REMARKS = {
-    "Gemma4ForCausalLM": "the large dense model; per-layer inputs, shared keys and experts are refused",
-    "Gemma4ForConditionalGeneration": "text of the large dense model; per-layer inputs, shared keys and experts are refused",
+    "Gemma4ForCausalLM": "models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
+    "Gemma4ForConditionalGeneration": "text; models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
     "GptOssForCausalLM": "plain or MXFP4",
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
@@ -93,7 +93,24 @@ _AT_HAND = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
     "moonshotai/Kimi-K2.5": "kimi-k2.5-int4",
 }
+# Sizes of the published config.json, where they differ from the defaults of the class.
+GEMMA4: dict[str, dict[str, Any]] = {
+    "E2B": {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    },
+    "E4B": {
+        "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 42, "num_key_value_heads": 2, "num_kv_shared_layers": 18,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
+    },
+    "26B-A4B": {
+        "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+        "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    },
+}  # fmt: skip
 _CHANGES: dict[str, dict[str, Any]] = {
+    **{f"google/gemma-4-{name}-it": sizes | {"per_layer_config": None} for name, sizes in GEMMA4.items()},
     "zai-org/GLM-4.5-Air": {"head_dim": 128},
     "zai-org/GLM-4.6V": {"head_dim": 128},
     "google/gemma-4-31B-it": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
@@ -207,7 +224,7 @@ def render() -> str:
     rows = published()
     accepted = sum(row.refusal is None for row in rows)
     lines += [
-        "", "## Sixty published models", "",
+        "", "## Published models", "",
         f"Of these, `pilotlight plan` accepts {accepted} by their class.", "",
         "| model | class | runs |", "|---|---|---|",
         *(f"| {row.name} | {row.architecture} | {'yes' if row.refusal is None else row.refusal} |" for row in rows),

@@ -114,6 +114,7 @@ def render() -> str:
     from tests.engine.test_quantized import FAMILIES as IN_PARTS
 
     found = collected()
+    found[RANKS[0]] = {case for case in found[RANKS[0]] if not _is_refused(case)}
     lines = [
         *_head("checkpoint", COLUMNS),
         *(_row(name, COLUMNS, found, {name}, {FAMILIES, TIERS, HAND_OVER}) for name in (*MODELS, *FURTHER)),
@@ -130,6 +131,14 @@ def render() -> str:
         names = {name, *(file for file, of_file in in_gguf.items() if of_file is kind)}
         lines.append(_row(name, BY_FAMILY, found, names, files))
     return BEGIN + "\n".join(lines) + "\n" + END
+
+
+def _is_refused(parameters: Parameters) -> bool:
+    """Return True for a family and a composition of ranks whose test expects an error."""
+    from tests.engine.parallel.test_compositions import COMPOSITIONS, FAMILIES, refused_with
+
+    families, hosts = parameters & set(FAMILIES), parameters & COMPOSITIONS.keys()
+    return any(refused_with(family, COMPOSITIONS[host]) is not None for family in families for host in hosts)
 
 
 def _head(rows: str, columns: tuple[Column, ...]) -> tuple[str, str]:

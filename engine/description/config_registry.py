@@ -43,10 +43,10 @@ class ArchitectureConfig(Protocol):
         """Return the number of multiplications of a token's attention to `context` tokens in a layer."""
 
     def read_share(self, context: int) -> float:
-        """Return the share of the cached bytes of a context that a token reads."""
+        """Return the bytes that a token reads, as a share of the cached bytes of a context."""
 
-    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return the bytes that attention needs, besides its projections, in a step of `tokens` tokens."""
+    def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Return the bytes that a step of `tokens` tokens needs besides hidden states and projections."""
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
         """Return the bytes that images need."""
@@ -78,8 +78,8 @@ READERS = {
     "Gemma3ForCausalLM": "dense_decoders:gemma3",
     "Gemma3ForConditionalGeneration": "dense_decoders:gemma3",
     "Gemma3TextModel": "dense_decoders:gemma3",
-    "Gemma4ForCausalLM": "dense_decoders:gemma4",
-    "Gemma4ForConditionalGeneration": "dense_decoders:gemma4",
+    "Gemma4ForCausalLM": "gemma4_config",
+    "Gemma4ForConditionalGeneration": "gemma4_config",
     "Glm46VForConditionalGeneration": "grid_vision:glm_v",
     "Glm4ForCausalLM": "dense_decoders:glm4",
     "Glm4MoeForCausalLM": "expert_decoders:glm4_moe",
@@ -150,8 +150,11 @@ PARSERS = {name: _reader(place) for name, place in READERS.items()}
 
 
 # Reasons why published architectures are not supported.
+_STREAMS = "its layers mix several streams of hidden states, and its feed-forwards keep only the largest activations"
 _LACKING = {
-    "DeepseekV4ForCausalLM": "its layers cache keys compressed from several tokens, and mix several streams of hidden states"
+    "DeepseekV4ForCausalLM": "its layers cache keys compressed from several tokens, and mix several streams of hidden states",
+    "Gemma3nForCausalLM": _STREAMS,
+    "Gemma3nForConditionalGeneration": _STREAMS,
 }
 
 

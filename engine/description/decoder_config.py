@@ -42,6 +42,7 @@ class LayerKind(NamedTuple):
     head_dim: int | None = None
     has_sinks: bool = False  # attention sinks: one extra score per head, which takes weight and adds no value
     keys_are_values: bool = False  # values are the keys before normalisation and rotation
+    source: int | None = None  # an earlier layer, whose cached keys and values this layer reads; None for its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,12 @@ class DecoderConfig:
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
         shapes = [self.attention(i) for i in range(self.num_layers)]
-        return tuple(CachedLayer(keys_and_values(shape.num_kv_heads, shape.head_dim), shape.window) for shape in shapes)
+        return tuple(
+            CachedLayer(())
+            if shape.is_shared
+            else CachedLayer(keys_and_values(shape.num_kv_heads, shape.head_dim), shape.window)
+            for shape in shapes
+        )
 
     def attention_products(self, context: int) -> int:
         """Return the number of multiplications of a token's attention in a layer.
@@ -77,8 +83,10 @@ class DecoderConfig:
         return 2 * self.num_heads * self.head_dim * context
 
     def read_share(self, context: int) -> float:
-        """Return the share of the cached bytes of a context that a token reads."""
-        return 1.0
+        """Return the bytes that a token reads, as a share of the cached bytes of a context."""
+        shapes = [self.attention(i) for i in range(self.num_layers)]
+        read = [shape.num_kv_heads * shape.head_dim * min(context, shape.window or context) for shape in shapes]
+        return sum(read) / sum(size for size, shape in zip(read, shapes, strict=True) if not shape.is_shared)
 
     @property
     def rotary_numbers(self) -> int:
@@ -96,8 +104,17 @@ class DecoderConfig:
         """The tensors of a checkpoint that contain several of the model's matrices."""
         return ()
 
-    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return the bytes that attention needs, besides its projections, in a step of `tokens` tokens."""
+    def check_stage(self, layers: range) -> None:
+        """Raise CheckpointError if these layers cannot be a pipeline stage."""
+        for i in layers:
+            source = self.layers[i].source
+            if source is not None and source not in layers:
+                raise CheckpointError(
+                    f"layer {i} reads the keys and values of layer {source}, which is in another pipeline stage: use fewer stages"
+                )
+
+    def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Return the bytes that a step of `tokens` tokens needs besides hidden states and projections."""
         return 0
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
@@ -140,7 +157,7 @@ class DecoderConfig:
         heads, kv_heads, dim = shape[:3]
         value, wide = shape.value_dim or dim, bool(self.norm.offset)
         sizes = {"q": heads * dim * (1 + shape.is_gated), "k": kv_heads * dim, "v": kv_heads * value}
-        parts = "qk" if value < dim or shape.keys_are_values else "qkv"
+        parts = "q" if shape.is_shared else "qk" if value < dim or shape.keys_are_values else "qkv"
         names, rows = [f"{name}.self_attn.{part}_proj" for part in parts], [sizes[part] for part in parts]
         found = [
             *projections("attention", names, rows, self.hidden_size, bias=qkv_bias, unit=dim),
@@ -153,7 +170,7 @@ class DecoderConfig:
                 "attention", alone, [sizes["v"]], self.hidden_size, bias=qkv_bias, unit=value, repeats=True
             )
         if qk_norm:  # stored with a row per head, as the kernel reads them
-            for part, size in (("q", heads * dim), ("k", sizes["k"])):
+            for part, size in (("q", heads * dim), ("k", sizes["k"]))[: len(parts)]:
                 found.append(
                     WeightShape("norms", f"{name}.self_attn.{part}_norm", size, 0, "rows", dim, True, is_wide=wide)
                 )
@@ -169,11 +186,12 @@ class DecoderConfig:
             kind.head_dim or self.head_dim,
             self.attention_scale,
             kind.window,
-            layer,
+            layer if kind.source is None else kind.source,
             kind.rotary,
             kind.is_chunked,
             has_sinks=kind.has_sinks,
             keys_are_values=kind.keys_are_values,
+            is_shared=kind.source is not None,
         )
 
     @classmethod
@@ -307,8 +325,10 @@ def sliding_window(config: Mapping[str, Any], default: int | None) -> int | None
     return None if value is None else positive_int(config, "sliding_window", default)
 
 
-def read_top_k(config: Mapping[str, Any], num_experts: int, default: int = 8) -> int:
-    top_k = positive_int(config, "num_experts_per_tok", default)
+def read_top_k(
+    config: Mapping[str, Any], num_experts: int, default: int | None = 8, key: str = "num_experts_per_tok"
+) -> int:
+    top_k = positive_int(config, key, default)
     if top_k > num_experts:
-        raise CheckpointError(f"config.json has num_experts_per_tok = {top_k} of {num_experts} experts")
+        raise CheckpointError(f"config.json has {key} = {top_k} of {num_experts} experts")
     return top_k

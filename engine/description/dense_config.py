@@ -6,10 +6,18 @@ Model families differ in its fields. engine/models/dense.py loads such models, a
 from dataclasses import dataclass
 from typing import Literal
 
+from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.recurrent_shapes import RecurrentShape
-from pilotlight.engine.description.shapes import NO_IMAGES, NORMS_BEFORE, AttentionShape, ImageBytes, NormNames
-from pilotlight.engine.description.tensor_sizes import GATED_PARTS, UNGATED_PARTS, WeightShape, gated, norm
+from pilotlight.engine.description.shapes import (
+    NO_IMAGES,
+    NORMS_BEFORE,
+    AttentionShape,
+    ImageBytes,
+    LayerInputShape,
+    NormNames,
+)
+from pilotlight.engine.description.tensor_sizes import GATED_PARTS, UNGATED_PARTS, WeightShape, embedding, gated, norm
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, VisionShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.fused import FusedRows
@@ -20,6 +28,7 @@ Activation = Literal["silu", "gelu_tanh", "relu2"]  # without a gate if relu2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseConfig(DecoderConfig):
     intermediate_size: int
+    wide_layers: frozenset[int] = frozenset()  # layers with a dense feed-forward that is twice as wide
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -50,6 +59,7 @@ class DenseConfig(DecoderConfig):
     # By layer, the only part that it has; empty if every layer has a token mixer and a feed-forward.
     alone: tuple[Literal["mixer", "feed_forward"], ...] = ()
     is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
+    layer_inputs: LayerInputShape | None = None  # inputs of layers besides hidden states
     vision: VisionShape | None = None
 
     @property
@@ -70,8 +80,31 @@ class DenseConfig(DecoderConfig):
             for i, (layer, mixer) in enumerate(zip(layers, mixers, strict=True))
         )
 
+    def check_stage(self, layers: range) -> None:
+        if self.layer_inputs is not None and len(layers) < self.num_layers:
+            raise CheckpointError(
+                "the inputs of layers depend on embeddings, which only the first pipeline stage has: use one stage"
+            )
+        super(DenseConfig, self).check_stage(layers)
+
+    def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+        """Return the bytes of the layers' inputs, and of the two parts of which they are the sum."""
+        return 0 if self.layer_inputs is None else 3 * tokens * self.num_layers * self.layer_inputs.size * item_bytes
+
     def image_bytes(self, item_bytes: int) -> ImageBytes:
         return NO_IMAGES if self.vision is None else ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes))
+
+    @property
+    def text_weights(self) -> list[WeightShape]:
+        found = super(DenseConfig, self).text_weights
+        if (inputs := self.layer_inputs) is not None:
+            width = self.num_layers * inputs.size
+            found += [
+                embedding("layer_inputs", "model.embed_tokens_per_layer", inputs.vocab_size, width),
+                WeightShape("dense", "model.per_layer_model_projection", width, self.hidden_size),
+                norm("model.per_layer_projection_norm", inputs.size),
+            ]
+        return found
 
     @property
     def outer_weights(self) -> list[WeightShape]:
@@ -135,9 +168,22 @@ class DenseConfig(DecoderConfig):
             attention += mixer.weights(name, self.hidden_size)
         if self.scales_layers:
             attention.append(WeightShape("norms", f"{name}.layer_scalar", 1))
-        return [*attention, *feed_forward]
+        return [*attention, *feed_forward, *self._layer_input_weights(name)]
+
+    def _layer_input_weights(self, name: str) -> list[WeightShape]:
+        if (inputs := self.layer_inputs) is None:
+            return []
+        return [
+            WeightShape("dense", f"{name}.per_layer_input_gate", inputs.size, self.hidden_size),
+            WeightShape("dense", f"{name}.per_layer_projection", self.hidden_size, inputs.size),
+            norm(f"{name}.post_per_layer_input_norm", self.hidden_size),
+        ]
 
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer's feed-forward."""
-        sizes = self.hidden_size, self.intermediate_size
+        sizes = self.hidden_size, self.inner_size(layer)
         return gated(f"{name}.mlp", *sizes, bias=self.mlp_bias, names=self.feed_forward_parts)
+
+    def inner_size(self, layer: int) -> int:
+        """Return the number of channels of a layer's dense feed-forward."""
+        return self.intermediate_size * (1 + (layer in self.wide_layers))

@@ -9,7 +9,7 @@ class AttentionShape(NamedTuple):
     head_dim: int
     scale: float
     window: int | None = None  # number of tokens that a query sees, itself included; None if unlimited
-    layer: int = 0  # index of the layer's cache among the caches of the model
+    layer: int = 0  # index of the cache that the layer reads, among the caches of the model
     rotary: int | None = 0  # index of the model's rotary rule; None for no rotation
     is_chunked: bool = False  # a query sees only its chunk of `window` positions
     soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
@@ -24,6 +24,7 @@ class AttentionShape(NamedTuple):
     keys_are_values: bool = False  # values are the keys before normalisation and rotation
     is_gated: bool = False  # a head's output is multiplied by the sigmoid of its gate, stored after its query
     value_eps: float | None = None  # epsilon of a norm of values without weights; None for no norm
+    is_shared: bool = False  # the cache is that of an earlier layer, and this layer has neither keys nor values
 
 
 class NormNames(NamedTuple):
@@ -36,6 +37,14 @@ class NormNames(NamedTuple):
 
 
 NORMS_BEFORE = NormNames()
+
+
+class LayerInputShape(NamedTuple):
+    """The shape of the inputs that layers have besides hidden states (Gemma 4)."""
+
+    vocab_size: int  # rows of the table of tokens
+    size: int  # numbers of a token per layer
+    pad_token: int  # the token whose row replaces those of images' tokens
 
 
 class ExpertsShape(NamedTuple):
@@ -85,12 +94,14 @@ class Routing(NamedTuple):
     group_best: int = 2  # number of experts whose summed scores rank a group
     is_biased: bool = False  # a balancing bias is added to scores for the choice, but not for the weights
     is_wide: bool = False  # logits and scores are computed in fp32 with weights in fp32
+    # Epsilon of a norm of the router's input; experts' weights are then scaled by numbers from the checkpoint. None for neither.
+    norm_eps: float | None = None
 
 
 class ExpertNames(NamedTuple):
     """Names of the parts of a feed-forward with experts in the checkpoint, after the layer's name."""
 
-    mlp: str = "mlp"
+    mlp: str = "mlp"  # "" if the parts belong to the layer itself
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
     experts: str = "experts"
@@ -101,18 +112,37 @@ class ExpertNames(NamedTuple):
     )
     # Projections of tokens to a smaller size, on which the experts work, and back; used if the experts' hidden_size is not the model's.
     latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
+    # The weight of a norm of the router's input, and the factors of experts' weights.
+    router_scales: tuple[str, str] = ("router.scale", "router.per_expert_scale")
+
+    def inside(self, layer: str) -> str:
+        """Return the name of the feed-forward of the layer `layer`."""
+        return f"{layer}.{self.mlp}" if self.mlp else layer
 
 
 PLAIN_NAMES = ExpertNames()
 
 
+class ParallelNorms(NamedTuple):
+    """Names of the norms of a dense feed-forward and of experts beside it (Gemma 4)."""
+
+    before_dense: str = "pre_feedforward_layernorm"
+    after_dense: str = "post_feedforward_layernorm_1"
+    before_experts: str = "pre_feedforward_layernorm_2"
+    after_experts: str = "post_feedforward_layernorm_2"
+
+
 class SparseShape(NamedTuple):
-    """A feed-forward of experts, with a shared expert of `shared_size` channels unless that is 0."""
+    """A feed-forward of experts, with a shared expert of `shared_size` channels unless that is 0.
+
+    `parallel`: names of norms if the layer also has a dense feed-forward, whose result is added; the layer then has no norm before both.
+    """
 
     experts: ExpertsShape
     routing: Routing
     shared_size: int = 0
     names: ExpertNames = PLAIN_NAMES
+    parallel: ParallelNorms | None = None
 
 
 class NormKind(NamedTuple):

@@ -8,7 +8,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import read_top_k
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.shapes import PLAIN_NAMES, ExpertNames, ExpertsShape, Routing, SparseShape
-from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated
+from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated, norm
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import (
     architecture,
@@ -39,7 +39,7 @@ class SparseConfig(DenseConfig):
     def fused(self) -> tuple[FusedRows, ...]:
         """The stacked tensors of experts that a checkpoint may have instead of one tensor per expert."""
         (num_experts, hidden, inner), names = self.sparse.experts, self.sparse.names
-        stack, (*ups, down) = f"{names.mlp}.{names.experts}", names.parts
+        stack, (*ups, down) = f"{names.mlp}.{names.experts}".removeprefix("."), names.parts
         each, both = f"{stack}.{{expert}}", "gate_up_proj" if len(ups) > 1 else "up_proj"
         return (
             *DenseConfig.fused.fget(self),  # type: ignore[attr-defined]
@@ -50,11 +50,14 @@ class SparseConfig(DenseConfig):
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         if layer not in self.sparse_layers:
             return DenseConfig.feed_forward_weights(self, layer, name)
-        shape, routing, shared_size, names = self.sparse
-        hidden, num_experts, mlp = self.hidden_size, shape.num_experts, f"{name}.{names.mlp}"
+        shape, routing, shared_size, names, parallel = self.sparse
+        hidden, num_experts, mlp = self.hidden_size, shape.num_experts, names.inside(name)
         found = [WeightShape("router", f"{mlp}.{names.router}", num_experts, hidden, is_wide=routing.is_wide)]
         if routing.is_biased:
             found.append(WeightShape("router", f"{mlp}.{names.bias}", num_experts, is_wide=True))
+        if routing.norm_eps is not None:
+            sizes = zip(names.router_scales, (hidden, num_experts), strict=True)
+            found += [WeightShape("router", f"{mlp}.{part}", size, is_wide=True) for part, size in sizes]
         found += experts(f"{mlp}.{names.experts}", shape, routing.top_k, names.parts)
         if shape.hidden_size != hidden:
             narrow, wide = (f"{mlp}.{name}" for name in names.latent)
@@ -68,6 +71,9 @@ class SparseConfig(DenseConfig):
             )
         if names.shared_gate is not None:
             found.append(WeightShape("shared_experts", f"{mlp}.{names.shared_gate}", 1, hidden))
+        if parallel is not None:
+            found += [norm(f"{name}.{part}", hidden) for part in parallel]
+            found += DenseConfig.feed_forward_weights(self, layer, name)
         return found
 
 

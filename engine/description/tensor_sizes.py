@@ -9,7 +9,9 @@ from typing import Literal, NamedTuple
 from pilotlight.engine.description.shapes import ExpertsShape
 from pilotlight.engine.weights.shard import Split
 
-Part = Literal["embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"]
+Part = Literal[
+    "embedding", "layer_inputs", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"
+]
 VOCABULARY_UNIT = 64  # the number of a vocabulary's rows on a rank is a multiple of this
 GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # names of the gate, up and down projection in most checkpoints
 UNGATED_PARTS = ("up_proj", "down_proj")

@@ -35,6 +35,7 @@ class Context:
     # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
+    layer_inputs: torch.Tensor | None = None  # [tokens, layers * size], inputs of layers besides hidden states
     images: ImageRows | None = None  # None if the step has no images
     ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter

@@ -19,7 +19,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 # Ends of names to which a checkpoint adds no ".weight".
-_NAMED_WHOLE = ("_bias", ".sinks", "layer_scalar", ".A_log", ".D")
+_NAMED_WHOLE = ("_bias", ".sinks", "layer_scalar", "router.scale", "router.per_expert_scale", ".A_log", ".D")
 READ = GROUPED | LATENT | RECURRENT | ENCODERS
 # Architectures that mean another family if a key of the metadata is not zero.
 _VARIANTS = {"llama": ("expert_count", "with experts"), "olmo2": ("attention.sliding_window", "with windows")}
@@ -85,7 +85,7 @@ def _named(header: GgufHeader, family: GgufFamily, unused: Container[int]) -> It
         whole = f"{family.prefix}{found[1]}.{name}" + ("" if name.endswith(_NAMED_WHOLE) else f".{part}")
         if name == "mlp.shared_expert_gate":  # files have this row as a vector
             stored = stored._replace(shape=(1, stored.shape[-1]))
-        if ".experts." in name and part == "weight":
+        if ".experts." in whole and part == "weight":
             yield from _experts(file, whole, stored)
         else:
             yield from family.convert(header, NamedTensor(whole, stored, family.is_turned and name in _TURNED))

@@ -39,7 +39,15 @@ _ERNIE_MOE_LAYERS = SHARED_LAYERS | {"exp_probs_b": "mlp.moe_statics.e_score_cor
 _GLM_MOE_LAYERS = SHARED_LAYERS | {
     "exp_probs_b": "mlp.gate.e_score_correction_bias", "post_attention_norm": "post_attention_layernorm",
 }  # fmt: skip
-_GEMMA4_LAYERS = GEMMA_LAYERS | {"layer_output_scale": "layer_scalar"}
+_GEMMA4_LAYERS = GEMMA_LAYERS | {
+    "layer_output_scale": "layer_scalar", "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm", "ffn_gate_inp": "router.proj", "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale", "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_up_exps": "experts.gate_up_proj", "ffn_gate_exps": "experts.gate_proj", "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
+}  # fmt: skip
+_LAYER_INPUTS = "per_layer_token_embd"
 _GPT_OSS_LAYERS = LAYERS | {
     "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks", "ffn_gate_inp": "mlp.router",
 }  # fmt: skip
@@ -247,7 +255,8 @@ def _mimo2(header: GgufHeader) -> dict[str, Any]:
 def _gemma4(header: GgufHeader) -> dict[str, Any]:
     """Return the config of Gemma 4.
 
-    Layers with full attention have other heads, and may have no projection to values.
+    Layers with full attention have other heads, and may have no projection to values. The last layers may read the keys and values of earlier ones,
+    and then have a feed-forward that is twice as wide.
     """
     types, theta = _layer_types(header), header.number("{arch}.rope.freq_base")
     kv_heads = dict(zip(types, header.per_layer("{arch}.attention.head_count_kv", len(types)), strict=True))
@@ -255,12 +264,25 @@ def _gemma4(header: GgufHeader) -> dict[str, Any]:
     for key in ("attention.value_length", "rope.dimension_count"):
         header.require_equal("{arch}." + key, wide)
         header.require_equal(f"{{arch}}.{key}_swa", narrow)
-    full = [i for i, kind in enumerate(types) if kind == _FULL]
+    shared, inner = header.integer("{arch}.attention.shared_kv_layers", 0), "{arch}.feed_forward_length"
+    full = [i for i, kind in enumerate(types[: len(types) - shared]) if kind == _FULL]
+    sizes = header.per_layer(inner, len(types))
+    is_wide = sizes[-1] > sizes[0]
+    if sizes != sizes[:1] * (len(types) - shared) + [sizes[0] * (1 + is_wide)] * shared:
+        raise CheckpointError(
+            f"{header.origin} has {header.architecture}.feed_forward_length = {sizes}; they must be equal, "
+            f"or those of the last {shared} layers twice the others"
+        )
+    table = header.file.tensors.get(f"{_LAYER_INPUTS}.weight")
     cap = "{arch}.final_logit_softcapping"
     return {
-        **dense(header),
+        "intermediate_size": sizes[0],
+        "use_double_wide_mlp": is_wide,
+        "num_kv_shared_layers": shared,
         "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size_per_layer_input": 0,
+        "hidden_size_per_layer_input": header.integer("{arch}.embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        **_gemma4_experts(header),
         "head_dim": narrow,
         "global_head_dim": wide,
         "num_key_value_heads": kv_heads.get(_SLIDING),
@@ -273,6 +295,17 @@ def _gemma4(header: GgufHeader) -> dict[str, Any]:
             _SLIDING: {"rope_type": "default", "rope_theta": header.number("{arch}.rope.freq_base_swa")},
         },
         "final_logit_softcapping": header.number(cap) if cap in header else None,
+    }
+
+
+def _gemma4_experts(header: GgufHeader) -> dict[str, Any]:
+    if not (count := header.integer("{arch}.expert_count", 0)):
+        return {}
+    return {
+        "enable_moe_block": True,
+        "num_experts": count,
+        "top_k_experts": header.integer("{arch}.expert_used_count"),
+        "moe_intermediate_size": header.integer("{arch}.expert_feed_forward_length"),
     }
 
 
@@ -311,6 +344,11 @@ GROUPED = {
         _GEMMA4_LAYERS,
         has_own_heads=True,
         rope_keys=("freq_base_swa", "dimension_count_swa"),
+        outer={
+            _LAYER_INPUTS: "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
     ),
     # The text parts of models whose vision tower is another file. With text alone, the sections of rotary positions are equal.
     "qwen2vl": GgufFamily("Qwen2_5_VLForConditionalGeneration", dense, rope_keys=("dimension_sections",)),

@@ -3,6 +3,7 @@
 A call projects to queries, keys and values at once, rotates, writes to the cache, attends and projects the output.
 """
 
+import re
 from typing import Self
 
 import torch
@@ -49,7 +50,7 @@ class Attention:
         self.rule = AttentionRule(shape.scale, shape.window, sinks, shape.soft_cap, is_chunked=shape.is_chunked)
         # True if one kernel can prepare queries and keys: heads may be normalised, and then their first numbers are rotated.
         varied = shape.is_interleaved or shape.turns_first or shape.is_tempered or shape.value_eps is not None
-        self._is_plain = not varied and joint_norm is None
+        self._is_plain = not (varied or shape.is_shared) and joint_norm is None
         assert self._is_plain or not shape.is_gated, "gates are between queries that one kernel prepares"
 
     @classmethod
@@ -77,8 +78,12 @@ class Attention:
         parts = {"q": q_size * (1 + shape.is_gated), "k": kv_size, "v": kv_size}
         if shape.keys_are_values or value < shape.head_dim:
             del parts["v"]
+        normed_heads = [heads, kv_heads]
+        if shape.is_shared:
+            parts, normed_heads = {"q": parts["q"]}, [heads]
+            loader.skip(rf"{re.escape(name)}\.(k_proj|v_proj|k_norm)\..*")  # some checkpoints have them, unused
         names = [f"{name}.{part}_proj" for part in parts]
-        norm_names = [f"{name}.{part}_norm" for part in "qk"]
+        norm_names = [f"{name}.{part}_norm" for part in "qk"[: len(normed_heads)]]
         v_proj = None
         if value < shape.head_dim:
             v_size = [shape.num_kv_heads * value]
@@ -87,7 +92,7 @@ class Attention:
             Linear.load(loader, names, [*parts.values()], reads, qkv_bias, "rows", shape.head_dim),
             Linear.load(loader, [f"{name}.o_proj"], [hidden_size], shape.num_heads * value, o_bias, "columns", value),
             shape._replace(num_heads=heads, num_kv_heads=kv_heads),
-            qk_norm and HeadNorm.load(loader, norm_names, [heads, kv_heads], shape.head_dim, qk_norm),
+            qk_norm and HeadNorm.load(loader, norm_names, normed_heads, shape.head_dim, qk_norm),
             loader.rows([f"{name}.{sinks}"], [shape.num_heads], split="rows") if shape.has_sinks else None,
             joint_norm and JointNorm.load(loader, norm_names, [q_size, kv_size], shape.head_dim, joint_norm),
             v_proj,
@@ -120,6 +125,7 @@ class Attention:
     def _projected(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Project x to queries, keys and values, and to gates if the layer has them: one after each query.
 
+        A layer that reads the cache of an earlier one has queries alone.
         x [tokens, hidden] -> [tokens, heads + 2 * kv_heads, head_dim], and the gates of them [tokens, heads, head_dim] or None.
         Values with fewer numbers than keys are padded with zeros.
         """
@@ -135,7 +141,7 @@ class Attention:
         return torch.cat((made, F.pad(values, (0, shape.head_dim - values.shape[2]))), dim=1), None
 
     def _keep(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
-        """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim] to the cache.
+        """Write keys and values of qkv [tokens, heads + 2 * kv_heads, head_dim], if it has any, to the cache.
 
         Return the queries, normalised and rotated as the layer requires.
         """
@@ -150,7 +156,7 @@ class Attention:
         )
 
     def _keep_varied(self, qkv: torch.Tensor, cache: LayerCache, slots: torch.Tensor, context: Context) -> torch.Tensor:
-        heads, kv_heads = self.shape[:2]
+        heads, kv_heads = self.shape.num_heads, 0 if self.shape.is_shared else self.shape.num_kv_heads
         qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
         if self.joint_norm is not None:
             qk = self.joint_norm(qk, context)
@@ -160,10 +166,11 @@ class Attention:
             qk = turn(qk, *context.turns[self.shape.rotary], self.shape.is_interleaved)
         if self.shape.turns_first:
             qk = self._normed(qk)
-        if self.shape.value_eps is not None:
-            v = F.rms_norm(v.float(), v.shape[-1:], None, self.shape.value_eps).to(v.dtype)
-        k_cache, v_cache = cache.segments
-        kv_write(qk[:, heads:], v, k_cache, v_cache, slots, cache.scales)
+        if kv_heads:
+            if self.shape.value_eps is not None:
+                v = F.rms_norm(v.float(), v.shape[-1:], None, self.shape.value_eps).to(v.dtype)
+            k_cache, v_cache = cache.segments
+            kv_write(qk[:, heads:], v, k_cache, v_cache, slots, cache.scales)
         q = qk[:, :heads]
         if self.shape.is_tempered and context.temperatures is not None:
             q = (q * context.temperatures).to(q.dtype)

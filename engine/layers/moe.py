@@ -13,6 +13,7 @@ from pilotlight.engine.description.shapes import ExpertsShape, SparseShape
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.mlp import GatedMLP
+from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.routing import Router, load_router
 from pilotlight.engine.parallel.dispatch import RoutedTokens, dispatch
 from pilotlight.engine.parallel.placement import ExpertPlacement
@@ -256,11 +257,10 @@ class SparseMLP:
         activation: GatedActivation = silu_and_mul,
     ) -> "SparseMLP":
         """Load a feed-forward whose tensor names start with `name`."""
-        shape, routing, shared_size, names = sparse
+        shape, routing, shared_size, names, _ = sparse
         narrow, wide = (f"{name}.{part}" for part in names.latent)
-        router, bias = f"{name}.{names.router}", f"{name}.{names.bias}"
         return cls(
-            load_router(loader, router, bias, shape.num_experts, hidden_size, routing),
+            load_router(loader, name, names, shape.num_experts, hidden_size, routing),
             Experts.load(loader, f"{name}.{names.experts}", shape, names.parts, activation),
             GatedMLP.load(loader, f"{name}.{names.shared}", hidden_size, shared_size, activation=activation)
             if shared_size
@@ -276,8 +276,13 @@ class SparseMLP:
             else None,
         )
 
-    def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, context: Context, read: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [tokens, hidden] for x [tokens, hidden].
+
+        `read`: the experts' input, if it is not the router's.
+        """
         weights, expert_ids = self.router(x, context)
+        x = x if read is None else read
         positions, ranks = context.batch.positions, context.ranks
         routed = x if self.latent is None else self.latent[0](x, context)
         if ranks is not None and ranks.copies > 1:
@@ -302,3 +307,17 @@ class SparseMLP:
         none = none if self.latent is None else self.latent[0].plain(none)
         weights = none.new_empty(0, self.router.top_k, dtype=torch.float32)
         dispatch(self.experts, RoutedTokens(none, weights, weights.long()), weights.new_empty(0).long(), ranks)
+
+
+class ParallelFeedForward(NamedTuple):
+    """A dense feed-forward and experts that read the same hidden states, each between norms (Gemma 4)."""
+
+    dense: GatedMLP
+    sparse: SparseMLP
+    dense_norms: Sequence[RMSNorm]  # before and after it
+    sparse_norms: Sequence[RMSNorm]  # before the experts, but not their router, and after them
+
+    def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """Return [tokens, hidden] for x [tokens, hidden]."""
+        (before, after), (before_experts, after_experts) = self.dense_norms, self.sparse_norms
+        return after(self.dense(before(x), context)) + after_experts(self.sparse(x, context, before_experts(x)))

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import torch
 
-from pilotlight.engine.description.shapes import Routing
+from pilotlight.engine.description.shapes import ExpertNames, Routing
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.moe import in_best_groups, route, route_in_groups
 
@@ -24,17 +25,20 @@ class Router(Protocol):
 
 
 def load_router(
-    loader: WeightLoader, name: str, bias_name: str, num_experts: int, hidden_size: int, rule: Routing
+    loader: WeightLoader, name: str, names: ExpertNames, num_experts: int, hidden_size: int, rule: Routing
 ) -> Router:
-    """Load the projection `name` and its rule of choice.
-
-    `bias_name`: the bias that balances experts, if the rule has one.
-    """
+    """Load the router of the feed-forward `name`, with the names of its parts."""
+    router, wide = f"{name}.{names.router}", loader.with_dtype(torch.float32)
     if not rule.is_wide:
-        return SoftmaxRouter.load(loader, name, num_experts, hidden_size, rule.top_k, renormalise=rule.renormalise)
-    wide = loader.with_dtype(torch.float32)
-    proj = Linear.load(wide, [name], [num_experts], hidden_size, bias=False)
-    bias = _balancing_bias(wide, bias_name, num_experts) if rule.is_biased else None
+        plain = SoftmaxRouter.load(loader, router, num_experts, hidden_size, rule.top_k, renormalise=rule.renormalise)
+        if rule.norm_eps is None:
+            return plain
+        norm, scales = (f"{name}.{part}" for part in names.router_scales)
+        weight = wide.empty(norm, hidden_size)
+        wide.read(norm, weight, (hidden_size,), lambda stored: stored.float() * hidden_size**-0.5)
+        return ScaledRouter(RMSNorm(weight, rule.norm_eps), plain, wide.tensor(scales, num_experts))
+    proj = Linear.load(wide, [router], [num_experts], hidden_size, bias=False)
+    bias = _balancing_bias(wide, f"{name}.{names.bias}", num_experts) if rule.is_biased else None
     if rule.scores == "softmax":
         return WideSoftmaxRouter(proj, bias, rule)
     assert bias is not None, "sigmoids come with a bias"
@@ -69,6 +73,23 @@ class SoftmaxRouter:
 
     def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
         return route(self.proj(x, context), self.top_k, self.renormalise)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRouter:
+    """A router of normalised hidden states that scales the weight of each expert (Gemma 4)."""
+
+    norm: RMSNorm
+    router: SoftmaxRouter
+    scales: torch.Tensor  # [experts] fp32
+
+    @property
+    def top_k(self) -> int:
+        return self.router.top_k
+
+    def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, expert_ids = self.router(self.norm(x), context)
+        return weights * self.scales[expert_ids], expert_ids
 
 
 @dataclass(frozen=True, slots=True)

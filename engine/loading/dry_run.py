@@ -95,12 +95,11 @@ def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]
     of_each_kind = [prompt_batch((40,), block_size, num_groups)]
     if dry_run.layout.layers:
         of_each_kind.append(decode_batch(2, 100, block_size, num_groups))
-    contexts = [model.prepared(Context(batch, cache)) for batch in of_each_kind]
-    inputs = [model.embed(context, context.incoming) for context in contexts]
+    steps = [model.entered(Context(batch, cache)) for batch in of_each_kind]
     kinds: dict[tuple[Any, ...], Layer] = {}
     for layer in model.layers:
         with tracing() as launches:
-            for x, context in zip(inputs, contexts, strict=True):
+            for x, context in steps:
                 layer(x, x, context)
         kinds.setdefault(tuple(launch.variant for launch in launches), layer)
     return [*model.layers[:1], *kinds.values()]

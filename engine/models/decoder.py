@@ -13,6 +13,7 @@ import torch
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context, ImageRows
 from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
+from pilotlight.engine.layers.layer_inputs import LayerInputs
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.layers.temperature import Temperature
@@ -86,7 +87,7 @@ class DraftHead(Protocol):
 class DecoderLayer:
     """A layer with norms before attention and feed-forward, after them, or both.
 
-    It may lack one of the two parts. `residual_scale`: factor of the outputs of both.
+    It may lack one of the two parts. `residual_scale`: factor of the outputs of both. `input_gate`: reads the layer's input besides hidden states.
     """
 
     attention_norm: RMSNorm | None
@@ -96,6 +97,7 @@ class DecoderLayer:
     feed_forward: Part | None
     feed_forward_output_norm: RMSNorm | None = None
     residual_scale: float = 1.0
+    input_gate: Part | None = None
     scale: torch.Tensor | None = None  # [1], factor of the hidden states after the layer
 
     def __call__(
@@ -108,6 +110,9 @@ class DecoderLayer:
             x, residual = _entered(self.feed_forward_norm, x, residual)
             x = self._left(self.feed_forward(x, context), self.feed_forward_output_norm)
         assert residual is not None, "a layer has a part"
+        if self.input_gate is not None:
+            residual = x + residual
+            x = self.input_gate(residual, context)
         return (x, residual) if self.scale is None else (x * self.scale, residual * self.scale)
 
     def _left(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
@@ -165,6 +170,7 @@ class Decoder:
         self.logit_rule = logit_rule
         self.vision: VisionEncoder | None = None  # encodes images; None if the model takes none
         self.mtp: DraftHead | None = None  # an additional layer of the checkpoint, which drafts
+        self.layer_inputs: LayerInputs | None = None  # computes inputs of layers besides hidden states
 
     def take_images(self, vision: VisionEncoder) -> None:
         """Accept images, which `vision` encodes. Its weights must be loaded after the decoder's."""
@@ -173,6 +179,10 @@ class Decoder:
     def draft_by(self, mtp: DraftHead) -> None:
         """Draft with an additional layer of the checkpoint. Its weights must be loaded after the decoder's."""
         self.mtp = mtp
+
+    def feed_layers(self, inputs: LayerInputs) -> None:
+        """Give layers inputs besides hidden states. Their weights must be loaded after the decoder's."""
+        self.layer_inputs = inputs
 
     def score_by(self, head: ScoreHead) -> None:
         """Score classes instead of tokens. The rule for logits of tokens does not apply to classes."""
@@ -184,8 +194,7 @@ class Decoder:
 
     def tapped(self, context: Context, taps: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the result of `forward`, and the hidden states after the layers `taps`, in ascending order."""
-        context = self.prepared(context)
-        x, residual = self.embed(context, context.incoming), None
+        (x, context), residual = self.entered(context), None
         tapped, begin = [], 0
         for tap in taps:
             x, residual = self.run(range(begin, tap + 1), x, residual, context)
@@ -193,6 +202,12 @@ class Decoder:
             begin = tap + 1
         x, residual = self.run(range(begin, len(self.layers)), x, residual, context)
         return self.finish(x, residual), tapped
+
+    def entered(self, context: Context) -> tuple[torch.Tensor, Context]:
+        """Return the hidden states before the first layer, and the context of all layers."""
+        context = self.prepared(context)
+        x = self.embed(context, context.incoming)
+        return x, context if self.layer_inputs is None else replace(context, layer_inputs=self.layer_inputs(x, context))
 
     def prepared(self, context: Context) -> Context:
         """Return the context with the batch's values that all layers need."""

@@ -12,8 +12,9 @@ from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.encoder_attention import EncoderAttention
+from pilotlight.engine.layers.layer_inputs import LayerInputGate, LayerInputs
 from pilotlight.engine.layers.mlp import GatedMLP, scaled_silu_and_mul
-from pilotlight.engine.layers.moe import SparseMLP
+from pilotlight.engine.layers.moe import ParallelFeedForward, SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.recurrent import JoinedMixers, load_recurrent
 from pilotlight.engine.layers.temperature import Temperature
@@ -40,7 +41,8 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
         if mixer is not None and config.joined is None:
             return load_recurrent(loader, name, config.hidden_size, mixer)
         # The drafting layer follows the model's last layer, and has the same shape.
-        shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
+        is_behind, last = i >= config.num_layers, config.num_layers - 1
+        shape = config.attention(last)._replace(layer=i) if is_behind else config.attention(i)
         attention = attention_kind.load(
             loader,
             f"{name}.self_attn",
@@ -94,12 +96,16 @@ def load_layers(
             feed_forward=_load_feed_forward(config, loader, i, name) if feeds else None,
             feed_forward_output_norm=norm(name, names.after_feed_forward),
             residual_scale=config.residual_scale,
+            input_gate=_load_input_gate(config, loader, i, name),
             scale=loader.tensor(f"{name}.layer_scalar", 1) if config.scales_layers else None,
         )
 
     temperature = config.temperature and Temperature(*config.temperature)
     logit_rule = LogitRule(config.logit_scale, config.logit_cap)
     decoder = load_decoder(config, loader, context_length, layer, config.embedding_scale, temperature, logit_rule)
+    if (inputs := config.layer_inputs) is not None:
+        sizes = config.hidden_size, config.num_layers
+        decoder.feed_layers(LayerInputs.load(loader, root_of(loader), *sizes, inputs, config.norm))
     if isinstance(config, SparseConfig):
         first = config.num_layers
         if config.drafts_by_mtp:
@@ -116,14 +122,24 @@ def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, na
     if config.feed_forward_scales != (1.0, 1.0):
         gate_scale, scale = config.feed_forward_scales
         activation = partial(scaled_silu_and_mul, gate_scale=gate_scale, scale=scale)
+
+    def dense() -> GatedMLP:
+        sizes = config.hidden_size, config.inner_size(layer)
+        return GatedMLP.load(loader, f"{name}.mlp", *sizes, config.mlp_bias, activation)
+
     if isinstance(config, SparseConfig) and (is_behind or layer in config.sparse_layers):
-        mlp = f"{name}.{config.sparse.names.mlp}"
-        return SparseMLP.load(loader, mlp, config.hidden_size, config.sparse, activation)
-    return GatedMLP.load(
-        loader,
-        f"{name}.mlp",
-        config.hidden_size,
-        config.intermediate_size,
-        config.mlp_bias,
-        activation,
-    )
+        mlp = config.sparse.names.inside(name)
+        sparse = SparseMLP.load(loader, mlp, config.hidden_size, config.sparse, activation)
+        if (names := config.sparse.parallel) is None:
+            return sparse
+        norms = [RMSNorm.load(loader, f"{name}.{part}", config.hidden_size, config.norm) for part in names]
+        return ParallelFeedForward(dense(), sparse, norms[:2], norms[2:])
+    return dense()
+
+
+def _load_input_gate(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> LayerInputGate | None:
+    if config.layer_inputs is None:
+        return None
+    activation = _ACTIVATIONS[config.activation]
+    sizes = config.hidden_size, layer, config.layer_inputs.size
+    return LayerInputGate.load(loader, name, *sizes, config.norm, activation)

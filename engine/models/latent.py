@@ -4,7 +4,6 @@ Names of tensors: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; K2.5's
 them (engine/vision/kimi_tower.py).
 """
 
-from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.layers.mla.latent_attention import LatentAttention
 from pilotlight.engine.layers.recurrent import load_recurrent
@@ -15,11 +14,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 
 
 def load(config: LatentConfig, loader: WeightLoader, context_length: int) -> Decoder:
-    hidden, first = config.hidden_size, loader.shard.stage_of(config.num_layers).layers[0]
-    if first in config.shared_indices:
-        raise CheckpointError(
-            f"layer {first}, the first of a pipeline stage, reads the keys that the index of an earlier layer selects: use another number of stages"
-        )
+    hidden = config.hidden_size
 
     def attention(i: int, name: str) -> Part:
         if (mixer := config.mixer(i) if i < config.num_layers else None) is not None:

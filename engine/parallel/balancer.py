@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pilotlight.engine.layers.moe import Experts, SparseMLP
+from pilotlight.engine.layers.moe import Experts, ParallelFeedForward, SparseMLP
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer
 from pilotlight.engine.parallel.placement import ExpertPlacement
 
@@ -96,5 +96,6 @@ def experts_of(model: Decoder) -> list[Experts]:
 
 def sparse_parts_of(model: Decoder) -> list[SparseMLP]:
     """Return the feed-forward of each layer whose experts are divided among ranks."""
-    found = [layer.feed_forward for layer in model.layers if isinstance(layer, DecoderLayer)]
+    whole = [layer.feed_forward for layer in model.layers if isinstance(layer, DecoderLayer)]
+    found = [part.sparse if isinstance(part, ParallelFeedForward) else part for part in whole]
     return [part for part in found if isinstance(part, SparseMLP) and part.experts.placement is not None]

@@ -143,7 +143,7 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     layers = model.stages(place.parallelism.pp)[place.stage]
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
     step = tokens * item * (3 * hidden + widest)
-    step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
+    step += model.config.step_bytes(tokens, place.parallelism.tp, item)
     if place.parallelism.copies > 1:
         # In the worst case each token is sent to as many ranks as it has experts, a sum returns from each, and the sums are added in fp32; or all
         # tokens come to one rank.

@@ -54,13 +54,20 @@ class PlannedModel(NamedTuple):
         return max((shape.experts for _, shape in self.weights()), default=0)
 
     def stages(self, num_stages: int) -> list[range]:
-        """Return each stage's layers, so that decode steps take all stages about equally long."""
+        """Return each stage's layers, so that decode steps take all stages about equally long.
+
+        Raises CheckpointError if a stage cannot be computed without layers of another one.
+        """
         if num_stages == 1:
             return [range(len(self.layers))]
         costs = tuple(sum(map(self._step_cost, layer)) for layer in self.layers)
         # an embedding that is also used as the head costs as much as a separate head
         head = WeightShape("head", "", self.config.vocab_size, self.config.hidden_size)
-        return balanced_stages(costs, 0.0 if self.pools else self._step_cost(head), num_stages)
+        stages = balanced_stages(costs, 0.0 if self.pools else self._step_cost(head), num_stages)
+        if isinstance(self.config, DecoderConfig):
+            for layers in stages:
+                self.config.check_stage(layers)
+        return stages
 
     def weights(self) -> Iterator[tuple[int | None, WeightShape]]:
         """Yield every tensor with its layer, or with None if it belongs to no layer."""

@@ -13,7 +13,7 @@ from pilotlight.engine.weights.config import positive_int, quantization, quantiz
 
 _BLOCK = 32  # columns per block of four-bit codes; rows are padded to whole blocks (kernels/matrices/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
-_OF_GGUF = (*_PACKED, "embedding", "head")
+_OF_GGUF = (*_PACKED, "embedding", "layer_inputs", "head")
 _LOSSLESS_GROUP = (
     128  # columns per group of bf16 in 12 bits; rows are padded to half groups (kernels/matrices/lossless.py)
 )

@@ -167,7 +167,7 @@ def _read_bytes(model: PlannedModel, place: RankPlace, memory: RankMemory, token
     Of the experts, it reads the expected number that at least one token uses, if all are equally likely.
     """
     parts = dict(memory.weights)
-    for unread in ("embedding", "vision"):
+    for unread in ("embedding", "layer_inputs", "vision"):
         tied = unread == "embedding" and "head" not in parts and place.stage == 0
         if not tied:
             parts.pop(unread, None)

@@ -23,7 +23,8 @@ def assert_agrees(model: PreTrainedModel, prompt: list[int], heard: Heard) -> No
     """Check every reported distribution, of prompt and output tokens, against one pass of the reference model over the whole text."""
     assert heard.error is None
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + heard.token_ids])).logits[0]
+        # Without `output_hidden_states` transformers 5.23 fails for a Gemma 4 whose layers share keys and have no inputs besides hidden states.
+        logits = model(torch.tensor([prompt + heard.token_ids]), output_hidden_states=True).logits[0]
     expected = logits.log_softmax(-1)
     for i, reported in enumerate(heard.logprobs):
         row = expected[len(prompt) + i - 1]

@@ -261,6 +261,14 @@ MODELS: dict[str, PreTrainedConfig] = {
 }
 # Further families and shapes. Quick tests take each along one path, slow sweeps along every path.
 _LITE = LATENT | {"num_attention_heads": 5, "num_key_value_heads": 5, "v_head_dim": 16, "q_lora_rank": None}
+_SHARING: dict[str, Any] = {
+    "hidden_activation": "gelu_pytorch_tanh", "num_hidden_layers": 7, "num_kv_shared_layers": 3, "sliding_window": 11, "global_head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 9_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}  # fmt: skip
 FURTHER: dict[str, PreTrainedConfig] = {
     "qwen2, three heads over one, window from layer 2, tied": config(
         Qwen2Config,
@@ -641,6 +649,54 @@ FURTHER: dict[str, PreTrainedConfig] = {
         rope_parameters=None,
         tie_word_embeddings=True,
     ),
+    "gemma4, inputs of layers, layers 4 to 6 read keys of 2 and 3, twice as wide, capped": config(
+        Gemma4TextConfig,
+        **_SHARING,
+        hidden_size_per_layer_input=6,
+        vocab_size_per_layer_input=440,
+        use_double_wide_mlp=True,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma4, inputs of layers alone, one kv head, tied": config(
+        Gemma4TextConfig,
+        hidden_activation="gelu_pytorch_tanh",
+        hidden_size_per_layer_input=7,
+        vocab_size_per_layer_input=431,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=23,
+        global_head_dim=14,
+        rope_parameters=None,
+        tie_word_embeddings=True,
+    ),
+    "gemma4, three of five experts beside a dense part, keys are values": config(
+        Gemma4TextConfig,
+        hidden_activation="gelu_pytorch_tanh",
+        hidden_size_per_layer_input=0,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        sliding_window=11,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        rope_parameters=None,
+        enable_moe_block=True,
+        num_experts=5,
+        top_k_experts=3,
+        moe_intermediate_size=27,
+    ),
+    "gemma4, one of four experts, layers 4 to 6 read keys of 2 and 3, keys are values, tied": config(
+        Gemma4TextConfig,
+        **_SHARING,
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=1,
+        moe_intermediate_size=21,
+        initializer_range=0.1,  # with larger weights, fp32 and fp64 in transformers differ by 1e-4
+        tie_word_embeddings=True,
+    ),
     "lfm2, attention in layer 1": config(
         Lfm2Config,
         layer_types=["conv", "full_attention", "conv"],
@@ -915,6 +971,13 @@ FURTHER_RECORDED = (
     "lfm2, attention in layer 1",
     "qwen3.5, attention in layer 2",
 )
+# Most pipeline stages of models that are refused with three: layers of a later stage would need earlier layers, or the embeddings.
+NUM_STAGES = {
+    "gemma4, inputs of layers, layers 4 to 6 read keys of 2 and 3, twice as wide, capped": 1,
+    "gemma4, inputs of layers alone, one kv head, tied": 1,
+    "gemma4, one of four experts, layers 4 to 6 read keys of 2 and 3, keys are values, tied": 1,
+    "glm-5, 17 keys, layer 1 shares": 2,
+}
 SEVERAL_TABLES = (
     "qwen3, biased, windows from layer 1",
     "gemma3, windows but in layer 2, tied",

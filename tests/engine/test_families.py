@@ -113,6 +113,7 @@ def test_a_further_family_agrees_in_chunks_in_a_batch_and_after_a_prefix(
     "name",
     [
         "gemma3, one kv head, untied",
+        "gemma4, three of five experts beside a dense part, keys are values",
         "qwen3, yarn, tied",
         "gpt-oss, experts in mxfp4",
         "qwen3.5, attention in layer 2",

@@ -23,6 +23,8 @@ INDEXED = "glm-5, 17 keys, layer 1 shares"
 DEEPSEEK, SCOUT = "deepseek-v3, three experts in two of four groups, yarn", "scout, chunks of 16, one of five experts"
 
 
+GEMMA = "gemma4, inputs of layers, layers 4 to 6 read keys of 2 and 3, twice as wide, capped"
+GEMMA_EXPERTS = "gemma4, three of five experts beside a dense part, keys are values"
 GLM = "glm-4.5, half of each head turns, normed and biased"
 
 
@@ -80,6 +82,21 @@ def test_text_beside_a_vision_tower_is_computed_and_the_tower_is_not_read(
         load_engine(tmp_path)
 
 
+def test_keys_and_values_of_layers_that_read_earlier_ones_are_not_read(tmp_path: Path) -> None:
+    model, file = write_family(tmp_path, GEMMA), tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    copies = {
+        f"model.layers.5.self_attn.{part}.weight": tensors[f"model.layers.2.self_attn.{part}.weight"] + 1
+        for part in ("k_proj", "v_proj", "k_norm")
+    }
+    save_file(tensors | copies, file)
+    prompt = random_prompt(40, seed=8)
+    assert_agrees(model, prompt, one(load_engine(tmp_path), full("a", prompt, max_tokens=2)))
+    save_file(tensors | {"model.layers.5.self_attn.o_norm.weight": torch.zeros(42)}, file)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.5\.self_attn\.o_norm\.weight"):
+        load_engine(tmp_path)
+
+
 def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:
     model, file = write_family(tmp_path, DEEPSEEK), tmp_path / "model.safetensors"
     assert MODELS[DEEPSEEK].num_nextn_predict_layers == 1
@@ -118,6 +135,17 @@ LAYOUTS = {
         ("feed_forward.experts.gate_up_proj", (5, 42, 60)),
         ("feed_forward.experts.down_proj", (5, 30, 42)),
         ("feed_forward.shared_expert.gate_proj.weight", (30, 42)),
+    ],
+    GEMMA: [
+        ("per_layer_input_gate.weight", (6, 42)),
+        ("per_layer_projection.weight", (42, 6)),
+        ("post_per_layer_input_norm.weight", (42,)),
+    ],
+    GEMMA_EXPERTS: [
+        ("router.proj.weight", (5, 42)),
+        ("router.scale", (42,)),
+        ("router.per_expert_scale", (5,)),
+        ("pre_feedforward_layernorm_2.weight", (42,)),
     ],
     "gpt-oss, experts in mxfp4": [
         ("mlp.experts.gate_up_proj_blocks", (3, 192, 2, 16)),
@@ -206,6 +234,15 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (SCOUT, {"num_experts_per_tok": 6}, "num_experts_per_tok = 6 of 5 experts"),
         (SCOUT, {"text_config": [1]}, r"text_config = \[1\]; it must be an object"),
         ("gpt-oss, three of five experts", {"rope_parameters": {"rope_type": "dynamic"}}, "'dynamic'; supported are"),
+        (GEMMA, {"num_kv_shared_layers": 6}, "num_kv_shared_layers = 6, and no earlier layer of type full_attention has keys"),
+        (GEMMA, {"num_kv_shared_layers": 8}, "num_kv_shared_layers = 8; it must be a whole number from 0 to 7"),
+        (GEMMA, {"vocab_size_per_layer_input": 430}, "vocab_size_per_layer_input = 430; it must be at least vocab_size, 431"),
+        (GEMMA, {"pad_token_id": 440}, "pad_token_id = 440; it must be a whole number from 0 to 439"),
+        (GEMMA, {"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input = -1; it must be a positive whole number"),
+        (GEMMA, {"use_double_wide_mlp": 2}, "use_double_wide_mlp = 2"),
+        (GEMMA_EXPERTS, {"top_k_experts": 6}, "top_k_experts = 6 of 5 experts"),
+        (GEMMA_EXPERTS, {"top_k_experts": None}, "top_k_experts = None; it must be a positive whole number"),
+        (GEMMA_EXPERTS, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'; supported"),
     ],
 )  # fmt: skip
 def test_a_configuration_beyond_the_family_is_refused(

@@ -181,7 +181,7 @@ def sizes_for_groups(name: str) -> dict[str, Any]:
     """Return a family's settings with matrices whose columns are groups of 32."""
     sizes = {"num_hidden_layers": 4} | FAMILIES[name][1]
     rounded = ("hidden_size", "intermediate_size", "latent_size", "d_ssm", "_mlp")
-    sizes |= {key: -(-sizes[key] // 32) * 32 for key in sizes if key.endswith(rounded)}
+    sizes |= {key: -(-sizes[key] // 32) * 32 for key in sizes if key.endswith(rounded) and sizes[key] is not True}
     sizes |= {key: size for key, size in _HEADS.items() if sizes.get(key)}
     return sizes | ({key: DEEPSEEK[key] for key in sizes if key in DEEPSEEK} if "kv_lora_rank" in sizes else {})
 
@@ -407,7 +407,11 @@ def packed_weights(engine: Any) -> int:
 
 def matrices(model: Any) -> list[Any]:
     of_layers = [linear.weight for layer in model.layers for linear in projections(layer.attention)]
-    for mlp in (layer.feed_forward for layer in model.layers if layer.feed_forward is not None):
+    for mlp in (
+        getattr(layer.feed_forward, "sparse", layer.feed_forward)
+        for layer in model.layers
+        if layer.feed_forward is not None
+    ):
         of_layers += (
             [mlp.gate_up_proj.weight, mlp.down_proj.weight]
             if hasattr(mlp, "down_proj")

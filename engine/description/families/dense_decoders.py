@@ -34,14 +34,6 @@ _MINISTRAL3 = {
         "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
     },
 }  # fmt: skip
-_GEMMA4: dict[str, Any] = {
-    "vocab_size": 262_144, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 256,
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-    },
-}  # fmt: skip
 _GEMMA3 = {
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -254,12 +246,12 @@ def ernie(config: Mapping[str, Any]) -> DenseConfig:
 def gemma2(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma 2: norms before and after attention and feed-forward, alternating windows, soft caps."""
     refuse_unless(config, "use_bidirectional_attention", False, None)
-    return _gemma(
+    return gemma(
         config,
         layers=mixed_layers(config, sliding_window(config, 4096), every_nth(config, 2)),
         rotary=(read_rotary_rule(config),),
-        soft_cap=_cap(config, "attn_logit_softcapping", 50.0),
-        logit_cap=_cap(config, "final_logit_softcapping", 30.0),
+        soft_cap=read_cap(config, "attn_logit_softcapping", 50.0),
+        logit_cap=read_cap(config, "final_logit_softcapping", 30.0),
     )
 
 
@@ -279,7 +271,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
         window = window // 2 + 1
     period = positive_int(text, "sliding_window_pattern", 6)  # by default every sixth layer has full attention
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
-    return _gemma(
+    return gemma(
         text,
         layers=mixed_layers(text, window, every_nth(text, period), sliding_rotary=1),
         rotary=rules_by_type(text, *thetas),
@@ -288,55 +280,8 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
     )
 
 
-def gemma4(config: Mapping[str, Any]) -> DenseConfig:
-    """Gemma 4 (text): its large dense model.
-
-    Layers with full attention have wider heads, fewer key-value heads, values that equal their keys, and rotate a part of their pairs; values are
-    normalised. Features that only the small models or the model with experts have are refused by name.
-    """
-    text = {**_GEMMA4, **text_keys(config)}
-    refuse_unless(text, "hidden_size_per_layer_input", 0, None)
-    refuse_unless(text, "num_kv_shared_layers", 0, None)
-    refuse_unless(text, "enable_moe_block", False, None)
-    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # "vision" affects only tokens of images
-    shares = flag(text, "attention_k_eq_v", False)
-    types = list(text.get("layer_types") or every_nth(text, 6))
-    types[-1] = "full_attention"
-    layers = mixed_layers({**text, "layer_types": types}, sliding_window(text, 512), (), sliding_rotary=1)
-    return _gemma(
-        text,
-        layers=tuple(
-            _with_own_heads(kind._replace(keys_are_values=shares), text, i) if kind.window is None else kind
-            for i, kind in enumerate(layers)
-        ),
-        rotary=rules_by_type(text, 1_000_000.0, 10_000.0),
-        qk_norm=True,
-        norms_values=True,
-        scales_layers=True,
-        norm_offset=0.0,
-        attention_scale=1.0,
-        logit_cap=_cap(text, "final_logit_softcapping", None),
-    )
-
-
-def _with_own_heads(kind: LayerKind, config: Mapping[str, Any], layer: int) -> LayerKind:
-    """Return a layer of Gemma 4 that has full attention, with the heads of such layers.
-
-    Published checkpoints describe these heads once; checkpoints that transformers writes describe them per layer.
-    """
-    head_dim, few = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
-    listed = config.get("per_layer_config")
-    if listed is not None:
-        own: Mapping[str, Any] = next((each for number, each in listed.items() if int(number) == layer), {})
-        head_dim, few = own.get("head_dim"), own.get("num_key_value_heads")
-    elif not kind.keys_are_values:
-        few = None
-    sizes = {"head_dim": head_dim, "num_key_value_heads": few}
-    wide, heads = (None if sizes[key] is None else positive_int(sizes, key) for key in sizes)
-    return kind._replace(head_dim=wide, num_kv_heads=heads)
-
-
-def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
+def gemma(config: Mapping[str, Any], kind: type[DenseConfig] = DenseConfig, **own: Any) -> DenseConfig:
+    """Return a config with the fields that Gemma 2, 3 and 4 share, and those of one of them, `own`."""
     bias = flag(config, "attention_bias", False)
     fields = {
         "norm_offset": 1.0,
@@ -345,7 +290,7 @@ def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
             "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
         ),
     }
-    return DenseConfig.read(
+    return kind.read(
         config,
         activation_key="hidden_activation",
         allowed_activation="gelu_pytorch_tanh",
@@ -360,6 +305,6 @@ def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
     )
 
 
-def _cap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+def read_cap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
     """Return a cap, or None if config.json has null."""
     return None if config.get(key, default) is None else positive_number(config, key, default)

@@ -81,7 +81,14 @@ class LatentConfig(SparseConfig):
         """Return how many latent vectors of a context a token reads."""
         return context if self.index is None else min(context, self.index.top_k)
 
-    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+    def check_stage(self, layers: range) -> None:
+        if layers.start in self.shared_indices:
+            raise CheckpointError(
+                f"layer {layers.start}, the first of a pipeline stage, reads the keys that the index of an earlier layer selects: "
+                "use another number of stages"
+            )
+
+    def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return the bytes of absorbed queries and results, or of expanded keys and values if larger."""
         absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
         width = max(self.nope_dim + self.head_dim, self.value_dim)

@@ -51,7 +51,7 @@ class ModernBertConfig:
     def read_share(self, context: int) -> float:
         return 0.0
 
-    def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
+    def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         return 0
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:

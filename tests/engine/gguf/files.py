@@ -100,7 +100,8 @@ def write_file(
         wanted = kinds[".experts." in name] if is_matrix(name) else Kind.F32
         stored = gguf.quants.quantize(values.float().contiguous().numpy(), wanted)
         name = name.replace("_correction_bias", "_correction.bias")
-        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight", ".bias"))), stored, raw_dtype=wanted)
+        known = _router_scale(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(str(known), stored, raw_dtype=wanted)
     if factors := rope_factors(described):
         writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     if described["model_type"] in WITH_NEXTN:  # one tensor of the layer that predicts a further token
@@ -109,6 +110,13 @@ def write_file(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _router_scale(name: str) -> str | None:
+    """Return the name in a file of a scale of Gemma 4's router, which the converter names, not the package."""
+    layer, _, part = name.removeprefix("model.layers.").partition(".router.")
+    stem = {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}.get(part)
+    return None if stem is None else f"blk.{layer}.{stem}.scale"
 
 
 def parts(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -129,7 +137,7 @@ def parts(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> dict[st
         }
     if not name.endswith(("gate_up_proj", "experts.down_proj")):
         return {name: tensor}
-    if kind == "mistral4":
+    if kind in ("mistral4", "gemma4_text"):
         return {f"{name}.weight": tensor}
     rows = tensor.transpose(1, 2)
     if name.endswith("down_proj"):

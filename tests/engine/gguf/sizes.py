@@ -21,7 +21,12 @@ def add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
     writer.add_block_count(described["num_hidden_layers"] + (kind in WITH_NEXTN))
     if kind in WITH_NEXTN:
         writer.add_nextn_predict_layers(1)
-    writer.add_feed_forward_length(described.get("intermediate_size_mlp", described["intermediate_size"]))
+    inner = described.get("intermediate_size_mlp", described["intermediate_size"])
+    shared = described.get("num_kv_shared_layers", 0)
+    is_double = described.get("use_double_wide_mlp", False)
+    writer.add_feed_forward_length(
+        [inner] * (described["num_hidden_layers"] - shared) + [2 * inner] * shared if is_double else inner
+    )
     writer.add_head_count(described["num_attention_heads"])
     if kind not in OWN_HEADS:
         writer.add_head_count_kv(described["num_key_value_heads"])
@@ -129,8 +134,11 @@ def _add_kinds_of_layers(writer: gguf.GGUFWriter, described: dict[str, Any]) -> 
     for size, suffix in ((wide["head_dim"], ""), (head_dim, "_swa")):
         for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
             writer.add_uint32(f"{writer.arch}.{key}{suffix}", size)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
+    writer.add_shared_kv_layers(described["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(described["hidden_size_per_layer_input"])
+    if described["enable_moe_block"]:
+        writer.add_expert_count(described["num_experts"])
+        writer.add_expert_used_count(described["top_k_experts"])
     if described["final_logit_softcapping"]:
         writer.add_final_logit_softcapping(described["final_logit_softcapping"])
 

@@ -46,6 +46,8 @@ AWKWARD = (
     "mimo-v2, one kv head, values as they are, tied",
     "gemma4, wider heads where nothing is hidden, keys are values, capped",
     "gemma4, one kv head, tied",
+    "gemma4, inputs of layers, layers 4 to 6 read keys of 2 and 3, twice as wide, capped",
+    "gemma4, three of five experts beside a dense part, keys are values",
 )
 WITH_TOWERS = (
     "qwen 2.5 vl",

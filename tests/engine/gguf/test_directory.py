@@ -243,6 +243,12 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "gemma4, keys are values, capped": (Gemma4TextConfig, GEMMA4 | {"attention_k_eq_v": True, "final_logit_softcapping": 3.0}),
     "gemma4, values in every layer, tied": (Gemma4TextConfig, GEMMA4 | {"num_global_key_value_heads": None, "tie_word_embeddings": True}),
+    "gemma4, inputs of layers, shared keys, twice as wide": (Gemma4TextConfig, GEMMA4 | {
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 440, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    }),
+    "gemma4, experts beside a dense part": (Gemma4TextConfig, GEMMA4 | {
+        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32,
+    }),
     "glm4, biased": (Glm4Config, {
         "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
     }),
@@ -273,6 +279,8 @@ def test_plain_numbers_give_the_same_tokens_and_logprobs(name: str, tmp_path: Pa
         ("llama4, every layer with experts", Kind.Q8_0, None),
         ("mimo-v2", Kind.Q5_0, Kind.MXFP4),
         ("gemma4, keys are values, capped", Kind.Q8_0, None),
+        ("gemma4, inputs of layers, shared keys, twice as wide", Kind.Q8_0, None),
+        ("gemma4, experts beside a dense part", Kind.Q8_0, Kind.Q5_0),
     ],
 )
 def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
@@ -390,17 +398,16 @@ def test_what_is_not_computed_is_refused_by_name(extra: dict[str, Any], message:
     [
         ("deepseek-v3, groups, yarn", {"attention.temperature_scale": 0.1}, "which is not supported for DeepseekV3"),
         ("qwen3moe", {"expert_group_count": 4}, "which is not supported for Qwen3Moe"),
-        ("gemma4, keys are values, capped", {"attention.shared_kv_layers": 2}, "which is not supported for Gemma4"),
-        (
-            "gemma4, keys are values, capped",
-            {"embedding_length_per_layer_input": 8},
-            "which is not supported for Gemma4",
-        ),
         ("gemma4, keys are values, capped", {"attention.value_length_swa": 8}, "and heads of 16; they must be equal"),
         (
             "gemma4, keys are values, capped",
             {"attention.head_count_kv": [2, 1]},
             "a positive number for each of 4 layers",
+        ),
+        (
+            "gemma4, keys are values, capped",
+            {"feed_forward_length": [96, 96, 96, 192]},
+            "or those of the last 0 layers twice",
         ),
         ("mimo-v2", {"attention.sliding_window_pattern": [0, 1, 2, 0]}, "it must be a list of true and false"),
         ("mimo-v2", {"attention.key_length": 0}, "it must be a positive whole number"),

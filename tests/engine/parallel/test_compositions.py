@@ -113,6 +113,10 @@ MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 _INDEX: dict[str, Any] = {
     "index_topk": 11, "index_n_heads": 9, "index_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 28,
 }  # fmt: skip
+_SHARED_KEYS: dict[str, Any] = {  # the last two layers read keys and values of the two before them
+    "hidden_activation": "gelu_pytorch_tanh", "num_kv_shared_layers": 2, "sliding_window": 11, "global_head_dim": 16,
+    "rope_parameters": None, "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6,
+}  # fmt: skip
 # Further families, each with a part that MODELS lack. Only the last one is in the quick tests.
 FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"hidden_size": 48, "head_dim": None, "sliding_window": None}),
@@ -186,6 +190,17 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
+    "gemma4, inputs of layers": (
+        Gemma4TextConfig,
+        _SHARED_KEYS | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 431, "use_double_wide_mlp": True},
+    ),
+    "gemma4, experts": (  # two stages can be formed, but not more
+        Gemma4TextConfig,
+        _SHARED_KEYS | {
+            "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 28,
+            "layer_types": ["sliding_attention"] + ["full_attention"] * 5,
+        },
+    ),
 }  # fmt: skip
 # Families whose layers keep a state.
 _HYBRID: dict[str, Any] = {
@@ -242,7 +257,7 @@ STATES = (
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
           "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "mistral4", "lfm2-moe", "qwen3-next", "qwen3.5-moe",
-          "nemotron-h", "kimi-linear", "deepseek-v3.2", "glm-5")  # fmt: skip
+          "nemotron-h", "kimi-linear", "deepseek-v3.2", "glm-5", "gemma4, experts")  # fmt: skip
 
 
 Run = Callable[[Engine, list[Submit]], dict[str, Heard]]
@@ -321,6 +336,10 @@ def refused_with(family: str, host: HostConfig) -> str | None:
     """Return the expected error for a family that `host` cannot divide; None if it can."""
     if family == "glm-5" and host.stages > 2:
         return "the first of a pipeline stage, reads the keys that the index of an earlier layer selects"
+    if family == "gemma4, experts" and host.stages > 2:
+        return "reads the keys and values of layer 3, which is in another pipeline stage: use fewer stages"
+    if family == "gemma4, inputs of layers" and host.stages > 1 and not host.expert_parallel:
+        return "depend on embeddings, which only the first pipeline stage has: use one stage"
     if not host.expert_parallel:
         return None
     if family in STATES and family in SPARSE and host.data_parallel > 1:
@@ -387,6 +406,8 @@ def drawn_sizes(rng: random.Random, family: str) -> dict[str, Any]:
         del sizes["num_hidden_layers"]  # the list of types is as long
     if family == "glm-5":
         sizes["num_hidden_layers"] = 4  # as many as its list of indices
+    if family.startswith("gemma4, "):  # others have no stages, or layers to read
+        del sizes["layer_types"], sizes["num_hidden_layers"]
     if family == "mimo-v2":  # layers with a window have twice as many
         sizes["num_key_value_heads"] = rng.choice([1, 2])
     if family.startswith("llama 4"):

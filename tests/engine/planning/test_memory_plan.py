@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.planning.devices import GIB, GPUS, cpu, parse_devices
 from pilotlight.engine.planning.memory_plan import (
     StepLimits,
+    activations_bytes,
     beside_kv,
     block_layout,
     left_for_kv,
@@ -30,8 +32,9 @@ from pilotlight.engine.planning.planner import ModelPlan, Workload, described, m
 from pilotlight.engine.weights.load import FilledModel
 from pilotlight.engine.weights.shard import Shard
 from pilotlight.kernels.cpu import library
-from tests.engine.families import FURTHER, MODELS, SWEPT, write_family
+from tests.engine.families import FURTHER, MODELS, NUM_STAGES, SWEPT, write_family
 from tests.engine.stored_weights import write_tensors
+from tests.models_page import GEMMA4
 
 CONFIGS = Path(__file__).parent / "configs"
 ALONE = RankPlace(Parallelism())
@@ -110,6 +113,10 @@ def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) 
     model = read_model(tmp_path)
     whole = model.weight_bytes(ALONE, on_cpu=False)
     for parallelism in (Parallelism(pp=2), Parallelism(pp=3)):
+        if parallelism.pp > NUM_STAGES.get(name, 3):
+            with pytest.raises(CheckpointError, match="pipeline stage"):
+                model.stages(parallelism.pp)
+            continue
         parts = [model.weight_bytes(RankPlace(parallelism, 0, stage), on_cpu=False) for stage in range(parallelism.pp)]
         for part, size in whole.items():
             assert sum(one.get(part, 0) for one in parts) == size
@@ -162,6 +169,45 @@ def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens(plan_of
 def test_deepseek_has_the_published_number_of_parameters() -> None:
     model = read_model(CONFIGS / "deepseek-r1.json")
     assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(671e9, rel=0.001)
+
+
+# Published billions of parameters: without the table of layers' inputs, or of the model with experts all.
+GEMMA4_BILLIONS = {"E2B": 2.3, "E4B": 4.5, "26B-A4B": 25.2}
+
+
+def gemma4(name: str, **changes: Any) -> dict[str, Any]:
+    return {"architectures": ["Gemma4ForCausalLM"], **GEMMA4[name], **changes}
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_gemma_4_has_the_published_number_of_parameters(name: str) -> None:
+    model = plan_model(gemma4(name))
+    effective = sum(shape.numbers for _, shape in model.weights() if shape.part != "layer_inputs")
+    assert effective == pytest.approx(GEMMA4_BILLIONS[name] * 1e9, rel=0.04)
+
+
+def test_layers_that_read_earlier_keys_take_no_room_in_blocks() -> None:
+    config, without = gemma4("E2B"), gemma4("E2B", num_kv_shared_layers=0)
+    few, all_layers = (plan_model(each).cached_layers(ALONE) for each in (config, without))
+    assert [bool(layer.segments) for layer in few] == [True] * 15 + [False] * 20
+    assert few[:15] == all_layers[:15]
+    assert all(layer.segments for layer in all_layers)
+    # Of a context shorter than the window, 28 layers read 15 * 4 / 5 vectors of 256 numbers, and 7 read 3 of 512.
+    assert plan_model(config).config.read_share(100) == pytest.approx((28 + 2 * 7) / (12 + 2 * 3))
+    assert plan_model(without).config.read_share(100) == 1.0
+
+
+def test_the_inputs_of_layers_count_in_a_step_and_in_the_weights_of_each_rank() -> None:
+    model, plain = plan_model(gemma4("E2B")), plan_model(gemma4("E2B", hidden_size_per_layer_input=0))
+    limits = StepLimits(max_num_batched_tokens=100, max_num_seqs=1)
+    added = activations_bytes(model, ALONE, limits) - activations_bytes(plain, ALONE, limits)
+    assert added >= 3 * 100 * 35 * 256 * 2
+    table = 262_144 * 35 * 256 * 2
+    assert model.weight_bytes(ALONE, on_cpu=False)["layer_inputs"] == table
+    parts = [model.weight_bytes(RankPlace(Parallelism(tp=2), rank), on_cpu=False)["layer_inputs"] for rank in range(2)]
+    assert parts == [table // 2] * 2
+    with pytest.raises(CheckpointError, match="only the first pipeline stage has: use one stage"):
+        make_plan(model, parse_devices("2xh100", never), Workload.of(model), Parallelism(pp=2))
 
 
 def test_a_split_that_does_not_divide_names_those_that_would() -> None:
