@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.shapes import ImageBytes
+from pilotlight.engine.description.shapes import ImageNeeds
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import refusing_types
@@ -48,8 +48,8 @@ class ArchitectureConfig(Protocol):
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return the bytes that attention needs, besides its projections, in a step of `tokens` tokens."""
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return the bytes that images need."""
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        """Return what images need."""
 
     @property
     def outer_weights(self) -> list[WeightShape]:

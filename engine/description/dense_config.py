@@ -8,7 +8,14 @@ from typing import Literal
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.recurrent_shapes import RecurrentShape
-from pilotlight.engine.description.shapes import NO_IMAGES, NORMS_BEFORE, AttentionShape, ImageBytes, NormNames
+from pilotlight.engine.description.shapes import (
+    NO_IMAGES,
+    NORMS_BEFORE,
+    AttentionShape,
+    ImageNeeds,
+    NormNames,
+    WholeImages,
+)
 from pilotlight.engine.description.tensor_sizes import GATED_PARTS, UNGATED_PARTS, WeightShape, gated, norm
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, VisionShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
@@ -51,6 +58,7 @@ class DenseConfig(DecoderConfig):
     alone: tuple[Literal["mixer", "feed_forward"], ...] = ()
     is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
     vision: VisionShape | None = None
+    whole_images: WholeImages | None = None  # None if the tokens of images see only earlier ones, like text
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
@@ -70,8 +78,11 @@ class DenseConfig(DecoderConfig):
             for i, (layer, mixer) in enumerate(zip(layers, mixers, strict=True))
         )
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        return NO_IMAGES if self.vision is None else ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes))
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        if self.vision is None:
+            return NO_IMAGES
+        whole = 0 if self.whole_images is None else self.whole_images.most_tokens
+        return ImageNeeds(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes), whole)
 
     @property
     def outer_weights(self) -> list[WeightShape]:
@@ -106,7 +117,7 @@ class DenseConfig(DecoderConfig):
         )
 
     def attention(self, layer: int) -> AttentionShape:
-        plain = DecoderConfig.attention(self, layer)
+        plain, whole = DecoderConfig.attention(self, layer), self.whole_images
         return plain._replace(
             soft_cap=self.soft_cap,
             is_interleaved=self.is_interleaved,
@@ -115,6 +126,7 @@ class DenseConfig(DecoderConfig):
             value_dim=self.value_dim,
             is_gated=self.is_gated,
             value_eps=self.norm.eps if self.norms_values else None,
+            sees_images_whole=whole is not None and (plain.window is not None or not whole.only_in_windows),
         )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
