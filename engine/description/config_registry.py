@@ -76,7 +76,7 @@ READERS = {
     "FalconH1ForCausalLM": "hybrid_decoders:falcon_h1",
     "Gemma2ForCausalLM": "dense_decoders:gemma2",
     "Gemma3ForCausalLM": "dense_decoders:gemma3",
-    "Gemma3ForConditionalGeneration": "dense_decoders:gemma3",
+    "Gemma3ForConditionalGeneration": "gemma_vision:gemma3",
     "Gemma3TextModel": "dense_decoders:gemma3",
     "Gemma4ForCausalLM": "dense_decoders:gemma4",
     "Gemma4ForConditionalGeneration": "dense_decoders:gemma4",
