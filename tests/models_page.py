@@ -43,6 +43,7 @@ for Phi and GLM-4, which store several projections in one tensor.
 REMARKS = {
     "Gemma4ForCausalLM": "models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
     "Gemma4ForConditionalGeneration": "text; models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
+    "Gemma3ForConditionalGeneration": "text and pictures, without pan and scan",
     "GptOssForCausalLM": "plain or MXFP4",
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
@@ -60,6 +61,7 @@ _QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are sh
 # The classes whose files of llama.cpp are read as those of one class.
 _IN_FILES = {
     "BertModel": ("BertModel", "RobertaModel", "XLMRobertaModel"),
+    "Gemma3ForCausalLM": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     "Qwen3_5ForCausalLM": ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     "BertForSequenceClassification": ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
@@ -115,6 +117,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "zai-org/GLM-4.6V": {"head_dim": 128},
     "google/gemma-4-31B-it": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
 }
+_TOWERS = {"google/gemma-3-27b-it": {"image_size": 896, "patch_size": 14}}
 _TEXTS = {
     "mistralai/Ministral-3-8B-Instruct": "Ministral3Config",
     "mistralai/Devstral-Small-2": "Ministral3Config",
@@ -132,6 +135,8 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
         config["text_config"] = getattr(transformers, _TEXTS[name])().to_dict()
     changed = config.get("text_config") or config
     changed |= _CHANGES.get(name, {})
+    if name in _TOWERS:
+        config["vision_config"] |= _TOWERS[name]
     if "out_hidden_size" in (config.get("vision_config") or {}):  # its default does not fit the decoder
         config["vision_config"]["out_hidden_size"] = changed["hidden_size"]
     return config | {"architectures": [architecture]}
@@ -139,6 +144,7 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
 
 # By the start of a checkpoint's name in tests/engine/pictures.py; the first that fits.
 _WITH_IMAGES = {
+    "gemma 3": "Gemma3ForConditionalGeneration",
     "llama 4": "Llama4ForConditionalGeneration",
     "kimi": "KimiK25ForConditionalGeneration",
     "qwen 2.5 vl": "Qwen2_5_VLForConditionalGeneration",

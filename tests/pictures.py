@@ -4,6 +4,7 @@ import json
 import struct
 import zlib
 from base64 import b64encode
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -51,12 +52,32 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 def write_seeing_directory(directory: Path) -> Path:
     """Write the text side of a checkpoint that accepts images in the format of Kimi's models."""
-    write_model_directory(directory, template=TEMPLATE)
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(MARKER, special=True)])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "config.json").write_text(json.dumps({
-        "architectures": ["KimiK25ForConditionalGeneration"], "media_placeholder_token_id": tokenizer.token_to_id(MARKER),
+    config = {
+        "architectures": ["KimiK25ForConditionalGeneration"],
         "vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]},
-    }))  # fmt: skip
+    }
+    return _write(directory, MARKER, {"media_placeholder_token_id": MARKER}, config)
+
+
+def write_gemma_directory(directory: Path) -> Path:
+    """Write the text side of a checkpoint that accepts images in the format of Gemma 3, each of four tokens."""
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "mm_tokens_per_image": 4,
+        "vision_config": {"image_size": 24, "patch_size": 6},
+    }
+    tokens = {
+        "image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>",
+    }  # fmt: skip
+    return _write(directory, "<start_of_image>", tokens, config)
+
+
+def _write(directory: Path, marker: str, tokens: dict[str, str], config: Mapping[str, object]) -> Path:
+    """`marker`: the text that the template writes for an image; `tokens`: special tokens, by the keys of config.json for their ids."""
+    write_model_directory(directory, template=TEMPLATE.replace(MARKER, marker))
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in tokens.values()])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    ids = {key: tokenizer.token_to_id(text) for key, text in tokens.items()}
+    (directory / "config.json").write_text(json.dumps(config | ids))
     return directory

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pilotlight.engine.api.struct import Struct, replace
 
-VERSION = (3, 9)  # version of the protocol
+VERSION = (3, 10)  # version of the protocol
 PRIORITIES = range(-8, 9)
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -194,6 +194,8 @@ class PromptImage(_Value, frozen=True):
     data: bytes = b""  # the file; empty if this host is expected to have it
     # Embeddings per row, for a model that rotates them by row and column; 0 for other models.
     columns: int = 0
+    # True if the image's tokens attend to each other in both directions. Since version 3.10.
+    is_bidirectional: bool = False
 
 
 class Submit(_Value, frozen=True, tag=True):

@@ -97,6 +97,8 @@ def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
         if image.columns < 0 or (image.columns and image.num_tokens % image.columns):
             return f"an image has {image.num_tokens} tokens in rows of {image.columns}; rows must be whole"
         end = image.position + image.num_tokens
+        if image.is_bidirectional and end > len(submit.prompt_token_ids):
+            return f"an image's tokens, which attend to each other, end at {end}; all of them must be in the prompt"
     return None
 
 

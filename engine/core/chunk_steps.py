@@ -18,7 +18,7 @@ from pilotlight.engine.core.step import (
     StepInput,
     greedy_rows,
 )
-from pilotlight.engine.images.prompt import rotary_positions
+from pilotlight.engine.images.prompt import last_visible, rotary_positions
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 
@@ -69,6 +69,7 @@ def step_of(
         adapter_slots=_adapter_slots(chunks, lengths),
         images=_images(chunks, lengths),
         token_types=_token_types(chunks),
+        last_visible=_last_visible(chunks),
     )
 
 
@@ -182,6 +183,16 @@ def _token_types(chunks: SequenceOf[Chunk]) -> "array[int] | None":
         second = chunk.sequence.second_from or len(chunk.sequence.token_ids)
         types.extend([int(place >= second) for place in range(chunk.start, chunk.start + chunk.num_tokens)])
     return types
+
+
+def _last_visible(chunks: SequenceOf[Chunk]) -> "array[int] | None":
+    images = [(image, chunk) for chunk in chunks for image in chunk.sequence.images if image.is_bidirectional]
+    if not any([image.start < chunk.end and chunk.start < image.end - 1 for image, chunk in images]):
+        return None
+    found = array("q")
+    for chunk in chunks:
+        found += last_visible(chunk.sequence.images, chunk.start, chunk.start + chunk.num_tokens)
+    return found
 
 
 def _feeds(

@@ -83,6 +83,9 @@ class StepInput(NamedTuple):
     adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
     token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs
+    # One per token: the last position in its sequence that it sees, beyond its own in an image whose tokens attend to each other; None without such
+    # images.
+    last_visible: "array[int] | None" = None
 
     @property
     def table_width(self) -> int:

@@ -56,6 +56,13 @@ class StepShares:
         if not own:
             return None
         place, spans = self._own_places(rank), [self._spans[i] for i in own]
+        images = tuple(
+            [
+                image._replace(rows=array("q", [place[row] for row in image.rows]))
+                for image in step.images
+                if image.rows[0] in place
+            ]
+        )
         return step._replace(
             num_decodes=sum(i < step.num_decodes for i in own),
             lengths=tuple([step.lengths[i] for i in own]),
@@ -69,13 +76,8 @@ class StepShares:
             pooling=(),
             token_types=None if step.token_types is None else _parts(step.token_types, spans),
             adapter_slots=None if step.adapter_slots is None else _parts(step.adapter_slots, spans),
-            images=tuple(
-                [
-                    image._replace(rows=array("q", [place[row] for row in image.rows]))
-                    for image in step.images
-                    if image.rows[0] in place
-                ]
-            ),
+            last_visible=None if step.last_visible is None or not images else _parts(step.last_visible, spans),
+            images=images,
         )
 
     def _own_places(self, rank: int) -> dict[int, int]:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.shapes import ImageBytes
+from pilotlight.engine.description.shapes import ImageNeeds
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import refusing_types
@@ -48,8 +48,8 @@ class ArchitectureConfig(Protocol):
     def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         """Return the bytes that a step of `tokens` tokens needs besides hidden states and projections."""
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return the bytes that images need."""
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        """Return what images need."""
 
     @property
     def outer_weights(self) -> list[WeightShape]:
@@ -76,7 +76,7 @@ READERS = {
     "FalconH1ForCausalLM": "hybrid_decoders:falcon_h1",
     "Gemma2ForCausalLM": "dense_decoders:gemma2",
     "Gemma3ForCausalLM": "dense_decoders:gemma3",
-    "Gemma3ForConditionalGeneration": "dense_decoders:gemma3",
+    "Gemma3ForConditionalGeneration": "gemma_vision:gemma3",
     "Gemma3TextModel": "dense_decoders:gemma3",
     "Gemma4ForCausalLM": "gemma4_config",
     "Gemma4ForConditionalGeneration": "gemma4_config",

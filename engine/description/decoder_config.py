@@ -13,7 +13,7 @@ from pilotlight.engine.description.rotary_scaling import (
     parse_rotary_rule,
     read_rotary_rule,
 )
-from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ImageBytes, NormKind
+from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ImageNeeds, NormKind
 from pilotlight.engine.description.tensor_sizes import WeightShape, embedding, norm, projections, summed
 from pilotlight.engine.kv.pool.layout import CachedLayer, keys_and_values
 from pilotlight.engine.weights.config import (
@@ -117,8 +117,8 @@ class DecoderConfig:
         """Return the bytes that a step of `tokens` tokens needs besides hidden states and projections."""
         return 0
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return the bytes that images need."""
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        """Return what images need."""
         return NO_IMAGES
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:

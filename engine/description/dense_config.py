@@ -13,9 +13,10 @@ from pilotlight.engine.description.shapes import (
     NO_IMAGES,
     NORMS_BEFORE,
     AttentionShape,
-    ImageBytes,
+    ImageNeeds,
     LayerInputShape,
     NormNames,
+    WholeImages,
 )
 from pilotlight.engine.description.tensor_sizes import GATED_PARTS, UNGATED_PARTS, WeightShape, embedding, gated, norm
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, VisionShape
@@ -61,6 +62,7 @@ class DenseConfig(DecoderConfig):
     is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
     layer_inputs: LayerInputShape | None = None  # inputs of layers besides hidden states
     vision: VisionShape | None = None
+    whole_images: WholeImages | None = None  # None if the tokens of images see only earlier ones, like text
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
@@ -91,8 +93,11 @@ class DenseConfig(DecoderConfig):
         """Return the bytes of the layers' inputs, and of the two parts of which they are the sum."""
         return 0 if self.layer_inputs is None else 3 * tokens * self.num_layers * self.layer_inputs.size * item_bytes
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        return NO_IMAGES if self.vision is None else ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes))
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        if self.vision is None:
+            return NO_IMAGES
+        whole = 0 if self.whole_images is None else self.whole_images.most_tokens
+        return ImageNeeds(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes), whole)
 
     @property
     def text_weights(self) -> list[WeightShape]:
@@ -139,7 +144,7 @@ class DenseConfig(DecoderConfig):
         )
 
     def attention(self, layer: int) -> AttentionShape:
-        plain = DecoderConfig.attention(self, layer)
+        plain, whole = DecoderConfig.attention(self, layer), self.whole_images
         return plain._replace(
             soft_cap=self.soft_cap,
             is_interleaved=self.is_interleaved,
@@ -148,6 +153,7 @@ class DenseConfig(DecoderConfig):
             value_dim=self.value_dim,
             is_gated=self.is_gated,
             value_eps=self.norm.eps if self.norms_values else None,
+            sees_images_whole=whole is not None and (plain.window is not None or not whole.only_in_windows),
         )
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:

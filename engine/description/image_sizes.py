@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.vision_config import SiglipVision
 from pilotlight.engine.weights.checkpoint import read_json
 from pilotlight.engine.weights.config import flag, number, positive_int, refusing_types
 
@@ -235,8 +236,39 @@ class RowedImages(NamedTuple):
         return PatchGrid(rows * self.merge, columns * self.merge, columns * unit, rows * unit)
 
 
-ImageSizes = TiledImages | PatchedImages | ScaledImages | RowedImages
+class SquareImages(NamedTuple):
+    """Gemma 3's rule: every image is resized to one square."""
+
+    patch_size: int
+    merge: int  # `merge` x `merge` patches become one embedding
+    side: int  # patches per row and column
+    placeholder: int  # id of the token that embeddings replace
+    colors: ColorRule = ColorRule()
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "SquareImages":
+        """Read config.json and preprocessor_config.json. Raises CheckpointError."""
+        vision, size = SiglipVision.read(config), processor.get("size") or {}
+        pixels = vision.side * vision.patch_size
+        if size and (size.get("height"), size.get("width")) != (pixels, pixels):
+            raise CheckpointError(
+                f"preprocessor_config.json has size = {size!r}; the vision tower takes images of {pixels} x {pixels}"
+            )
+        if flag(processor, "do_pan_and_scan", False):
+            raise CheckpointError(
+                "preprocessor_config.json has do_pan_and_scan = true; images are not cut into crops here"
+            )
+        placeholder = positive_int(config, "image_token_index", positive_int(config, "image_token_id", 262_144))
+        return cls(vision.patch_size, vision.merge, vision.side, placeholder, ColorRule.read(processor))
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        pixels = self.side * self.patch_size
+        return PatchGrid(self.side, self.side, pixels, pixels)
+
+
+ImageSizes = TiledImages | PatchedImages | ScaledImages | RowedImages | SquareImages
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]] = {
+    "Gemma3ForConditionalGeneration": SquareImages.read,
     "Glm46VForConditionalGeneration": ScaledImages.read_glm,
     "Glm4vForConditionalGeneration": ScaledImages.read_glm,
     "Glm4vMoeForConditionalGeneration": ScaledImages.read_glm,

@@ -25,6 +25,7 @@ class AttentionShape(NamedTuple):
     is_gated: bool = False  # a head's output is multiplied by the sigmoid of its gate, stored after its query
     value_eps: float | None = None  # epsilon of a norm of values without weights; None for no norm
     is_shared: bool = False  # the cache is that of an earlier layer, and this layer has neither keys nor values
+    sees_images_whole: bool = False  # an image's tokens attend to each other in both directions
 
 
 class NormNames(NamedTuple):
@@ -151,11 +152,19 @@ class NormKind(NamedTuple):
     is_added: bool = False  # the checkpoint already contains the sum
 
 
-class ImageBytes(NamedTuple):
-    """The bytes of a device's memory that images need."""
+class WholeImages(NamedTuple):
+    """Images whose tokens attend to each other in both directions, so that one step computes them."""
+
+    most_tokens: int  # most tokens of an image
+    only_in_windows: bool = False  # they do so only in layers with a window
+
+
+class ImageNeeds(NamedTuple):
+    """The bytes of a device's memory, and the tokens of a step, that images need."""
 
     kept: int  # bytes of cached embeddings
     encoding: int  # bytes of temporary memory to encode images between two steps
+    step_tokens: int = 0  # most tokens of an image that one step computes, although they exceed its limit
 
 
-NO_IMAGES = ImageBytes(0, 0)
+NO_IMAGES = ImageNeeds(0, 0)

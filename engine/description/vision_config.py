@@ -322,6 +322,54 @@ class GlmVision(NamedTuple):
         return _shapes([*sizes, ("gate", inner, output), ("up", inner, output), ("last", output, inner)])
 
 
+class SiglipVision(NamedTuple):
+    """Gemma 3's vision tower, SigLIP: the patches of a square image of one size."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    side: int  # patches per row and column of an image
+    merge: int  # the mean of `merge` x `merge` patches becomes one embedding
+    eps: float
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of an image's embeddings."""
+        return (self.side // self.merge) ** 2
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the bytes of temporary memory to encode an image."""
+        return _encoding_bytes(self.side**2, self.hidden_size, self.intermediate_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "SiglipVision":
+        """Read a whole config.json, with the defaults of `transformers`. Raises CheckpointError."""
+        vision = config["vision_config"]
+        refuse_unless(vision, "model_type", "siglip_vision_model")
+        refuse_unless(vision, "hidden_act", "gelu_pytorch_tanh")
+        refuse_unless(vision, "num_channels", 3)
+        hidden, heads = positive_int(vision, "hidden_size", 768), positive_int(vision, "num_attention_heads", 12)
+        patch, tokens = positive_int(vision, "patch_size", 16), positive_int(config, "mm_tokens_per_image", 256)
+        side, embeddings = positive_int(vision, "image_size", 224) // patch, math.isqrt(tokens)
+        if hidden % heads or embeddings**2 != tokens or not side or side % embeddings:
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden size {hidden}, {heads} heads, {side} patches in a row and mm_tokens_per_image {tokens}: "
+                "the heads must divide the hidden size, and the tokens must be a square whose side divides the patches in a row"
+            )
+        return cls(
+            positive_int(vision, "num_hidden_layers", 12), hidden, positive_int(vision, "intermediate_size", 3072), heads, patch, side,
+            side // embeddings, number(vision, "layer_norm_eps", 1e-6),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden = self.hidden_size
+        sizes = [*_biased("patches", hidden, 3 * self.patch_size**2), ("positions", self.side**2, hidden)]
+        sizes += [*_layers(self.num_layers, hidden, self.intermediate_size), *_norm("last_norm", hidden)]
+        return _shapes([*sizes, ("projection_norm", hidden, 0), ("projection", decoder_size, hidden)])
+
+
 class VisionShape(Protocol):
     """The sizes of a vision tower that a memory plan needs."""
 

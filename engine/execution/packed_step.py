@@ -42,6 +42,7 @@ class PackedStep(NamedTuple):
     tables: list[tuple[slice, slice]]  # per group: the block tables of decodes, then those of prompts
     # starts and context lengths as int32: those of decodes, if they check drafts, then those of prompts
     varlens: tuple[slice, slice, slice, slice]
+    last_visible: slice  # as int32, of the tokens of prompts
     states: dict[int, PackedStates]  # of each group of layers that keeps states, by group number
     feeds: slice  # indices of tokens, then the rows of the previous step that chose them
     logit_rows: slice
@@ -63,6 +64,8 @@ class PackedStep(NamedTuple):
         ]
         verified = slice(0, decodes if step.checks_drafts else 0)
         varlens = (*_append_varlen(numbers, step, verified), *_append_varlen(numbers, step, slice(decodes, None)))
+        ahead = array("i", (step.last_visible or array("q"))[sum(step.lengths[:decodes]) :])
+        last_visible = _append(numbers, _in_pairs(ahead))
         states = {}
         for number, block_size in state_groups.items():
             places = StatePlaces.of(step, step.groups[number], block_size)
@@ -70,7 +73,7 @@ class PackedStep(NamedTuple):
             states[number] = PackedStates(before, first_runs, ends, after, places.of_sequences)
         feeds = _append(numbers, array("q", [number for column in zip(*step.feeds, strict=True) for number in column]))
         logit_rows = _append(numbers, step.logit_rows or array("q"))
-        return cls(step, numbers, decode_lens, tables, varlens, states, feeds, logit_rows)
+        return cls(step, numbers, decode_lens, tables, varlens, last_visible, states, feeds, logit_rows)
 
     def feed(self, there: torch.Tensor, chosen: torch.Tensor | None) -> None:
         """Write the ids that the previous step chose (`chosen`) to `there`, the step's numbers on the device."""
@@ -108,6 +111,9 @@ class PackedStep(NamedTuple):
             if lengths := step.lengths[decodes:]:
                 rows = there[prompt_at].view(len(lengths), -1)
                 prefill = self._varlen(there, rows, 2, lengths, contexts[decodes:])
+                if step.last_visible is not None:
+                    ahead = there[self.last_visible].view(torch.int32)[: tokens - num_decoded]
+                    prefill = prefill._replace(last_visible=ahead)
             packed = self.states.get(number)
             states = None if packed is None else packed.batch(there)
             groups.append(GroupBatch(slot_mapping, decode, verify, prefill, states))

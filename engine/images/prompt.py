@@ -17,6 +17,7 @@ class SequenceImage(NamedTuple):
     places: "array[int]"  # indices in the prompt of the image's placeholders, one per embedding
     is_cut: bool  # the prompt ends within the image: another host computes the rest
     columns: int = 0  # embeddings per row of the image if they are rotated by row and column, else 0
+    is_bidirectional: bool = False  # its tokens attend to each other in both directions, so one step computes them
 
     @classmethod
     def of(
@@ -24,7 +25,7 @@ class SequenceImage(NamedTuple):
     ) -> "SequenceImage":
         start, end = image.position, image.position + image.num_tokens
         places = array("q", [i for i in range(start, min(end, len(prompt))) if prompt[i] == placeholder])
-        return cls(name, data, start, end, places, end > len(prompt), image.columns)
+        return cls(name, data, start, end, places, end > len(prompt), image.columns, image.is_bidirectional)
 
     @property
     def num_saved(self) -> int:
@@ -57,6 +58,31 @@ def rotary_positions(images: SequenceOf[SequenceImage], start: int, end: int) ->
             saved += image.num_saved if image.end <= end else 0
     found.extend(range(at - saved, end - saved))
     return found
+
+
+def last_visible(images: SequenceOf[SequenceImage], start: int, end: int) -> "array[int]":
+    """Return the last position that each of these tokens of a sequence sees.
+
+    That is its own position, or the end of its image if the image's tokens attend to each other.
+    """
+    found = array("q", range(start, end))
+    for image in images:
+        first, last = max(start, image.start), min(image.end, end)
+        if image.is_bidirectional and first < last:
+            assert image.end <= end, "one step computes all tokens of an image"
+            found[first - start : last - start] = array("q", [image.end - 1] * (last - first))
+    return found
+
+
+def uncut_end(images: SequenceOf[SequenceImage], start: int, end: int) -> int:
+    """Return the end of a chunk, moved from `end` if that is within an image whose tokens attend to each other.
+
+    The chunk ends before the image, or after it if `start` is at the image or within it.
+    """
+    for image in images:
+        if image.is_bidirectional and image.start < end < image.end:
+            return image.end if image.start <= start else image.start
+    return end
 
 
 def tenants_name(salt: bytes, digest: bytes) -> bytes:

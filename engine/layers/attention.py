@@ -113,8 +113,10 @@ class Attention:
             outputs.append(decode_attention(q[:decoded], k_cache, v_cache, tables, lens, longest, rule))
         if group.verify is not None:
             outputs.append(verify_attention(q[:decoded], k_cache, v_cache, group.verify, rule))
-        if group.prefill is not None:
-            outputs.append(prefill_attention(q[decoded:], k_cache, v_cache, group.prefill, rule))
+        if (prefill := group.prefill) is not None:
+            if prefill.last_visible is not None and not self.shape.sees_images_whole:
+                prefill = prefill._replace(last_visible=None)
+            outputs.append(prefill_attention(q[decoded:], k_cache, v_cache, prefill, rule))
         attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if value_dim is not None:
             attended = attended[..., :value_dim]

@@ -126,6 +126,8 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
     for length in BEHIND_PREFIX if dry_run.layout.layers else ():
         yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))
+    if dry_run.config.image_needs(dry_run.dtype.itemsize).step_tokens:
+        yield prompt_batch((min(300, dry_run.context_length),), block_size, num_groups, has_images=True)
 
 
 def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) -> Batch:
@@ -134,11 +136,15 @@ def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) 
     return _batch(rows, num_groups, decode, None, run_ends((1,) * rows, (context,) * rows, rows, block_size))
 
 
-def prompt_batch(lens: tuple[int, ...], block_size: int, num_groups: int = 1, prefix: int = 0) -> Batch:
+def prompt_batch(
+    lens: tuple[int, ...], block_size: int, num_groups: int = 1, prefix: int = 0, *, has_images: bool = False
+) -> Batch:
+    """`has_images`: some tokens are of images and see each other."""
     tables = fake_tensor((len(lens), -(-(prefix + max(lens)) // block_size)), torch.int64)
     starts, contexts = fake_tensor((len(lens) + 1,), torch.int32), fake_tensor((len(lens),), torch.int32)
     whole = tuple(prefix + length for length in lens)
-    prefill = VarlenBatch(tables, starts, contexts, lens, whole)
+    ahead = fake_tensor((sum(lens),), torch.int32) if has_images else None
+    prefill = VarlenBatch(tables, starts, contexts, lens, whole, ahead)
     return _batch(sum(lens), num_groups, None, prefill, run_ends(lens, whole, 0, block_size))
 
 

@@ -324,6 +324,7 @@ class ModelLoading(NamedTuple):
             has_states,
             whole_prompts,
             math.inf if whole_prompts else UNMEASURED_TOKENS,
+            self.config.image_needs(self.dtype().itemsize).step_tokens,
         )
 
 

@@ -139,7 +139,9 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     That is the memory of encoded images, and the largest of: the hidden states, their sum and the widest part of a layer; hidden states and the
     logits of all sequences; the activations of an image's encoding.
     """
-    tokens, item, hidden = limits.max_num_batched_tokens, model.item_bytes, model.config.hidden_size
+    item, hidden = model.item_bytes, model.config.hidden_size
+    images = model.config.image_needs(item)
+    tokens = limits.max_num_batched_tokens + images.step_tokens
     layers = model.stages(place.parallelism.pp)[place.stage]
     widest = max((_widest_part(model.layers[i], place) for i in layers), default=0)
     step = tokens * item * (3 * hidden + widest)
@@ -151,9 +153,8 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
         step += tokens * hidden * ((2 * min(place.parallelism.ep, top_k) + 1) * item + 4)
     if place.stage or model.pools:
         return step
-    kept, encoding = model.config.image_bytes(item)
     logits = _LOGITS_COPIES * 4 * limits.max_num_seqs * model.config.vocab_size
-    return kept + max(step, encoding, tokens * item * 2 * hidden + logits)
+    return images.kept + max(step, images.encoding, tokens * item * 2 * hidden + logits)
 
 
 def rank_memory(

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from pilotlight.engine.api.protocol import DraftCounts
 from pilotlight.engine.api.struct import Struct
 from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.images.prompt import uncut_end
 from pilotlight.engine.kv.pool.groups import CacheGroups, Windows
 
 
@@ -27,10 +28,13 @@ class SchedulerLimits(NamedTuple):
     # True for an encoder: each prompt is computed in one step, because all of its tokens attend to each other, and nothing is cached.
     whole_prompts: bool = False
     most_unmeasured: float = math.inf  # limit of a step's prompt tokens while the model's speed is unknown
+    most_image_tokens: int = (
+        0  # most tokens of an image that one step must compute together; 0 if steps may divide all images
+    )
 
     @property
     def groups(self) -> CacheGroups:
-        return CacheGroups(self.block_size, self.max_num_batched_tokens, self.windows)
+        return CacheGroups(self.block_size, max(self.max_num_batched_tokens, self.most_image_tokens), self.windows)
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -123,6 +127,7 @@ class StepPlan:
         self.budget = budget
         self.reserve = reserve
         self._lengths: dict[Sequence, int] = {}
+        self._excess: dict[Sequence, int] = {}  # tokens of an image beyond the budget, of one sequence at most
         self._drafts: dict[Sequence, tuple[int, ...]] = {}
 
     def __contains__(self, sequence: Sequence) -> bool:
@@ -152,6 +157,14 @@ class StepPlan:
         """Return the number of planned tokens, without drafts."""
         return sum(self._lengths.values())
 
+    def room_for(self, sequence: Sequence, start: int, length: int) -> int:
+        """Return how many tokens from `start` on a sequence can have if it should have `length`.
+
+        They end within no image whose tokens attend to each other. An image at the beginning of a chunk may exceed `length`, once in a step.
+        """
+        end = uncut_end(sequence.images, start, start + length)
+        return 0 if end > start + length and (self._excess or sequence in self._lengths) else end - start
+
     def length_of(self, sequence: Sequence) -> int:
         return self._lengths.get(sequence, 0)
 
@@ -161,14 +174,16 @@ class StepPlan:
         in_whole_tiles = self.budget - (self.num_rows + self.budget) % ROW_TILE
         self.budget = in_whole_tiles if in_whole_tiles >= ROW_TILE else self.budget
 
-    def add(self, sequence: Sequence, length: int) -> None:
-        """Plan `length` more tokens of a sequence."""
+    def add(self, sequence: Sequence, length: int, within: float = math.inf) -> None:
+        """Plan `length` more tokens of a sequence. More than `within` do not count as part of the budget."""
         self._lengths[sequence] = self._lengths.get(sequence, 0) + length
-        self.budget -= length
+        self.budget -= int(min(length, within))
+        if length > within:
+            self._excess[sequence] = length - int(within)
 
     def drop(self, sequence: Sequence) -> None:
         """Remove a sequence from the plan."""
-        self.budget += self._lengths.pop(sequence, 0)
+        self.budget += self._lengths.pop(sequence, 0) - self._excess.pop(sequence, 0)
 
     def add_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Plan to check drafts after a decoding sequence's newest token."""

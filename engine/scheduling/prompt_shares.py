@@ -61,6 +61,12 @@ class PromptShares:
                 del wants[priority]
         return shares
 
+    def charge(self, owner: Owner, tokens: int) -> None:
+        """Record tokens that an owner got beyond its share."""
+        priority, tenant = owner
+        if tokens:
+            self._tenants.setdefault(priority, _FairShares()).charge(tenant, tokens)
+
 
 class _FairShares(Generic[Key]):
     """Chooses the key to serve next, so that active keys get service in proportion to their weights."""
@@ -83,6 +89,10 @@ class _FairShares(Generic[Key]):
     def next_of(self, keys: Iterable[Key]) -> Key:
         """Return the key with the least service; the first of equals."""
         return min(keys, key=self._had.__getitem__)
+
+    def charge(self, key: Key, tokens: int) -> None:
+        """Record service to one key that other keys did not wait for."""
+        self._had[key] = tokens + self._had.get(key, self._now)
 
     def serve(self, key: Key, tokens: int, weight: float, total_weight: float) -> None:
         """Record service to one key while keys of `total_weight` are active."""

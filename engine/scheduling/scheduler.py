@@ -231,12 +231,16 @@ class Scheduler:
         short = False
         for sequence in sequences:
             planned = 0 if shares is None else plan.length_of(sequence)
-            length = min(_num_in_step(sequence) - planned, plan.budget)
+            most = min(_num_in_step(sequence, sequence.num_computed_tokens) - planned, plan.budget)
             if shares is not None:
-                length = min(length, shares[sequence.owner])
-            if length == 0 or not sequence.tables:  # without tables it was preempted for an older one
+                most = min(most, shares[sequence.owner])
+            if most <= 0 or not sequence.tables:  # without tables it was preempted for an older one
                 continue
-            end = sequence.num_computed_tokens + planned + length
+            start = sequence.num_computed_tokens + planned
+            length = plan.room_for(sequence, start, most)
+            if length == 0:
+                continue
+            end = start + length
             if not self._may_plan(sequence, sequence.num_computed_tokens, end):
                 plan.drop(sequence)
                 continue
@@ -248,9 +252,10 @@ class Scheduler:
                     break  # wait a step, keep the blocks
                 short = True
             else:
-                plan.add(sequence, length)
+                plan.add(sequence, length, within=most)
                 if shares is not None:
-                    shares[sequence.owner] -= length
+                    shares[sequence.owner] -= min(length, most)
+                    self._shares.charge(sequence.owner, max(0, length - most))
         return short
 
     def _add_drafts(self, plan: StepPlan) -> None:
@@ -293,7 +298,12 @@ class Scheduler:
                 self.waiting.defer(awaited)
                 continue
             start = prefix.num_blocks * self.limits.block_size
-            if not self._may_plan(sequence, start, min(len(sequence.token_ids), start + plan.budget)):
+            most = len(sequence.token_ids) if self.limits.whole_prompts else plan.budget
+            most = min(_num_in_step(sequence, start), most)
+            length = plan.room_for(sequence, start, most)
+            if length == 0:
+                return
+            if not self._may_plan(sequence, start, start + length):
                 continue
             self.waiting.ready.pop(len(sequence.token_ids) - start)
             fresh = self._blocks.take(sequence, prefix)
@@ -303,12 +313,9 @@ class Scheduler:
             self._start(sequence)
             if turn is not None and not turn.may_run(sequence):
                 continue
-            length = sequence.num_uncomputed_tokens
-            if not self.limits.whole_prompts:
-                length = min(_num_in_step(sequence), plan.budget)
-            grown = self._blocks.grow(sequence, sequence.num_computed_tokens + length)
+            grown = self._blocks.grow(sequence, start + length)
             assert grown, "blocks counted as available were not"
-            plan.add(sequence, length)
+            plan.add(sequence, length, within=most)
 
     def _may_plan(self, sequence: Sequence, start: int, end: int) -> bool:
         """True if a prompt's tokens may join the step.
@@ -371,10 +378,10 @@ class Scheduler:
         insort(self.running, sequence, key=attrgetter("arrival"))
 
 
-def _num_in_step(sequence: Sequence) -> int:
-    """Return how many tokens of a sequence a step may have.
+def _num_in_step(sequence: Sequence, start: int) -> int:
+    """Return how many tokens of a sequence from `start` on a step may have.
 
     A prompt that is handed over ends with a short chunk, of LAST_CHUNK_TOKENS.
     """
-    uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
+    uncomputed = len(sequence.token_ids) - start
     return uncomputed - LAST_CHUNK_TOKENS if sequence.hands_over and uncomputed > LAST_CHUNK_TOKENS else uncomputed

@@ -14,6 +14,7 @@ from pilotlight.engine.description.image_sizes import (
     PatchedImages,
     RowedImages,
     ScaledImages,
+    SquareImages,
     TiledImages,
     read_image_sizes,
 )
@@ -44,17 +45,19 @@ class ImageRun(NamedTuple):
     first: int  # index of the first token that an embedding replaces
     last: int
     columns: int = 0  # embeddings per row, for models that rotate them by row and column; else 0
+    is_bidirectional: bool = False  # the tokens from `first` to `last` attend to each other in both directions
 
 
 class ImageTokens(Protocol):
     """The tokens with which a model family represents an image."""
 
     marker: int  # the token that a chat template writes for an image
+    around: tuple[str, str] | None = None  # the marker, and text to put on both sides of it before a prompt is encoded
 
     def run(self, width: int, height: int) -> ImageRun: ...
 
 
-class TiledTokens:
+class TiledTokens(ImageTokens):
     """Llama 4's tokens: rows of tiles with separators, then a marker and the whole image as one tile."""
 
     def __init__(self, sizes: TiledImages, token_id: Callable[[str], int]) -> None:
@@ -73,7 +76,7 @@ class TiledTokens:
         return ImageRun(token_ids, 1 if tiles else 2, len(token_ids) - 2)
 
 
-class PatchedTokens:
+class PatchedTokens(ImageTokens):
     """The tokens of Kimi and Qwen: the marker, once per embedding."""
 
     def __init__(self, sizes: PatchedImages | ScaledImages) -> None:
@@ -90,7 +93,7 @@ class PatchedTokens:
         return ImageRun((self.marker,) * count, 0, count - 1, columns if isinstance(self._sizes, ScaledImages) else 0)
 
 
-class RowedTokens:
+class RowedTokens(ImageTokens):
     """Mistral's tokens: the marker, once per embedding, a separator between rows, and an end token."""
 
     def __init__(self, sizes: RowedImages, token_id: Callable[[str], int]) -> None:
@@ -103,6 +106,24 @@ class RowedTokens:
         row = (*(self.marker,) * (grid.columns // merge), self._break)
         token_ids = (*(row * (grid.rows // merge))[:-1], self._end)
         return ImageRun(token_ids, 0, len(token_ids) - 2)
+
+
+class EnclosedTokens(ImageTokens):
+    """Gemma 3's tokens: a start token, the placeholders and an end token, with a blank line on both sides.
+
+    The start token is the marker. Blank lines are text, because the tokenizer joins them with line breaks next to them.
+    """
+
+    around = ("<start_of_image>", "\n\n")
+
+    def __init__(self, sizes: SquareImages, token_id: Callable[[str], int]) -> None:
+        self.marker, end = token_id(self.around[0]), token_id("<end_of_image>")
+        count = (sizes.side // sizes.merge) ** 2
+        token_ids = (self.marker, *(sizes.placeholder,) * count, end)
+        self._run = ImageRun(token_ids, 1, count, is_bidirectional=True)
+
+    def run(self, width: int, height: int) -> ImageRun:
+        return self._run
 
 
 class ImagePlaceholders:
@@ -129,6 +150,8 @@ class ImagePlaceholders:
 
         if isinstance(sizes, RowedImages):
             return cls(RowedTokens(sizes, token_id))
+        if isinstance(sizes, SquareImages):
+            return cls(EnclosedTokens(sizes, token_id))
         return cls(TiledTokens(sizes, token_id) if isinstance(sizes, TiledImages) else PatchedTokens(sizes))
 
     def num_tokens(self, width: int, height: int) -> int:
@@ -137,6 +160,10 @@ class ImagePlaceholders:
         Raises ImagePromptError for a size that the model does not support.
         """
         return len(self._tokens.run(width, height).token_ids)
+
+    @property
+    def around(self) -> tuple[str, str] | None:
+        return self._tokens.around
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[SizedImage]
@@ -160,6 +187,8 @@ class ImagePlaceholders:
             image = images[len(placed)]
             run = self._tokens.run(image.width, image.height)
             position, num_tokens = len(expanded) + run.first, run.last - run.first + 1
-            placed.append(PromptImage(position, num_tokens, image.digest, image.data, run.columns))
+            placed.append(
+                PromptImage(position, num_tokens, image.digest, image.data, run.columns, run.is_bidirectional)
+            )
             expanded += run.token_ids
         return tuple(expanded), tuple(placed)

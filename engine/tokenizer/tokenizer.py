@@ -287,6 +287,15 @@ def _shielded(found: re.Match[str]) -> str:
     return f"{SHIELD_BEGIN}{found[0]}{SHIELD_END}"
 
 
+def surrounded(text: str, token: str, by: str) -> str:
+    """Put text around each occurrence of a special token in a rendered template, but not between shields."""
+    parts, position, wider = [], 0, f"{by}{token}{by}"
+    for shielded in _SHIELDED.finditer(text):
+        parts += [text[position : shielded.start()].replace(token, wider), shielded[0]]
+        position = shielded.end()
+    return "".join([*parts, text[position:].replace(token, wider)])
+
+
 def unmarked(text: str, instead: str = "") -> str:
     """Replace the shields in a text by `instead`."""
     return text.replace(SHIELD_BEGIN, instead).replace(SHIELD_END, instead)

@@ -3,9 +3,15 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pilotlight.engine.description.vision_config import GlmVision, GridVision, PixtralVision, VisionShape
+from pilotlight.engine.description.vision_config import (
+    GlmVision,
+    GridVision,
+    PixtralVision,
+    SiglipVision,
+    VisionShape,
+)
 from pilotlight.engine.models.decoder import VisionEncoder
-from pilotlight.engine.vision import glm_tower, grid_tower, pixtral_tower
+from pilotlight.engine.vision import glm_tower, grid_tower, pixtral_tower, siglip_tower
 from pilotlight.engine.weights.loader import WeightLoader
 
 
@@ -19,6 +25,7 @@ _TOWERS = {
     GridVision: _Tower(grid_tower.GridEncoder, grid_tower.ROOTS, grid_tower.FIRST),
     GlmVision: _Tower(glm_tower.GlmEncoder, glm_tower.ROOTS, glm_tower.FIRST),
     PixtralVision: _Tower(pixtral_tower.PixtralEncoder, pixtral_tower.ROOTS, pixtral_tower.FIRST),
+    SiglipVision: _Tower(siglip_tower.SiglipEncoder, siglip_tower.ROOTS, siglip_tower.FIRST),
 }
 
 

@@ -15,6 +15,7 @@ from pilotlight.engine.description.image_sizes import (
     PatchedImages,
     RowedImages,
     ScaledImages,
+    SquareImages,
     TiledImages,
 )
 from pilotlight.engine.text.image_file import decoded
@@ -58,10 +59,11 @@ def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:
     return PreparedImage([_cut(tile, sizes.patch_size) for tile in colored], len(tiles) * sizes.tile_tokens)
 
 
-def _patches(picture: torch.Tensor, sizes: PatchedImages | ScaledImages | RowedImages) -> PreparedImage:
+def _patches(picture: torch.Tensor, sizes: PatchedImages | ScaledImages | RowedImages | SquareImages) -> PreparedImage:
     grid = sizes.grid(picture.shape[2], picture.shape[1])
     padded = picture.new_zeros(3, grid.rows * sizes.patch_size, grid.columns * sizes.patch_size)
-    padded[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, "bicubic")
+    mode = "bilinear" if isinstance(sizes, SquareImages) else "bicubic"
+    padded[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, mode)
     mean, std = _of_bytes(sizes.colors)
     patches = _cut((padded.float() - mean) / std, sizes.patch_size)
     return PreparedImage([patches], grid.rows * grid.columns // sizes.merge**2)

@@ -1,6 +1,6 @@
 """Common parts of vision towers: a transformer over patches that attend to each other.
 
-Queries and keys are rotated by the patch's row and column.
+Queries and keys are rotated by the patch's row and column, except in towers with learned positions alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -102,14 +102,18 @@ class VisionLayer:
             turns_halves=turns_halves,
         )
 
-    def __call__(self, x: torch.Tensor, turns: torch.Tensor, windows: Sequence[Windows] = ()) -> torch.Tensor:
-        """Compute the layer for x [patches, hidden] with turns [patches, 1, head_dim / 2] complex.
+    def __call__(
+        self, x: torch.Tensor, turns: torch.Tensor | None = None, windows: Sequence[Windows] = ()
+    ) -> torch.Tensor:
+        """Compute the layer for x [patches, hidden].
 
-        `windows`: the windows of all patches, in order; if empty, every patch attends to every patch.
+        `turns` [patches, 1, head_dim / 2] complex: rotations of the patches, if they are rotated. `windows`: the windows of all patches, in order; if
+        empty, every patch attends to every patch.
         """
-        qkv = self.qkv_proj.plain(self.norms[0](x)).view(len(x), 3, self.num_heads, -1)
-        q, k = (self._turned(qkv[:, part], turns) for part in (0, 1))
-        x = x + self.o_proj.plain(_attended(q, k, qkv[:, 2], windows or [Windows(1, len(x))]))
+        q, k, v = self.qkv_proj.plain(self.norms[0](x)).view(len(x), 3, self.num_heads, -1).unbind(1)
+        if turns is not None:
+            q, k = self._turned(q, turns), self._turned(k, turns)
+        x = x + self.o_proj.plain(_attended(q, k, v, windows or [Windows(1, len(x))]))
         return x + self.feed_forward(self.norms[1](x))
 
 

@@ -110,12 +110,13 @@ def require_tables(
     check.require("max_context_len", fits, f"is {max_context_len}, and the tables hold 1 to {room} tokens")
 
 
-def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
+def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int, *, sees_ahead: bool = False) -> bool:
     """True if tables and lengths match the tokens of q.
 
-    Sums the lengths on the host, which costs little compared with a step of a prompt.
+    Sums the lengths on the host, which costs little compared with a step of a prompt. `sees_ahead`: queries may see keys after their own positions.
     """
     seqs = len(batch.host_q_lens)
+    q_lens, context_lens, last_visible = batch[3:]
     return (
         batch.block_tables.dim() == 2
         and batch.block_tables.shape[0] == seqs
@@ -126,15 +127,22 @@ def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
         and batch.cu_seqlens_q.dtype == batch.context_lens.dtype == torch.int32
         and batch.cu_seqlens_q.is_contiguous()
         and batch.context_lens.is_contiguous()
-        and len(batch.host_context_lens) == seqs
-        and sum(batch.host_q_lens) == q.shape[0]
-        and all(0 < tokens <= context for tokens, context in zip(*batch[-2:], strict=True))
-        and max(batch.host_context_lens, default=0) <= batch.block_tables.shape[1] * block_size
-        and placed(q, batch.block_tables, batch.cu_seqlens_q, batch.context_lens)
+        and len(context_lens) == seqs
+        and sum(q_lens) == q.shape[0]
+        and all(0 < tokens <= context for tokens, context in zip(q_lens, context_lens, strict=True))
+        and max(context_lens, default=0) <= batch.block_tables.shape[1] * block_size
+        and (last_visible is None or (sees_ahead and _is_per_token(last_visible, q)))
+        and placed(q, batch.block_tables, batch.cu_seqlens_q, batch.context_lens, last_visible)
     )
 
 
-def require_batch(check: ArgumentCheck, batch: VarlenBatch, tokens: int, block_size: int) -> None:
+def _is_per_token(x: Tensor, q: Tensor) -> bool:
+    return x.shape == q.shape[:1] and x.dtype == torch.int32 and x.is_contiguous()
+
+
+def require_batch(
+    check: ArgumentCheck, batch: VarlenBatch, tokens: int, block_size: int, *, sees_ahead: bool = False
+) -> None:
     check.tensor("batch.block_tables", batch.block_tables, "seqs _", (torch.int64,), dense=1)
     check.derive("seqs+1", batch.block_tables.shape[0] + 1, "batch.block_tables")
     check.tensor("batch.cu_seqlens_q", batch.cu_seqlens_q, "seqs+1", (torch.int32,), dense=1)
@@ -150,6 +158,9 @@ def require_batch(check: ArgumentCheck, batch: VarlenBatch, tokens: int, block_s
         check.require(
             "batch.host_context_lens", fits, f"holds {context}, wanted {queries} (its queries) to {room} (its table)"
         )
+    if batch.last_visible is not None:
+        check.require("batch.last_visible", sees_ahead, "is set, but here a query sees no key after its own position")
+        check.tensor("batch.last_visible", batch.last_visible, "tokens", (torch.int32,), dense=1)
 
 
 def check_slots(operation: str, slot_mapping: Tensor, k_cache: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Causal paged attention of prompt chunks over their cached prefix, or over a window of it.
 
-Chunks form a varlen batch; query heads are grouped. The chunks' own keys and values are already written. The torch form is in prefill_by_torch.py.
+Chunks form a varlen batch; query heads are grouped. The chunks' own keys and values are already written. Queries of an image may also see the keys of
+the rest of the image (VarlenBatch.last_visible). The torch form is in prefill_by_torch.py.
 """
 
 from typing import Any
@@ -32,12 +33,16 @@ def check(
     v_cache: torch.Tensor,
     batch: VarlenBatch,
     rule: AttentionRule,
+    *,
+    sees_ahead: bool = True,
 ) -> None:
-    if checks.DEBUG or not (can_attend(q, k_cache, v_cache, rule) and can_read_batch(q, batch, k_cache.shape[1])):
+    if checks.DEBUG or not (
+        can_attend(q, k_cache, v_cache, rule) and can_read_batch(q, batch, k_cache.shape[1], sees_ahead=sees_ahead)
+    ):
         found = ArgumentCheck(operation)
         require_cache(found, k_cache, v_cache, rule.kv_scales, "rule.kv_scales")
         require_queries(found, q, "tokens", k_cache, rule)
-        require_batch(found, batch, q.shape[0], k_cache.shape[1])
+        require_batch(found, batch, q.shape[0], k_cache.shape[1], sees_ahead=sees_ahead)
         if checks.DEBUG:
             check_blocks(operation, batch.block_tables, batch.context_lens, k_cache, "batch.")
 

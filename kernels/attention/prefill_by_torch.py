@@ -22,10 +22,13 @@ def attend_by_torch(
     """Compute `prefill_attention` with torch; return [tokens, heads, head_dim of v]."""
     if not len(q):
         return q.new_empty((0, q.shape[1], v_cache.shape[3]))
-    pieces = torch.split(q, list(batch.host_q_lens))
+    q_lens = list(batch.host_q_lens)
+    ahead = [None] * len(q_lens) if batch.last_visible is None else torch.split(batch.last_visible, q_lens)
     outputs = [
-        _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, rule)
-        for i, (piece, context_len) in enumerate(zip(pieces, batch.host_context_lens, strict=True))
+        _attend(piece, k_cache, v_cache, batch.block_tables[i], context_len, rule, last_visible)
+        for i, (piece, context_len, last_visible) in enumerate(
+            zip(torch.split(q, q_lens), batch.host_context_lens, ahead, strict=True)
+        )
         if len(piece)
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -38,6 +41,7 @@ def _attend(
     block_table: torch.Tensor,
     context_len: int,
     rule: AttentionRule,
+    last_visible: torch.Tensor | None,
 ) -> torch.Tensor:
     tokens, heads, _ = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
@@ -53,21 +57,24 @@ def _attend(
         cache.index_select(0, blocks).view(-1, kv_heads, cache.shape[3])[:context_len].transpose(0, 1)
         for cache in (k_cache, v_cache)
     )
-    if window is None and not rule.is_naive:
+    if window is None and not rule.is_naive and last_visible is None:
         return _attend_fused(q, k, v, rule.scale)
     prefix = context_len - tokens
     rows = _TILE
     if rule.is_naive:
-        keys = context_len if window is None else min(context_len, window + _TILE)
+        keys = context_len
+        if window is not None and last_visible is None:
+            keys = min(context_len, window + _TILE)
         rows = max(1, min(_TILE, _SCORE_BYTES[q.device.type] // (4 * heads * keys)))
     outputs = []
     for start in range(0, tokens, rows):
         tile = q[start : start + rows]
-        end = prefix + start + len(tile)  # keys up to the tile's last query
+        last = prefix + start + len(tile)  # keys up to the tile's last query
+        end = last if last_visible is None else context_len
         first = 0 if window is None else max(0, prefix + start - window + 1)
-        mask = _causal(len(tile), end - first, window, q.device)
-        if window is not None and rule.is_chunked:
-            mask &= _of_own_chunk(len(tile), torch.arange(before + first, before + end, device=q.device), window)
+        positions = torch.arange(before + prefix + start, before + last, device=q.device)
+        ahead = None if last_visible is None else last_visible[start : start + rows]
+        mask = _seen(positions, torch.arange(before + first, before + end, device=q.device), window, rule, ahead)
         outputs.append(_attend_tile(tile, k[:, first:end], v[:, first:end], mask, rule))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -82,7 +89,7 @@ def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: floa
     prefix = context_len - tokens
     mask = None
     if prefix and tokens > 1:  # query i sees the prefix and the chunk up to itself
-        mask = _causal(tokens, context_len, None, q.device)
+        mask = torch.ones(tokens, context_len, dtype=torch.bool, device=q.device).tril_(prefix)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         k.unsqueeze(0),
@@ -113,15 +120,20 @@ def _attend_tile(
     return out.squeeze(0).permute(2, 0, 1, 3).reshape(tokens, heads, -1)
 
 
-def _causal(tokens: int, context_len: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return the mask [tokens, context_len]; the queries are the last tokens of the context."""
-    mask = torch.ones(tokens, context_len, dtype=torch.bool, device=device).tril_(context_len - tokens)
-    return mask if window is None else mask.triu_(context_len - tokens - window + 1)
+def _seen(
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    window: int | None,
+    rule: AttentionRule,
+    last_visible: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the mask [queries, keys] of the keys that each query sees.
 
-
-def _of_own_chunk(tokens: int, positions: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Return the mask [tokens, context_len] that limits each query to its own chunk of positions.
-
-    The queries are at the last `tokens` positions.
+    `positions` [queries], `keys`: positions in the context; `window`: the rule's, or None if all keys are in it.
     """
-    return positions >= (positions[len(positions) - tokens :] // chunk * chunk).unsqueeze(1)
+    last = positions if last_visible is None else torch.maximum(positions, last_visible)
+    mask = keys <= last.unsqueeze(1)
+    if window is not None:
+        first = positions // window * window if rule.is_chunked else positions - window + 1
+        mask &= keys >= first.unsqueeze(1)
+    return mask

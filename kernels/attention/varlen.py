@@ -21,6 +21,9 @@ class VarlenBatch(NamedTuple):
     context_lens: torch.Tensor  # [seqs] int32, cached prefix + query tokens
     host_q_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+    # [tokens] int32, never decreasing within a sequence: each query also sees the keys from its own position to this one; None if there are no such
+    # keys.
+    last_visible: torch.Tensor | None = None
 
     def of_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the block table of each token, and how many first tokens of its context it sees.

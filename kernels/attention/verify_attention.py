@@ -3,17 +3,20 @@
 It is decode attention with more rows: on a CPU the result has the same bits as decoding one token after the other.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from pilotlight.kernels.attention.attention_rule import AttentionRule
-from pilotlight.kernels.attention.prefill_attention import check as _check
+from pilotlight.kernels.attention.prefill_attention import check
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
 from pilotlight.kernels.attention.varlen import VarlenBatch
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
+
+_check = partial(check, sees_ahead=False)
 
 
 def _native(library: Library, *args: Any) -> torch.Tensor | None:

@@ -29,7 +29,7 @@ _OF_BOTH_TYPES = {
     "apply_gate": "ppplllllllii",
     "decode_attention": "ppppppplllllllllllfpi",
     "verify_attention": "pppppppplllllllllllfpi",
-    "prefill_attention": "pppppppplllllllllllfpi",
+    "prefill_attention": "pppppppplllllllllllfppi",
     "latent_attention": "ppppppplllllllllfi",
     "add_lora": "pppppllllllllllli:i",
     "is_finite": "pl:i",

@@ -347,7 +347,8 @@ def prefill_attention(
     """
     if q.shape[2] > _MAX_TILED_HEAD_DIM or _is_left_to_torch(library, q.dtype, batch, rule):
         return None
-    return _attend_varlen(library.prefill_attention.get(q.dtype), q, k_cache, v_cache, batch, rule)
+    last_visible = None if batch.last_visible is None else batch.last_visible.data_ptr()
+    return _attend_varlen(library.prefill_attention.get(q.dtype), q, k_cache, v_cache, batch, rule, last_visible)
 
 
 def _is_left_to_torch(library: Library, dtype: torch.dtype, batch: VarlenBatch, rule: AttentionRule) -> bool:
@@ -369,8 +370,15 @@ def verify_attention(
 
 
 def _attend_varlen(
-    function: Function | None, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule
+    function: Function | None,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: VarlenBatch,
+    rule: AttentionRule,
+    *further: int | None,
 ) -> Tensor | None:
+    """`further`: addresses that only this function takes."""
     dtype = q.dtype
     scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
     if function is None or soft_cap is not None or is_chunked:
@@ -392,7 +400,7 @@ def _attend_varlen(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), starts.data_ptr(), context_lens.data_ptr(),
         None if sinks is None else sinks.data_ptr(), out.data_ptr(), tables.shape[0], q_token, tables.shape[1], heads, kv_heads, head_dim,
         block_size, *strides, window or 0, scale,
-        None if kv_scales is None else kv_scales.data_ptr(), get_num_threads(),
+        None if kv_scales is None else kv_scales.data_ptr(), *further, get_num_threads(),
     )  # fmt: skip
     return out
 

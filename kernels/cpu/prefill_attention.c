@@ -78,7 +78,8 @@ typedef struct {
     const int64_t *tables;
     const int32_t *starts, *context_lens;
     const scalar *sinks;
-    const float *kv_scales;  // of FP8 caches; else NULL
+    const float *kv_scales;       // of FP8 caches; else NULL
+    const int32_t *last_visible;  // the last position that a token sees, if that is after its own; NULL if no token sees later ones
     scalar *out;
     long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, window, tile_tokens;
     float scale;
@@ -90,10 +91,20 @@ typedef struct {
     const int64_t *table;
     long kv_head, group, rows, position;  // position: of the first token
     long begin, end;                      // the positions that any of the rows sees
+    const int32_t *last_visible;          // of the first token; or NULL
+    long context;
 } chunk;
 
-// Returns the position after the last one that a row sees.
-INLINE long seen_by(const chunk *c, long row) { return c->position + row / c->group + 1; }
+// Returns the position after a row's own.
+INLINE long after(const chunk *c, long row) { return c->position + row / c->group + 1; }
+
+// Returns the position after the last one that a row sees. It never decreases from row to row.
+INLINE long seen_by(const chunk *c, long row) {
+    const long own = after(c, row);
+    if (!c->last_visible) return own;
+    const long last = c->last_visible[row / c->group] + 1L, end = last < c->context ? last : c->context;
+    return own > end ? own : end;
+}
 
 INLINE const void *row_of(const chunk *c, const void *cache, int32_t token) {
     const arguments *g = c->g;
@@ -180,11 +191,15 @@ static void attend_tile(const chunk *c, const panel_of_rows *p, long row, const 
     multiply(keys, vectors, k, depth, p->q, depth, NULL, scores);
     for (long n = 0; n < rows; n += LANES) {
         const long window = c->g->window ? c->g->window : INT32_MAX, last = row + (rows - n < LANES ? rows : n + LANES) - 1;
-        lanes_i32 end;
-        for (int i = 0; i < LANES; i++) end[i] = seen_by(c, row + n + i < c->rows ? row + n + i : row + n);
+        lanes_i32 begin, end;
+        for (int i = 0; i < LANES; i++) {
+            const long at = row + n + i < c->rows ? row + n + i : row + n;
+            begin[i] = after(c, at) - window;
+            end[i] = seen_by(c, at);
+        }
 #define WEIGH(is_whole) \
-    weigh(scores + n, weights + n * PER_LANE, is_whole, keys, end - (int32_t)window, end, first, c->g->scale, p->most + n, p->total + n, factors + n)
-        if (first + keys <= seen_by(c, row + n) && seen_by(c, last) - window <= first) WEIGH(1);
+    weigh(scores + n, weights + n * PER_LANE, is_whole, keys, begin, end, first, c->g->scale, p->most + n, p->total + n, factors + n)
+        if (first + keys <= seen_by(c, row + n) && after(c, last) - window <= first) WEIGH(1);
         else WEIGH(0);
 #undef WEIGH
     }
@@ -264,25 +279,28 @@ static void attend_piece(const void *given, long piece) {
     const long start = a->starts[seq], q_len = a->starts[seq + 1] - start, begin = tile * a->tile_tokens;
     const long tokens = q_len - begin < a->tile_tokens ? q_len - begin : a->tile_tokens;
     const long position = a->context_lens[seq] - q_len + begin;
-    const chunk c = {a, a->tables + seq * a->max_blocks, kv_head, a->heads / a->kv_heads, tokens * (a->heads / a->kv_heads), position,
-                     a->window && position + 1 > a->window ? position + 1 - a->window : 0, position + tokens};
+    chunk c = {a, a->tables + seq * a->max_blocks, kv_head, a->heads / a->kv_heads, tokens * (a->heads / a->kv_heads), position,
+               a->window && position + 1 > a->window ? position + 1 - a->window : 0, 0, a->last_visible ? a->last_visible + start + begin : NULL,
+               a->context_lens[seq]};
+    c.end = seen_by(&c, c.rows - 1);
     attend(&c, a->q + (start + begin) * a->q_stride, a->out + (start + begin) * a->heads * a->head_dim);
 }
 
 // q [tokens][heads][head_dim], q_stride scalars between tokens, each sequence's from starts[seq] on; tables [seqs][max_blocks]; context_lens [seqs]
 // include the chunk; window: 0 for the whole context; sinks [heads] or NULL; out [tokens][heads][head_dim]. Strides of the caches are counted in numbers.
-// kv_scales: for FP8 caches, the factors by which a stored key and a stored value are multiplied; else NULL.
+// kv_scales: for FP8 caches, the factors by which a stored key and a stored value are multiplied; else NULL. last_visible [tokens]: as in VarlenBatch; or
+// NULL.
 void NAME(prefill_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int32_t *starts,
                              const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
                              long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride, long window, float scale,
-                             const float *kv_scales, int threads) {
+                             const float *kv_scales, const int32_t *last_visible, int threads) {
     // Rows of a piece. With more rows, keys and values are copied less often; but all threads should have some pieces, and the sums should stay in the
     // second-level cache.
     const long group = heads / kv_heads, most = PIECE_FLOATS / head_dim, share_of_all = starts[seqs] * heads / (PIECES_PER_THREAD * threads);
     const long rows = share_of_all < LEAST_ROWS ? LEAST_ROWS : share_of_all > most ? most : share_of_all;
     const long tile_tokens = rows > group ? rows / group : 1;
-    const arguments a = {q,        k_cache,    v_cache, tables,   starts,   context_lens, sinks,        kv_scales, out,          seqs,        q_stride,
-                         max_blocks, heads,   kv_heads, head_dim, block_size,   block_stride, token_stride, head_stride, window,   tile_tokens,
+    const arguments a = {q, k_cache, v_cache, tables, starts, context_lens, sinks, kv_scales, last_visible, out, seqs, q_stride, max_blocks, heads, kv_heads,
+                         head_dim, block_size, block_stride, token_stride, head_stride, window, tile_tokens,
                          LOG2_E * (kv_scales ? scale * kv_scales[0] : scale)};
     long tiles = 0;
     for (long seq = 0; seq < seqs; seq++) tiles += (starts[seq + 1] - starts[seq] + tile_tokens - 1) / tile_tokens;

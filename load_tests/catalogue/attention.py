@@ -66,14 +66,18 @@ def _prefill(
     in_order: bool = False,
     **options: Any,
 ) -> Case:
-    """Make a case. `in_order`: blocks are contiguous, so that torch's own attention can read them."""
+    """Make a case.
+
+    `in_order`: blocks are contiguous, so that torch's own attention can read them. Option images: as in `varlen`.
+    """
 
     def make(dtype: torch.dtype) -> Arguments:
         k_cache, v_cache, tables, _ = paged(lens, heads, FP8 if options.get("fp8") else dtype, layers, in_order)
         if in_order:
             k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
         q = torch.randn(sum(q_lens), heads.heads, heads.head_dim).to(dtype)
-        made: Arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "batch": varlen(tables, q_lens, lens)}
+        batch = varlen(tables, q_lens, lens, options.get("images", ()))
+        made: Arguments = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "batch": batch}
         return made | _options(heads, options.get("scale", heads.head_dim**-0.5), options)
 
     return Case(_named(heads, lens, q_lens, options), make, target)
@@ -85,10 +89,11 @@ def _verify(heads: Heads, lens: Lens, *queries: int, target: Target | None = Non
     return _prefill(heads, q_lens, lens, target, 2 if target is None else 1, **options)
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
+def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, last_visible: Tensor | None = None) -> Tensor:
     """Compute the formula for one sequence.
 
-    q [queries, heads, dim], the last tokens of the context; k [context, kv_heads, dim]; v [context, kv_heads, dim of v].
+    q [queries, heads, dim], the last tokens of the context; k [context, kv_heads, dim]; v [context, kv_heads, dim of v]. `last_visible`: as in
+    VarlenBatch.
     """
     scale, window, sinks, soft_cap, kv_scales, is_chunked = rule
     if kv_scales is not None:
@@ -99,7 +104,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
     for first in range(0, len(q), _ROWS):
         rows = q[first : first + _ROWS]
         position = len(k) - len(q) + first + torch.arange(len(rows), device=q.device).unsqueeze(1)
-        unseen = at > position
+        ahead = position if last_visible is None else last_visible[first : first + _ROWS].unsqueeze(1)
+        unseen = (at > position) & (at > ahead)
         if window is not None:
             unseen = unseen | (at // window < position // window if is_chunked else at <= position - window)
         for head in range(q.shape[1]):
@@ -114,11 +120,19 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
 
 
 def _each(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, lens: Lens, q_lens: Lens, rule: AttentionRule
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables: Tensor,
+    lens: Lens,
+    q_lens: Lens,
+    rule: AttentionRule,
+    last_visible: Tensor | None = None,
 ) -> Tensor:
     """Compute the formula for each sequence. q [tokens, heads, dim]."""
-    pieces = zip(torch.split(q, list(q_lens)), tables, lens, strict=True)
-    outs = [_attended(piece, gathered(k_cache, t, n), gathered(v_cache, t, n), rule) for piece, t, n in pieces]
+    ahead = [None] * len(lens) if last_visible is None else torch.split(last_visible, list(q_lens))
+    pieces = zip(torch.split(q, list(q_lens)), tables, lens, ahead, strict=True)
+    outs = [_attended(piece, gathered(k_cache, t, n), gathered(v_cache, t, n), rule, a) for piece, t, n, a in pieces]
     return torch.cat(outs) if outs else q.new_empty((0, q.shape[1], v_cache.shape[3]))
 
 
@@ -131,7 +145,8 @@ def _decoded(
 
 
 def _prefilled(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: VarlenBatch, rule: AttentionRule) -> Tensor:
-    return _each(q, k_cache, v_cache, batch.block_tables, batch.host_context_lens, batch.host_q_lens, rule)
+    tables, _, _, q_lens, lens, last_visible = batch
+    return _each(q, k_cache, v_cache, tables, lens, q_lens, rule, last_visible)
 
 
 def _kv_cost(arguments: Arguments) -> Cost:
@@ -547,6 +562,13 @@ PREFILL_ATTENTION = Operation(
         _prefill(_TILED, (130, 3, 300, 70), (301, 3, 300, 129)),
         _prefill(_TILED, (200, 65), (500, 400), window=150, sinks=True),
         _prefill(_TILED, (200, 70), (500, 70), window=70, is_chunked=True),
+        # An image in one tile of rows, over several, across the beginning of a chunk, and to its end.
+        _prefill(_PLAIN, (70, 30, 1), (200, 30, 20), images=((0, 135, 150), (1, 3, 30))),
+        _prefill(_PLAIN, (150, 9), (420, 40), window=21, images=((0, 260, 300), (0, 301, 400), (1, 33, 38))),
+        _prefill(_ODD, (130, 17), (301, 17), images=((0, 180, 300), (1, 0, 17)), sinks=True),
+        _prefill(_ODD, (40, 50), (40, 99), images=((0, 2, 38), (1, 60, 70)), soft_cap=1.5, scale=1.0),
+        _prefill(_ODD, (70,), (99,), images=((0, 40, 90),), fp8=True, window=33),
+        _prefill(_TILED, (200, 70), (500, 70), images=((0, 310, 450), (1, 64, 66))),
     ),
     bench=(
         _prefill(_LLAMA_8B, (4096,), (4096,), _FUSED, layers=1, in_order=True),

@@ -67,9 +67,18 @@ def block_tables(lens: tuple[int, ...], block_size: int, in_order: bool = False)
     return tables, num_blocks
 
 
-def varlen(tables: Tensor, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> VarlenBatch:
+def varlen(
+    tables: Tensor, q_lens: tuple[int, ...], lens: tuple[int, ...], images: tuple[tuple[int, int, int], ...] = ()
+) -> VarlenBatch:
+    """`images`: (sequence, start, end) of the images whose tokens see each other."""
     starts = torch.tensor((0, *q_lens)).cumsum(0).int()
-    return VarlenBatch(tables, starts, torch.tensor(lens, dtype=torch.int32), q_lens, lens)
+    batch = VarlenBatch(tables, starts, torch.tensor(lens, dtype=torch.int32), q_lens, lens)
+    if not images:
+        return batch
+    ahead = [torch.arange(n - m, n, dtype=torch.int32) for m, n in zip(q_lens, lens, strict=True)]
+    for i, start, end in images:
+        ahead[i][(ahead[i] >= start) & (ahead[i] < end)] = end - 1
+    return batch._replace(last_visible=torch.cat(ahead))
 
 
 def gathered(cache: Tensor, table: Tensor, length: int) -> Tensor:

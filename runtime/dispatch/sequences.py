@@ -35,9 +35,12 @@ def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
 def prefill_sequence(submit: Submit, block_size: int) -> Submit:
     """Return the sequence that computes a prompt's full blocks for another host.
 
-    Its prompt has one token more than these blocks, so that all full blocks can be found in the cache.
+    Its prompt has one token more than these blocks, so that all full blocks can be found in the cache, and the rest of an image whose tokens see each
+    other.
     """
     num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
+    begun = [image for image in submit.images if image.is_bidirectional and image.position < num_tokens]
+    num_tokens = max([num_tokens, *[image.position + image.num_tokens for image in begun]])
     return Submit(
         os.urandom(16).hex(),
         submit.model,

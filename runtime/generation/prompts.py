@@ -11,6 +11,7 @@ from pilotlight.dialects.requests import INLINE_BYTES, Conversation, Prompt, Val
 from pilotlight.engine.api.protocol import PromptImage
 from pilotlight.engine.text.chat_template import BrokenTemplateError
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
+from pilotlight.engine.tokenizer.tokenizer import surrounded
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
@@ -51,12 +52,13 @@ async def _encode(
 ) -> EncodedPrompt:
     placed: tuple[PromptImage, ...] = ()
     if isinstance(prompt, Conversation):
-        if images:
+        placeholders = placeholders_of(model, request) if images else None
+        if placeholders is not None:
             _check_room(model, request, images)
-        token_ids = await _encode_conversation(model, request, prompt)
-        if images:
+        token_ids = await _encode_conversation(model, request, prompt, placeholders)
+        if placeholders is not None:
             try:
-                token_ids, placed = placeholders_of(model, request).expand(token_ids, images)
+                token_ids, placed = placeholders.expand(token_ids, images)
             except ImagePromptError as error:
                 raise ApiError("invalid_request", str(error), param=request.prompt_field) from None
     elif isinstance(prompt, str):
@@ -97,13 +99,18 @@ def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[Sized
         raise _too_long(model, request, f"{num_tokens} of images alone")
 
 
-async def _encode_conversation(model: AwakeModel, request: ValidGeneration, prompt: Conversation) -> tuple[int, ...]:
+async def _encode_conversation(
+    model: AwakeModel, request: ValidGeneration, prompt: Conversation, placeholders: ImagePlaceholders | None
+) -> tuple[int, ...]:
+    """`placeholders`: None without images."""
     _check_effort(model, prompt)
     try:
         text = await model.text.rendering.text(prompt, is_short=request.num_bytes <= INLINE_BYTES)
     except BrokenTemplateError as error:
         message = f"model {model.config.name!r} takes no conversations: {error}"
         raise ApiError("model_load_failed", message) from None
+    if placeholders is not None and placeholders.around is not None:
+        text = surrounded(text, *placeholders.around)
     return await _encode_text(model, request, text, is_rendered=True)
 
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
     DeepseekV3Config,
+    Gemma3Config,
+    Gemma3TextConfig,
     Glm4vConfig,
     Glm4vMoeConfig,
     Glm46VConfig,
@@ -31,13 +33,20 @@ from transformers import (
 )
 
 from pilotlight.engine.api.protocol import PromptImage
-from pilotlight.engine.description.image_sizes import ImageSizes, RowedImages, ScaledImages, read_image_sizes
+from pilotlight.engine.description.image_sizes import (
+    ImageSizes,
+    RowedImages,
+    ScaledImages,
+    SquareImages,
+    TiledImages,
+    read_image_sizes,
+)
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, SizedImage
 from pilotlight.engine.vision.picture import prepare_image
 from tests.checkpoints import AWKWARD
 from tests.engine.families import DELTA, LATENT, YARN, config
 
-PLACEHOLDER, MARKER = 9, 5  # token ids; only Llama 4 has a marker other than its placeholder
+PLACEHOLDER, MARKER = 9, 5  # token ids; only Llama 4 and Gemma 3 have a marker other than their placeholder
 TOKENS = {
     "<|image|>": 5,
     "<|image_start|>": 6,
@@ -46,6 +55,8 @@ TOKENS = {
     "<|tile_y_separator|>": 4,
     "[IMG_BREAK]": 3,
     "[IMG_END]": 4,
+    "<start_of_image>": 5,
+    "<end_of_image>": 7,
 }
 FAMILIES = (
     "llama 4",
@@ -68,11 +79,16 @@ FAMILIES = (
     "qwen 3.5, experts, four heads over one, attention first, tied",
     "glm 4.6 v",
     "glm 4.6 v, experts, three heads over one",
+    "gemma 3, windows but in layer 2",
+    "gemma 3, one kv head, tied",
 )
+# Checkpoints whose images' tokens attend to each other.
+WHOLE = tuple(name for name in FAMILIES if name.startswith("gemma"))
 # Checkpoints that two ranks can share.
 DIVISIBLE = (
     *(name for name in FAMILIES[:8] if name != "qwen 3.5"),
     "qwen 3.5, four heads over one, attention first, tied",
+    "gemma 3, windows but in layer 2",
 )
 
 
@@ -87,7 +103,7 @@ class VisionCheckpoint(NamedTuple):
         """Return the prompt of `token_ids`, in which -1 marks an image, and its images."""
         placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
         assert placeholders is not None
-        marker = MARKER if self.is_tiled else PLACEHOLDER
+        marker = MARKER if isinstance(self.sizes, TiledImages | SquareImages) else PLACEHOLDER
         images = [SizedImage(*Image.open(io.BytesIO(file)).size, digest(file), file) for file in files]
         # Models that rotate images by row and column have tokens around each image in their templates.
         around = [6, marker, 7] if isinstance(self.sizes, ScaledImages) else [marker]
@@ -96,22 +112,18 @@ class VisionCheckpoint(NamedTuple):
         )
         return list(laid), placed
 
-    @property
-    def is_tiled(self) -> bool:
-        return isinstance(self.model, Llama4ForConditionalGeneration)
-
     def with_images(self, *files: bytes) -> "ModelWithImages":
         pieces = [piece for file in files for piece in prepare_image(file, self.sizes).pieces]
         if isinstance(self.sizes, ScaledImages):
             grids = torch.tensor([[1, *piece.shape[:2]] for piece in pieces])
             squares = torch.cat([_in_squares(piece.float()) for piece in pieces])
             return ModelWithImages(self.model, {"pixel_values": squares, "image_grid_thw": grids})
-        patch = 14 if self.is_tiled else 6
+        patch = self.sizes.patch_size
         if isinstance(self.sizes, RowedImages):
             return ModelWithImages(self.model, _padded(pieces))
         shapes = [piece.shape[:2] for piece in pieces]
         cut = [piece.float().reshape(-1, 3, patch, patch) for piece in pieces]
-        if self.is_tiled:
+        if isinstance(self.sizes, TiledImages | SquareImages):
             whole = [
                 patches.view(rows, columns, 3, patch, patch).permute(2, 0, 3, 1, 4).reshape(3, rows * patch, -1)
                 for patches, (rows, columns) in zip(cut, shapes, strict=True)
@@ -130,6 +142,8 @@ class ModelWithImages(NamedTuple):
     def __call__(self, token_ids: torch.Tensor) -> Any:
         if self.model.config.model_type.startswith(("qwen", "glm")):  # these rotate images by row and column
             return self.model(token_ids, mm_token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
+        if self.model.config.model_type.startswith("gemma"):  # tokens of images see each other
+            return self.model(token_ids, token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
         return self.model(token_ids, **self.inputs)
 
 
@@ -178,7 +192,11 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
             for key, parameter in model.named_parameters():
                 if "norm" in key:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif key.endswith("bias") or "position_embeddings" in key or "pos_embed" in key:
+                elif (
+                    key.endswith(("bias", "mm_input_projection_weight"))
+                    or "position_embeddings" in key
+                    or "pos_embed" in key
+                ):
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
             model.get_output_embeddings().weight[PLACEHOLDER] = (
                 0.0  # never sampled: the reference would expect an image
@@ -292,6 +310,25 @@ def _mistral(kind: str, heads: int, activation: str, **text: Any) -> PreTrainedM
         image_token_index=PLACEHOLDER,
         multimodal_projector_bias=activation == "gelu",
         tie_word_embeddings=keys["tie_word_embeddings"],
+    )
+    whole.eos_token_id = 1
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
+    return model
+
+
+def _gemma3(vision: dict[str, Any], num_tokens: int, **text: Any) -> PreTrainedModel:
+    """Return a model; `num_tokens`: the number of tokens of an image."""
+    described = config(Gemma3TextConfig, hidden_activation="gelu_pytorch_tanh", **text)
+    tower = {"num_hidden_layers": 2, "intermediate_size": 50, "patch_size": 6, "vision_use_head": False}
+    whole = Gemma3Config(
+        text_config=described.to_dict(),
+        vision_config=tower | vision,
+        mm_tokens_per_image=num_tokens,
+        image_token_index=PLACEHOLDER,
+        boi_token_index=MARKER,
+        eoi_token_index=TOKENS["<end_of_image>"],
+        initializer_range=0.15,
+        tie_word_embeddings=described.tie_word_embeddings,
     )
     whole.eos_token_id = 1
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
@@ -477,5 +514,27 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
         n_routed_experts=4,
         num_experts_per_tok=1,
         first_k_dense_replace=1,
+    ),
+    "gemma 3, windows but in layer 2": lambda: _gemma3(
+        {"hidden_size": 24, "num_attention_heads": 2, "image_size": 36},
+        9,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        num_hidden_layers=4,
+        sliding_window=6,  # less than an image
+        query_pre_attn_scalar=6,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        },
+    ),
+    "gemma 3, one kv head, tied": lambda: _gemma3(
+        {"hidden_size": 30, "num_attention_heads": 3, "image_size": 60},
+        25,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=33,
+        query_pre_attn_scalar=10,
+        rope_parameters=None,
+        tie_word_embeddings=True,
     ),
 }

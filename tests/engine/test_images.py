@@ -11,7 +11,7 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
-from tests.engine.pictures import FAMILIES, VisionCheckpoint, picture, write_vision
+from tests.engine.pictures import FAMILIES, WHOLE, VisionCheckpoint, picture, write_vision
 
 SMALL, WIDE, TALL = picture(30, 17, seed=1), picture(123, 41, seed=2), picture(13, 87, seed=3, kind="JPEG")
 
@@ -95,6 +95,26 @@ def test_the_same_image_is_a_prefix_hit_and_is_not_encoded_again(written: Vision
     elsewhere = written.prompt([*text(3, 8), -1], WIDE)
     assert_agrees(written.with_images(WIDE), elsewhere[0], one(engine, with_images("c", elsewhere, max_tokens=2)))
     assert encodes(engine) == (1, 1), "at another position the embeddings are reused"
+
+
+@pytest.mark.parametrize("written", WHOLE, indirect=True)
+def test_a_prefix_hit_may_end_within_an_image_whose_tokens_see_each_other(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory, block_size=4)
+    prompt = written.prompt([*text(5, 1), -1], WIDE)
+    one(engine, with_images("a", prompt, max_tokens=2))
+    again = one(engine, with_images("b", prompt, max_tokens=4))
+    (image,) = prompt[1]
+    assert image.position < (again.num_cached_tokens or 0) < image.position + image.num_tokens - 1
+    assert_agrees(written.with_images(WIDE), prompt[0], again)
+
+
+@pytest.mark.parametrize("written", WHOLE, indirect=True)
+def test_an_image_whose_tokens_see_each_other_must_be_whole(written: VisionCheckpoint) -> None:
+    engine = load_engine(written.directory)
+    token_ids, images = written.prompt([*text(5, 1), -1], WIDE)
+    heard = one(engine, with_images("a", (token_ids[:-2], images), max_tokens=2))
+    assert heard.error is not None
+    assert "all of them must be in the prompt" in heard.error
 
 
 def test_two_images_of_one_size_never_share_a_prefix(written: VisionCheckpoint) -> None:
@@ -230,8 +250,8 @@ def test_an_encoder_that_fails_ends_its_sequence_alone(
 def test_a_prompt_that_does_not_fit_its_image_is_refused(written: VisionCheckpoint) -> None:
     engine = load_engine(written.directory)
     token_ids, (image,) = written.prompt([*text(9, 1), -1, *text(7, 3)], SMALL)
-    other = replace(image, data=TALL, digest=b"t" * 32)
-    heard = drain(engine, [with_images("a", (token_ids, (other,)), max_tokens=1)])
+    token_ids[image.position + image.num_tokens - 1] = 11  # one placeholder less than the image has embeddings
+    heard = drain(engine, [with_images("a", (token_ids, (image,)), max_tokens=1)])
     assert heard["a"].error is not None
     assert "placeholders for its" in heard["a"].error
 

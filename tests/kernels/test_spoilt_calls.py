@@ -190,6 +190,15 @@ def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
             )
 
 
+@pytest.mark.parametrize("operation", [attention.VERIFY_ATTENTION, attention.MLA_PREFILL], ids=lambda o: o.name)
+def test_later_keys_are_refused_where_no_query_sees_them(operation: Operation) -> None:
+    arguments = next(ordinary(operation))
+    batch = arguments["batch"]
+    ahead = batch._replace(last_visible=torch.zeros(sum(batch.host_q_lens), dtype=torch.int32))
+    with pytest.raises(ArgumentError, match=rf"^{operation.name}: batch.last_visible is set, but here a query sees no"):
+        operation.function(**arguments | {"batch": ahead})
+
+
 def ordinary(operation: Operation) -> Iterator[Arguments]:
     """Yield one call for each combination of optional tensors."""
     seen = set()

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from pilotlight.engine.api.protocol import ModelLoad, SamplingParams, Submit, TokenOutput
+from pilotlight.engine.api.protocol import ModelLoad, PromptImage, SamplingParams, Submit, TokenOutput
+from pilotlight.engine.api.struct import replace
 from pilotlight.runtime.cli.serve_command import Served
 from pilotlight.runtime.dispatch.hand_over import PrefillWork
 from pilotlight.runtime.dispatch.sequences import prefill_sequence
@@ -294,6 +295,16 @@ def test_the_block_with_a_prompts_last_token_is_not_handed_over(length: int, han
     """The decode host computes that token itself, so this block would be fetched for nothing."""
     submit = Submit("a", "tiny", tuple(range(length)), SamplingParams(max_tokens=4), b"")
     assert prefill_sequence(submit, 16).prompt_token_ids == submit.prompt_token_ids[: handed_over + 1]
+
+
+def test_an_image_whose_tokens_see_each_other_is_computed_whole_for_a_hand_over() -> None:
+    images = tuple(PromptImage(start, 9, bytes(32), is_bidirectional=True) for start in (3, 28, 40))
+    submit = Submit("a", "tiny", tuple(range(50)), SamplingParams(max_tokens=4), b"", images=images)
+    shorter = replace(submit, prompt_token_ids=submit.prompt_token_ids[:47])
+    assert [len(prefill_sequence(each, 16).prompt_token_ids) for each in (submit, shorter)] == [49, 37]
+    assert [image.position for image in prefill_sequence(shorter, 16).images] == [3, 28]
+    divisible = tuple(replace(image, is_bidirectional=False) for image in images)
+    assert len(prefill_sequence(replace(shorter, images=divisible), 16).prompt_token_ids) == 33
 
 
 def test_serve_makes_hosts_of_both_roles() -> None:

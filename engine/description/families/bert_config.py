@@ -6,7 +6,7 @@ from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import class_labels, is_classifier
-from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes
+from pilotlight.engine.description.shapes import NO_IMAGES, ImageNeeds
 from pilotlight.engine.description.tensor_sizes import Part, WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import number, positive_int, refuse_unless
@@ -43,7 +43,7 @@ class BertConfig:
     def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         return 0
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
         return NO_IMAGES
 
     @property

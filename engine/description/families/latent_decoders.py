@@ -20,7 +20,7 @@ from pilotlight.engine.description.rotary_scaling import (
     rotary_parameters,
     sharpening,
 )
-from pilotlight.engine.description.shapes import NO_IMAGES, ExpertNames, ImageBytes, IndexShape, LatentShape, Routing
+from pilotlight.engine.description.shapes import NO_IMAGES, ExpertNames, ImageNeeds, IndexShape, LatentShape, Routing
 from pilotlight.engine.description.sparse_config import SparseConfig, read_experts_in_groups, read_grouped_experts
 from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision, PixtralVision
@@ -98,8 +98,8 @@ class LatentConfig(SparseConfig):
             found += tokens * (heads * (dim * item_bytes + 4) + 8 * top_k)
         return found
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        return ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        return ImageNeeds(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
 
     @property
     def outer_weights(self) -> list[WeightShape]:

@@ -7,7 +7,7 @@ from typing import Any
 from pilotlight.engine.description.decoder_config import DecoderConfig, LayerKind, read_top_k, text_keys
 from pilotlight.engine.description.families.dense_decoders import layers_that_turn
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
-from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ExpertsShape, ImageBytes
+from pilotlight.engine.description.shapes import NO_IMAGES, AttentionShape, ExpertsShape, ImageNeeds
 from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gated, router
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, TiledVision
 from pilotlight.engine.weights.config import flag, layer_numbers, number, positive_int, positive_number, refuse_unless
@@ -41,8 +41,8 @@ class Llama4Config(DecoderConfig):
             *gated(shared, hidden, self.experts.intermediate_size, part="shared_experts"),
         ]
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
-        return ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
+        return ImageNeeds(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes)) if self.vision else NO_IMAGES
 
     @property
     def outer_weights(self) -> list[WeightShape]:

@@ -8,7 +8,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import class_labels, is_classifier
 from pilotlight.engine.description.decoder_config import LAYER_TYPES, LayerKind, mixed_layers
 from pilotlight.engine.description.rotary_scaling import RotaryRule, parse_rotary_rule
-from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes
+from pilotlight.engine.description.shapes import NO_IMAGES, ImageNeeds
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import flag, number, positive_int, refuse_unless
@@ -54,7 +54,7 @@ class ModernBertConfig:
     def step_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
         return 0
 
-    def image_bytes(self, item_bytes: int) -> ImageBytes:
+    def image_needs(self, item_bytes: int) -> ImageNeeds:
         return NO_IMAGES
 
     @property

@@ -55,8 +55,9 @@ def _attend(
     if FP8:
         scale = scale * tl.load(kv_scales)
         factor = tl.load(kv_scales + 1)
+    position = context - queries + query
     top, total, result = meet(
-        rows, context - queries + query,
+        rows, position, position,
         tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM], tl.float32),
         k_cache, v_cache, tables + seq * tables_seq, kv_head, cache_block, cache_offset, cache_head,
         first, begin, end, scale, cap, window, HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,

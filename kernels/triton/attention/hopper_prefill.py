@@ -156,13 +156,14 @@ def _copy(keys, values, k, v, block, cache_block, inside):
     async_copy.commit_group()
 
 
-def takes(q: torch.Tensor, block_size: int, longest: int, rule: AttentionRule) -> bool:
+def takes(q: torch.Tensor, block_size: int, batch: VarlenBatch, rule: AttentionRule) -> bool:
     """True if this form takes the call.
 
-    It takes 16-bit values, heads of some widths, long chunks, and a whole number of blocks per tile.
+    It takes 16-bit values, heads of some widths, long chunks whose queries see no later keys, and a whole number of blocks per tile.
     """
-    is_plain = rule.kv_scales is None and rule.soft_cap is None and q.element_size() == 2
-    return is_plain and q.shape[2] in _DIMS and longest > ROWS // 2 and TILE % block_size == 0 and is_hopper(q.device)
+    is_plain = rule.kv_scales is None and rule.soft_cap is None and batch.last_visible is None and q.element_size() == 2
+    is_long = max(batch.host_q_lens) > ROWS // 2
+    return is_plain and is_long and q.shape[2] in _DIMS and TILE % block_size == 0 and is_hopper(q.device)
 
 
 def prefill_attention(

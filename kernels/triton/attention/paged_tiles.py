@@ -16,7 +16,7 @@ NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2) 
 
 @jit
 def meet(
-    queries, position, top, total, result,
+    queries, position, last_seen, top, total, result,
     k_cache, v_cache, table, kv_head, cache_block, cache_offset, cache_head,
     first, begin, end, scale, cap, window,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
@@ -24,8 +24,8 @@ def meet(
 ):  # fmt: skip
     """Attend from queries [ROWS, DIM] at `position` [ROWS] to the keys from begin to end.
 
-    Return top, total, result. `begin` is a multiple of TILE. Without MASKED every row must see all of these keys, and the keys must fill whole tiles.
-    With a window, keys before `first` may belong to another sequence by now and are not read.
+    Return top, total, result. Each query sees keys up to `last_seen` [ROWS]. `begin` is a multiple of TILE. Without MASKED every row must see all of
+    these keys, and the keys must fill whole tiles. With a window, keys before `first` may belong to another sequence by now and are not read.
     """
     column, key = tl.arange(0, DIM), tl.arange(0, TILE)
     for start in range(begin, end, TILE):
@@ -45,7 +45,7 @@ def meet(
             scores = tanh(scores * scale)
             factor = cap
         if MASKED:
-            seen = at[None, :] <= position[:, None]
+            seen = at[None, :] <= last_seen[:, None]
             if WINDOW != NO_WINDOW:
                 seen = seen & (at[None, :] >= first_seen(position, window, WINDOW)[:, None])
             scores = tl.where(seen, scores, float("-inf"))

@@ -17,16 +17,25 @@ from pilotlight.kernels.triton.attention.varlen import sequence_of
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import as_bytes, conversion
 
-_OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as in decode_attention
+_OF_BATCH = (
+    "tables",
+    "starts",
+    "lens",
+    "last_visible",
+    "tables_seq",
+    "window",
+    "seqs",
+    "tiles",
+)  # as in decode_attention
 
 
 @jit(of_batch=_OF_BATCH)
 def _attend(
-    q, k_cache, v_cache, tables, starts, lens, sinks, kv_scales, out,
+    q, k_cache, v_cache, tables, starts, lens, last_visible, sinks, kv_scales, out,
     q_token, q_head, cache_block, cache_offset, cache_head, tables_seq,
     scale, cap, window, heads, group, seqs, tiles,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr, SEES_AHEAD: tl.constexpr,
 ):  # fmt: skip
     # Heads that share keys run at the same time. A sequence's last tile, which sees the most keys, runs first.
     head = tl.program_id(0) % heads
@@ -44,7 +53,10 @@ def _attend(
         context = tl.load(lens + seq).to(tl.int32)
         prefix = context - num_queries + tile * ROWS  # tokens before the first query
         position = context - num_queries + query
-        end = tl.minimum(context, prefix + ROWS)
+        last_seen, end = position, tl.minimum(context, prefix + ROWS)
+        if SEES_AHEAD:
+            last_seen = tl.maximum(position, tl.load(last_visible + first + query, mask=query < num_queries, other=0))
+            end = tl.minimum(context, tl.maximum(end, tl.max(last_seen, axis=0) + 1))
         whole_end = (prefix + 1) // TILE * TILE  # every query sees the keys before this position
         begin = 0
         factor = 1.0
@@ -60,20 +72,20 @@ def _attend(
             last = first_seen(prefix + ROWS - 1, window, WINDOW)
             begin = (last + TILE - 1) // TILE * TILE  # from here on keys are in the window of every query
             top, total, result = meet(
-                rows, position, top, total, result,
+                rows, position, last_seen, top, total, result,
                 k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
                 edge, edge // TILE * TILE, tl.minimum(begin, end), scale, cap, window,
                 HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
             )  # fmt: skip
             whole_end = tl.maximum(begin, whole_end)
         top, total, result = meet(
-            rows, position, top, total, result,
+            rows, position, last_seen, top, total, result,
             k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
             begin, begin, whole_end, scale, cap, window,
             HEAD_DIM, DIM, BLOCK_SIZE, TILE, False, WINDOW, HAS_CAP, FP8,
         )  # fmt: skip
         top, total, result = meet(
-            rows, position, top, total, result,
+            rows, position, last_seen, top, total, result,
             k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
             whole_end, whole_end, end, scale, cap, window,
             HEAD_DIM, DIM, BLOCK_SIZE, TILE, True, WINDOW, HAS_CAP, FP8,
@@ -96,7 +108,7 @@ def prefill_attention(
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
-    if hopper_prefill.takes(q, k_cache.shape[1], max(batch.host_q_lens), rule):
+    if hopper_prefill.takes(q, k_cache.shape[1], batch, rule):
         hopper_prefill.prefill_attention(q, k_cache, v_cache, batch, rule, out)
         return out
     dim = max(16, triton.next_power_of_2(head_dim))
@@ -106,12 +118,13 @@ def prefill_attention(
     scale, cap = capped(scale, soft_cap)
     _attend[(tiles * heads,)](
         q, as_bytes(k_cache), as_bytes(v_cache), batch.block_tables, batch.cu_seqlens_q, batch.context_lens,
+        batch.cu_seqlens_q if batch.last_visible is None else batch.last_visible,
         q if sinks is None else sinks, q if kv_scales is None else kv_scales, out,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], batch.block_tables.stride(0),
         scale, cap, window or 0, heads, heads // k_cache.shape[2], seqs, tiles,
         HEAD_DIM=head_dim, DIM=dim, BLOCK_SIZE=k_cache.shape[1], ROWS=rows, TILE=tile,
         WINDOW=window_kind(rule), HAS_SINKS=sinks is not None, HAS_CAP=soft_cap is not None,
-        FP8=conversion(kv_scales), num_warps=warps, num_stages=stages,
+        FP8=conversion(kv_scales), SEES_AHEAD=batch.last_visible is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 

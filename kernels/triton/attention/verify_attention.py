@@ -12,8 +12,8 @@ def verify_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
     """Compute verify_attention of kernels/attention."""
-    tables, _, lens, q_lens, context_lens = batch
+    q_lens = batch.host_q_lens
     if len(set(q_lens)) != 1:
         return prefill_attention(q, k_cache, v_cache, batch, rule)
-    rows = torch.unflatten(q, 0, (len(q_lens), q_lens[0]))
-    return attend(rows, k_cache, v_cache, tables, lens, max(context_lens), rule).flatten(0, 1)
+    rows, longest = torch.unflatten(q, 0, (len(q_lens), q_lens[0])), max(batch.host_context_lens)
+    return attend(rows, k_cache, v_cache, batch.block_tables, batch.context_lens, longest, rule).flatten(0, 1)

@@ -109,6 +109,9 @@ def test_a_text_to_be_embedded_may_fill_the_context() -> None:
         ((image(0, 0),), "an image's tokens are 0 from 0 on"),
         ((image(0, num_bytes=31),), "a sha256 has 32"),
         ((image(0, num_bytes=33),), "has 33 bytes"),
+        ((image(1, 3),), ""),
+        ((replace(image(1, 2), is_bidirectional=True),), ""),
+        ((replace(image(1, 3), is_bidirectional=True),), "end at 4; all of them must be in the prompt"),
     ],
 )
 def test_images_are_in_the_prompt_one_after_the_other(images: tuple[PromptImage, ...], says: str) -> None:

@@ -107,10 +107,12 @@ def test_shares_are_the_step_in_the_blocks_of_each_rank(sequences: list[JournalH
 def test_an_image_goes_to_the_rank_of_its_tokens() -> None:
     step = asked_step([JournalHeader(0, 6, 0, 6, -1, False), JournalHeader(1, 8, 0, 8, -1, False)])
     image = ImageInput(b"name", 3, array("q", [8, 9, 10]))
-    shares = StepShares(step._replace(images=(image,)), 3, BLOCK_SIZE, every_row=False)
+    ahead = array("q", [0, 1, 2, 3, 4, 5, 0, 1, 4, 4, 4, 5, 6, 7])
+    shares = StepShares(step._replace(images=(image,), last_visible=ahead), 3, BLOCK_SIZE, every_row=False)
     first, second = shares.of(0), shares.of(1)
     assert first is not None
     assert second is not None
     assert first.images == ()
     assert second.images == (ImageInput(b"name", 3, array("q", [2, 3, 4])),)
+    assert (first.last_visible, second.last_visible) == (None, ahead[6:])
     assert shares.of(2) is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLModel, Qwen3VLModel
 
-from pilotlight.engine.images.prompt import SequenceImage, rotary_positions
+from pilotlight.engine.images.prompt import SequenceImage, last_visible, rotary_positions, uncut_end
 
 MARKER = 9
 SETTINGS = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, tokens_per_second=4))
@@ -68,3 +68,30 @@ def test_tokens_after_a_prompt_follow_its_last_position() -> None:
 def test_images_that_are_not_rotated_by_their_places_keep_every_position() -> None:
     image = SequenceImage(b"", b"", 2, 8, array("q", range(2, 8)), False)
     assert rotary_positions((image,), 1, 10).tolist() == list(range(1, 10))
+
+
+WHOLE = [
+    SequenceImage(b"", b"", start, end, array("q", range(start, end)), False, is_bidirectional=True)
+    for start, end in ((3, 7), (9, 12))
+]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (0, 2, 2), (0, 3, 3), (0, 4, 3), (0, 7, 7), (0, 10, 9), (0, 12, 12), (0, 99, 99),
+        (3, 4, 7), (5, 6, 7), (3, 11, 9), (8, 10, 9), (9, 10, 12), (11, 12, 12),
+    ],
+)  # fmt: skip
+def test_a_chunk_ends_within_no_image_whose_tokens_see_each_other(start: int, end: int, expected: int) -> None:
+    assert uncut_end(WHOLE, start, end) == expected
+    divisible = [image._replace(is_bidirectional=False) for image in WHOLE]
+    assert uncut_end(divisible, start, end) == end
+
+
+def test_tokens_of_an_image_see_its_end_and_others_themselves() -> None:
+    assert list(last_visible(WHOLE, 0, 13)) == [0, 1, 2, 6, 6, 6, 6, 7, 8, 11, 11, 11, 12]
+    assert list(last_visible(WHOLE, 5, 9)) == [6, 6, 7, 8]
+    assert list(last_visible([image._replace(is_bidirectional=False) for image in WHOLE], 2, 6)) == [2, 3, 4, 5]
+    with pytest.raises(AssertionError, match="one step computes all tokens"):
+        last_visible(WHOLE, 0, 5)

@@ -132,6 +132,25 @@ def test_scout_leaves_the_published_room_on_two_h200() -> None:
     assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(109e9, rel=0.01)
 
 
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "mm_tokens_per_image": 256,
+    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
+    "vision_config": {
+        "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 896, "patch_size": 14,
+    },
+}  # fmt: skip
+
+
+def test_a_plan_has_the_tower_of_gemma_3_and_an_image_beyond_the_limit_of_a_step() -> None:
+    model, text = plan_model(GEMMA_3_4B), plan_model({**GEMMA_3_4B, "vision_config": None})
+    in_tower = sum(shape.numbers for _, shape in model.weights() if shape.part == "vision")
+    assert in_tower == 416_866_032 + 2_950_272  # published sizes of the tower and of the projector
+    assert sum(shape.numbers for _, shape in model.weights()) == pytest.approx(4.3e9, rel=0.01)
+    larger = StepLimits(max_num_batched_tokens=StepLimits().max_num_batched_tokens + 256)
+    step = activations_bytes(text, ALONE, larger)
+    assert activations_bytes(model, ALONE, StepLimits()) == model.config.image_needs(model.item_bytes).kept + step
+
+
 # Published figure: more than 30 GiB are left for the KV cache.
 def test_kimi_in_int4_leaves_the_published_room_on_eight_h100() -> None:
     model = read_model(CONFIGS / "kimi-k2.5-int4.json")

@@ -1,6 +1,7 @@
 """The content of a step: how long prompts delay other sequences, in steps and on a clock that computed tokens advance."""
 
 import math
+from array import array
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from pilotlight.engine.api.protocol import SamplingParams, Submit
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.kv.pool.block_pool import BlockPool
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import SchedulerLimits
@@ -212,6 +214,53 @@ def test_a_prompt_beside_decodes_fills_tiles_of_rows(most: int, length: int) -> 
     assert (decode.end - decode.start, prompt.end - prompt.start) == (1, length), (
         "with the decode, 48 or 32 rows; fewer than 32 are not rounded"
     )
+
+
+def seeing(name: str, length: int, *images: tuple[int, int]) -> Sequence:
+    """Return a sequence, the only one of its tenant; `images`: start and end of images whose tokens see each other."""
+    made = [
+        SequenceImage(name.encode(), b"", start, end, array("q", range(start, end)), False, is_bidirectional=True)
+        for start, end in images
+    ]
+    prompt = [ord(name[0]) + i for i in range(length)]
+    sampling = SamplingParams(5)
+    return Sequence(name, prompt, sampling, b"", length_limit=length + 9, tenant=name.encode(), images=tuple(made))
+
+
+@pytest.mark.parametrize(
+    ("budget", "lengths"), [(64, [50]), (31, [30, 20]), (10, [6, 18, 6, 12, 8]), (4, [4, 2, 18, 4, 2, 12, 4, 4])]
+)
+def test_no_chunk_ends_within_an_image_whose_tokens_see_each_other(budget: int, lengths: list[int]) -> None:
+    made = scheduler(40, max_num_batched_tokens=budget, most_image_tokens=18)
+    made.add(seeing("a", 50, (6, 24), (30, 42)))
+    assert [compute(made)["a"] for _ in lengths] == lengths
+    assert compute(made) == {"a": 1}
+
+
+def test_an_image_beside_decodes_is_computed_in_one_step_whatever_the_limit() -> None:
+    made = scheduler(40, most_image_tokens=20)
+    decoding(made, "a")
+    made.add(seeing("b", 30, (4, 24)))
+    found = []
+    for _ in range(3):
+        _, prompt = made.schedule(most_beside_decodes=8)
+        made.launch(prompt)
+        made.complete(prompt)
+        found.append(prompt.end)
+    assert found == [4, 24, 30]
+
+
+def test_one_image_in_a_step_may_exceed_its_limit_and_the_next_step_is_for_others() -> None:
+    made = scheduler(80, max_num_batched_tokens=8, most_image_tokens=20)
+    for name in "abc":
+        made.add(seeing(name, 48, (4, 24), (28, 48)))
+    steps = [compute(made) for _ in range(20)]
+    images = [[name for name, length in step.items() if length >= 20] for step in steps]
+    assert max(map(len, images)) == 1
+    assert max(sum(step.values()) for step in steps) <= 8 + 20
+    order = [name for names in images for name in names]
+    assert (sorted(order[:3]), sorted(order[3:])) == (["a", "b", "c"],) * 2
+    assert all(sequence.has_computed_prompt for sequence in made.running)
 
 
 def test_a_sample_whose_leader_has_computed_the_prompt_starts_at_once() -> None:

@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
+from transformers import Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.image_sizes import ScaledImages, read_image_sizes
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer, surrounded
 
 LLAMA4 = {
     "architectures": ["Llama4ForConditionalGeneration"],
@@ -50,6 +55,82 @@ def test_kimi_writes_a_placeholder_for_each_merged_patch(tmp_path: Path) -> None
     token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(57, 28, b"a", b"")])
     assert token_ids == (1, 9, 9, 9, 2)
     assert (image.position, image.num_tokens) == (1, 3)
+
+
+GEMMA = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "image_token_index": 9,
+    "mm_tokens_per_image": 4,
+    "vision_config": {"image_size": 24, "patch_size": 6},
+}
+GEMMA_TOKENS = {"<start_of_image>": 5, "<end_of_image>": 6}
+
+
+def test_gemma_3_puts_as_many_placeholders_for_every_image_between_a_start_and_an_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
+    found = ImagePlaceholders.from_checkpoint(tmp_path, GEMMA_TOKENS.get)
+    assert found is not None
+    token_ids, images = found.expand([1, 5, 2, 5], [SizedImage(56, 56, b"a", b"A"), SizedImage(20, 900, b"b", b"B")])
+    assert token_ids == (1, 5, 9, 9, 9, 9, 6, 2, 5, 9, 9, 9, 9, 6)
+    assert [(image.position, image.num_tokens, image.is_bidirectional) for image in images] == [
+        (2, 4, True),
+        (9, 4, True),
+    ]
+    assert found.num_tokens(56, 56) == 6
+
+
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        "user\n<start_of_image>What is it?",
+        "user\n\n<start_of_image>\n<start_of_image>\n\nWhat",
+        "<start_of_image>",
+        "it is<start_of_image><start_of_image> is it",
+    ],
+)
+def test_gemma_3_writes_prompts_as_its_processor_does(tmp_path: Path, rendered: str) -> None:
+    characters = sorted(set("user\nWhat is it?"))
+    words = [*characters, "\n\n", "\n\n\n", "\n\n\n\n"]
+    backend = Backend(
+        models.BPE({word: i for i, word in enumerate(words)}, [("\n", "\n"), ("\n\n", "\n"), ("\n\n", "\n\n")])
+    )
+    named = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
+    backend.add_special_tokens([AddedToken(text, special=True) for text in named.values()])
+    ours = Tokenizer(backend, decoder=None, special_tokens={})
+    placeholder = ours.added_token_id("<image_soft_token>")
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA | {"image_token_index": placeholder}))
+    found = ImagePlaceholders.from_checkpoint(tmp_path, ours.added_token_id)
+    assert found is not None
+    assert found.around is not None
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=named)
+    resized = Gemma3ImageProcessor(size={"height": 24, "width": 24})
+    processor = Gemma3Processor(resized, theirs, image_seq_length=4)
+    count = rendered.count("<start_of_image>")
+    expected = processor(text=rendered, images=[[Image.new("RGB", (9, 7))] * count])
+    token_ids, _ = found.expand(
+        ours.encode_rendered(surrounded(rendered, *found.around)), [SizedImage(9, 7, b"", b"")] * count
+    )
+    assert list(token_ids) == list(expected["input_ids"][0])
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "message"),
+    [
+        ({}, {"do_pan_and_scan": True}, "do_pan_and_scan = true; images are not cut"),
+        ({}, {"size": {"height": 48, "width": 24}}, "the vision tower takes images of 24 x 24"),
+        ({"mm_tokens_per_image": 5}, {}, "the tokens must be a square"),
+        ({"mm_tokens_per_image": 9}, {}, "whose side divides the patches in a row"),
+        ({"vision_config": {"image_size": 4, "patch_size": 6}}, {}, "0 patches in a row"),
+        ({"vision_config": {"model_type": "clip_vision_model"}}, {}, "model_type = 'clip_vision_model'"),
+    ],
+)
+def test_a_tower_or_a_processor_of_another_kind_than_gemma_3s_is_named(
+    tmp_path: Path, config: dict[str, object], processor: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA | config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(CheckpointError, match=message):
+        read_image_sizes(tmp_path)
 
 
 GLM = {"architectures": ["Glm4vForConditionalGeneration"], "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}

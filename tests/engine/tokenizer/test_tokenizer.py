@@ -21,6 +21,7 @@ from pilotlight.engine.tokenizer.tokenizer import (
     SHIELD_END,
     Tokenizer,
     read_special_tokens,
+    surrounded,
 )
 from tests.fakes import byte_tokenizer, write_model_directory
 
@@ -296,6 +297,12 @@ DECODERS = {
     ),
     "pieces of words and more": decoders.Sequence([decoders.WordPiece(), decoders.Replace("a", "bb")]),
 }
+
+
+def test_text_is_put_around_special_tokens_of_the_template_and_not_around_those_of_a_user() -> None:
+    of_user = f"{SHIELD_BEGIN}<|end|>{SHIELD_END}"
+    rendered = f"<|end|>a{of_user}b<|end|>{of_user}"
+    assert surrounded(rendered, "<|end|>", "--") == f"--<|end|>--a{of_user}b--<|end|>--{of_user}"
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from pilotlight.engine.loading.kv_memory import KvMemory
 from tests.engine.agreement import assert_agrees
 from tests.engine.driver import drain_preempting, load_engine, one
 from tests.engine.parallel.test_ranks import group_memory, group_of, loaded
-from tests.engine.pictures import DIVISIBLE, FAMILIES, VisionCheckpoint, write_vision
+from tests.engine.pictures import DIVISIBLE, FAMILIES, WHOLE, VisionCheckpoint, write_vision
 from tests.engine.test_hand_over import Pair
 from tests.engine.test_images import SMALL, TALL, WIDE, encodes, text, until_all_run, with_images
 from tests.engine.test_tier_families import open_anew
@@ -83,5 +83,18 @@ def test_the_host_that_answers_encodes_nothing_that_it_fetches(written: VisionCh
     assert_agrees(written.with_images(WIDE), prompt[0], heard["a"])
     assert heard["a"].num_fetched_tokens > 0
     assert (encodes(pair.prefill)[0], encodes(pair.decode)[0]) == (1, 0)
+    pair.assert_nothing_is_left()
+    pair.close()
+
+
+@pytest.mark.parametrize("written", WHOLE, indirect=True)
+def test_an_image_whose_tokens_see_each_other_is_handed_over_whole(written: VisionCheckpoint, tmp_path: Path) -> None:
+    pair = Pair(written.directory, tmp_path, max_num_batched_tokens=48)
+    prompt = written.prompt([*text(25, 1), -1], WIDE)
+    (image,), full_blocks = prompt[1], (len(prompt[0]) - 1) // 16 * 16
+    assert image.position < full_blocks < image.position + image.num_tokens, "the last full block ends in the image"
+    heard = pair.answer([with_images("a", prompt, max_tokens=4)])
+    assert_agrees(written.with_images(WIDE), prompt[0], heard["a"])
+    assert heard["a"].num_fetched_tokens == full_blocks
     pair.assert_nothing_is_left()
     pair.close()

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from pilotlight.engine.api.errors import ImageError
-from pilotlight.engine.description.image_sizes import PatchedImages, ScaledImages, TiledImages
+from pilotlight.engine.description.image_sizes import PatchedImages, ScaledImages, SquareImages, TiledImages
 from pilotlight.engine.vision.picture import PreparedImage, prepare_image, read_picture
 from tests.engine.pictures import picture
 
@@ -59,6 +59,27 @@ def test_an_image_is_scaled_as_the_reference_does(seed: int) -> None:
     [patches] = prepared.pieces
     assert (patches.shape[0] * patches.shape[1], prepared.num_tokens) == (num_patches, num_patches // 4)
     assert name_of(patches.reshape(-1, 3, 14, 14)) == name
+
+
+# The hash from Gemma3ImageProcessor with a size of 896 x 896.
+SQUARES = (
+    "23b9c4ba5c23a35d",
+    "6a0c3a898a59e395",
+    "5305a0f4f4268c15",
+    "2452468aa8e349b4",
+    "641d44d077f51ecd",
+    "bb0cceb9ab31ebf6",
+)
+GEMMA = SquareImages(patch_size=14, merge=4, side=64, placeholder=9)
+
+
+@pytest.mark.parametrize("seed", range(len(RECORDED)))
+def test_an_image_is_made_square_as_the_reference_does(seed: int) -> None:
+    width, height, mode = list(RECORDED)[seed]
+    prepared = prepare_image(picture(width, height, seed, mode=mode), GEMMA)
+    [patches] = prepared.pieces
+    assert (patches.shape[:2], prepared.num_tokens) == ((64, 64), 256)
+    assert name_of(patches.view(64, 64, 3, 14, 14).permute(2, 0, 3, 1, 4).reshape(3, 896, 896)) == SQUARES[seed]
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ TENSORS = {
     "keys",
 }
 TYPES = {"lens": "*i64", "visible": "*i64", "tables": "*i64", "slots": "*i64", "starts": "*i32"}
-TYPES |= dict.fromkeys(("eps", "scale", "cap", "alpha", "limit"), "fp32")
+TYPES |= {"last_visible": "*i32"} | dict.fromkeys(("eps", "scale", "cap", "alpha", "limit"), "fp32")
 FP32 = {"cos", "sin", "tops", "sums", "parts", "sinks", "kv_scales"}
 
 def compile(kernel, replaced=(), warps=4, stages=3, maxnreg=None, **constants):
@@ -80,7 +80,9 @@ for dim, longest, more in ((128, 2048, flags(False)), (256, 2048, flags(True)), 
     padded = triton.next_power_of_2(dim)
     rows, tile, warps, stages = prefill_attention.tiling(padded, longest, 2)
     types = {"lens": "*i32"} | (BYTES if more["FP8"] else {})
-    compile(prefill_attention._attend, types, warps, stages, HEAD_DIM=dim, DIM=padded, BLOCK_SIZE=16, ROWS=rows, TILE=tile, **more)
+    for ahead in (False, True):
+        sizes = dict(HEAD_DIM=dim, DIM=padded, BLOCK_SIZE=16, ROWS=rows, TILE=tile, SEES_AHEAD=ahead)
+        compile(prefill_attention._attend, types, warps, stages, **sizes, **more)
 for dim, window, has_sinks in ((64, 1, True), (128, 0, False), (128, 2, False)):
     sizes = dict(DIM=dim, BLOCK_SIZE=16, ROWS=hopper_prefill.ROWS, TILE=hopper_prefill.TILE, WINDOW=window, HAS_SINKS=has_sinks)
     compile(hopper_prefill._attend, {"lens": "*i32"}, hopper_prefill.WARPS, maxnreg=hopper_prefill.REGISTERS, **sizes)

@@ -18,7 +18,15 @@ from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 from tests.asgi import call
 from tests.fakes import FakeEngineClient, FakeLauncher, ids, says
-from tests.pictures import MARKER, data_url, moving, picture, png_of_size, write_seeing_directory
+from tests.pictures import (
+    MARKER,
+    data_url,
+    moving,
+    picture,
+    png_of_size,
+    write_gemma_directory,
+    write_seeing_directory,
+)
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -32,9 +40,9 @@ def model_directory(tmp_path: Path) -> Path:
     return write_seeing_directory(tmp_path / "tiny")
 
 
-def seeing() -> FakeLauncher:
+def seeing(vocab_size: int = 262) -> FakeLauncher:
     def prepare(client: FakeEngineClient) -> None:
-        client.image_token_id, client.vocab_size = PLACEHOLDER, 262
+        client.image_token_id, client.vocab_size = PLACEHOLDER, vocab_size
 
     return FakeLauncher(prepare)
 
@@ -80,6 +88,24 @@ async def test_every_dialect_puts_an_image_where_it_stands(name: str, site: Site
     before, after = ids("<|im_start|>user\n"), ids("What is it?<|im_end|>\n<|im_start|>assistant\n")
     assert submit.prompt_token_ids == (*before, PLACEHOLDER, PLACEHOLDER, *after)
     assert submit.images == (PromptImage(len(before), 2, hashlib.sha256(RED).digest(), RED),)
+
+
+async def test_gemmas_images_are_between_blank_lines_and_their_tokens_see_each_other(
+    make_site: SiteMaker, model_directory: Path
+) -> None:
+    write_gemma_directory(model_directory)
+    async with make_site(launcher=seeing(vocab_size=264)) as site:
+        answer = await call(site.app, CHAT, chat({"type": "text", "text": "<start_of_image>"}, part(RED), TEXT))
+        assert answer.status == 200, answer.body
+        submit = site.engine.submits[0]
+        before = ids("<|im_start|>user\n<start_of_image>\n\n")
+        after = ids("\n\nWhat is it?<|im_end|>\n<|im_start|>assistant\n")
+        start, end = PLACEHOLDER + 1, PLACEHOLDER + 2
+        assert submit.prompt_token_ids == (*before, start, *[PLACEHOLDER] * 4, end, *after)
+        digest = hashlib.sha256(RED).digest()
+        assert submit.images == (PromptImage(len(before) + 1, 4, digest, RED, is_bidirectional=True),)
+        assert answer.json["usage"]["prompt_tokens_details"]["image_tokens"] == 4
+        await site.is_idle()
 
 
 async def test_images_are_counted_as_tokens_of_the_prompt(site: Site) -> None:
