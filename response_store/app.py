@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # words that paths contain in place of a response's id
 AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop, in a few milliseconds
-REFUSED_WITHIN_S = 1.0  # if a background response is refused within this time, its client gets the refusal as an error
 HEARTBEAT_S = 10.0
 MOST_LISTED = 100
 SWEEP_EVERY_S = 600.0
@@ -280,7 +279,7 @@ class ResponsesApp:
         kept.make_by(self._make(asked, recorded, scope, body))
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REFUSED_WITHIN_S):
+            async with asyncio.timeout(self.store.timings.refused_within_s):
                 await recorded.has_started.wait()
         if recorded.refusal is not None:
             with contextlib.suppress(ApiError):

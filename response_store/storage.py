@@ -44,6 +44,8 @@ class StoreTimings(NamedTuple):
     # interval between reports that this process is alive while it computes no response
     presence_s: float = rows.EXPIRES_S / 4
     follow_s: float = 0.25  # interval between reads of a response that another process computes
+    # if a background response is refused within this time, its client gets the refusal as an error
+    refused_within_s: float = 1.0
 
 
 class ResponseStore:

@@ -64,10 +64,11 @@ class GuardedJob(NamedTuple):
     memory_bytes: int  # limit of the memory that the call may allocate in the child
     # A call that runs first, without the limits, for example to read and cache a trusted file.
     prepare: JobCall | None = None
+    slack: float = SLACK
 
     @property
     def deadline_s(self) -> float:
-        return SLACK * self.cpu_s + 1.0
+        return self.slack * self.cpu_s + 1.0
 
 
 class JobError(Exception):

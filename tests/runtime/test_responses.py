@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pilotlight.engine.api.protocol import Constraint
-from pilotlight.response_store import app
 from pilotlight.response_store.response_rows import ResponseRow
 from pilotlight.wire.sse import EventDecoder
 from tests.asgi import call, eventually, start
@@ -426,10 +425,9 @@ async def test_nothing_that_was_said_waits_for_the_disk(site: Site) -> None:
     assert (last["type"], last["response"]["store"]) == ("response.completed", True)
 
 
-async def test_no_client_learns_of_a_background_response_that_could_be_lost(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "REFUSED_WITHIN_S", 0.01)
+async def test_no_client_learns_of_a_background_response_that_could_be_lost(site: Site) -> None:
+    store = site.app.responses.keeping.store
+    store.timings = store.timings._replace(refused_within_s=0.01)
     writes = slow_writes(site)
     site.engine.script = says("Hello")
     exchange = start(site.app, PATH, {**HELLO, "background": True})

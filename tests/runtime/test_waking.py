@@ -103,7 +103,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: small.app.site.models.states["c"].detail == "waiting for room on the device")
-    await asyncio.sleep(0.15)  # longer than YIELD_AFTER_S, after which the other models must yield
+    await eventually(lambda: any(small.app.site.models.states[model].is_yielding for model in ("a", "b")))
     assert sorted(small.engine.loaded) == ["a", "b"], "no model was put to sleep"
     gate.set()
     assert (await third.done()).status == 200

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobCall, JobEndedError, JobError
+from pilotlight.engine.api.guarded_pool import SLACK, GuardedJob, GuardedPool, JobCall, JobEndedError, JobError
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -91,9 +91,15 @@ def pool() -> Iterator[GuardedPool]:
 
 
 def run(
-    pool: GuardedPool, function: Any, *arguments: Any, cpu_s: float = 20.0, prepared_by: JobCall | None = None
+    pool: GuardedPool,
+    function: Any,
+    *arguments: Any,
+    cpu_s: float = 20.0,
+    prepared_by: JobCall | None = None,
+    slack: float = SLACK,
 ) -> Any:
-    return pool.submit(GuardedJob(JobCall(function, arguments), cpu_s, 64 << 20, prepared_by)).result(timeout=120)
+    job = GuardedJob(JobCall(function, arguments), cpu_s, 64 << 20, prepared_by, slack)
+    return pool.submit(job).result(timeout=120)
 
 
 def test_jobs_run_in_another_process_which_serves_many(pool: GuardedPool) -> None:
@@ -153,12 +159,10 @@ def test_what_ends_a_job_is_named_and_the_next_job_has_a_new_child(
     assert run(pool, process_id) != child
 
 
-def test_a_job_that_takes_too_much_cpu_time_ends(pool: GuardedPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pilotlight.engine.api.guarded_pool.SLACK", 1e3
-    )  # no wall-clock limit: a busy machine gives little CPU time
+def test_a_job_that_takes_too_much_cpu_time_ends(pool: GuardedPool) -> None:
+    slack = 1e3  # no wall-clock limit: a busy machine gives little CPU time
     with pytest.raises(JobEndedError, match=r"more than 0\.5 s of CPU time") as ended:
-        run(pool, spin, cpu_s=0.5)
+        run(pool, spin, cpu_s=0.5, slack=slack)
     assert ended.value.reason == "cpu"
 
 

@@ -177,11 +177,11 @@ async def test_starlettes_generator_ends_when_its_reader_leaves(served: Served) 
     assert answer.stream is not None
     assert (await anext(answer.stream)).startswith(b"0\n")
     await answer.stream.aclose()  # type: ignore[attr-defined]
-    for _ in range(500):
-        if json.loads(await served.get("/what"))[0] == ["started", "left"]:
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the generator was never closed")
+
+    async def is_closed() -> bool:
+        return bool(json.loads(await served.get("/what"))[0] == ["started", "left"])
+
+    await eventually(is_closed)
 
 
 async def test_what_starlette_raises_reaches_the_author_with_its_line(served: Served) -> None:
