@@ -107,6 +107,15 @@ def test_a_draft_model_may_have_other_windows_and_heads_than_the_model(tmp_path:
     engine.close()
 
 
+def test_a_draft_model_may_read_keys_of_earlier_layers(tmp_path: Path) -> None:
+    write_family(tmp_path, "gemma4, inputs of layers, layers 4 to 6 read keys of 2 and 3, twice as wide, capped")
+    request = submit("a", random_prompt(30, seed=1), max_tokens=30)
+    engine = load_engine(tmp_path, speculate=f"draft:{tmp_path}")
+    assert one(engine, request).token_ids == one(load_engine(tmp_path), request).token_ids
+    assert accepted_share(engine) == 1.0, "the model drafts for itself"
+    engine.close()
+
+
 def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
     """Guesses are compared with a reference in plain torch over whole sequences. The first guess follows the model's hidden states, later guesses
     those of the head."""
