@@ -42,7 +42,7 @@ for Phi and GLM-4, which store several projections in one tensor.
 """
 REMARKS = {
     "Gemma4ForCausalLM": "models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
-    "Gemma4ForConditionalGeneration": "text; models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
+    "Gemma4ForConditionalGeneration": "text and pictures; models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
     "Gemma3ForConditionalGeneration": "text and pictures, without pan and scan",
     "GptOssForCausalLM": "plain or MXFP4",
     "KimiK25ForConditionalGeneration": "text and pictures",
@@ -62,6 +62,7 @@ _QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are sh
 _IN_FILES = {
     "BertModel": ("BertModel", "RobertaModel", "XLMRobertaModel"),
     "Gemma3ForCausalLM": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    "Gemma4ForCausalLM": ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
     "Qwen3_5ForCausalLM": ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     "BertForSequenceClassification": ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
@@ -145,6 +146,7 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
 # By the start of a checkpoint's name in tests/engine/pictures.py; the first that fits.
 _WITH_IMAGES = {
     "gemma 3": "Gemma3ForConditionalGeneration",
+    "gemma 4": "Gemma4ForConditionalGeneration",
     "llama 4": "Llama4ForConditionalGeneration",
     "kimi": "KimiK25ForConditionalGeneration",
     "qwen 2.5 vl": "Qwen2_5_VLForConditionalGeneration",

@@ -79,7 +79,7 @@ READERS = {
     "Gemma3ForConditionalGeneration": "gemma_vision:gemma3",
     "Gemma3TextModel": "dense_decoders:gemma3",
     "Gemma4ForCausalLM": "gemma4_config",
-    "Gemma4ForConditionalGeneration": "gemma4_config",
+    "Gemma4ForConditionalGeneration": "gemma_vision:gemma4",
     "Glm46VForConditionalGeneration": "grid_vision:glm_v",
     "Glm4ForCausalLM": "dense_decoders:glm4",
     "Glm4MoeForCausalLM": "expert_decoders:glm4_moe",

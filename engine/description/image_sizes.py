@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.vision_config import SiglipVision
+from pilotlight.engine.description.vision_config import MOST_SOFT_TOKENS, Gemma4Vision, SiglipVision
 from pilotlight.engine.weights.checkpoint import read_json
 from pilotlight.engine.weights.config import flag, number, positive_int, refusing_types
 
@@ -266,9 +266,56 @@ class SquareImages(NamedTuple):
         return PatchGrid(self.side, self.side, pixels, pixels)
 
 
-ImageSizes = TiledImages | PatchedImages | ScaledImages | RowedImages | SquareImages
+class FilledImages(NamedTuple):
+    """Gemma 4's rule: scale an image to whole embeddings, as many as fit into a number of them."""
+
+    patch_size: int
+    merge: int  # `merge` x `merge` patches become one embedding
+    most_tokens: int
+    placeholder: int  # id of the token that embeddings replace
+    enclosing: tuple[int, int]  # ids of the tokens before and after an image
+    is_bidirectional: bool  # an image's tokens attend to each other in both directions
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "FilledImages":
+        """Read config.json and preprocessor_config.json. Raises CheckpointError."""
+        vision = Gemma4Vision.read(config["vision_config"])
+        for key, size in (("patch_size", vision.patch_size), ("pooling_kernel_size", vision.merge)):
+            if positive_int(processor, key, size) != size:
+                raise CheckpointError(
+                    f"preprocessor_config.json has {key} = {processor[key]!r}; the vision tower's is {size}"
+                )
+        if flag(processor, "do_normalize", False):
+            raise CheckpointError("preprocessor_config.json has do_normalize = true; colours are not normalised here")
+        most = positive_int(processor, "max_soft_tokens", 280)
+        if most > MOST_SOFT_TOKENS:
+            raise CheckpointError(
+                f"preprocessor_config.json has max_soft_tokens = {most}; an image may have {MOST_SOFT_TOKENS} at most"
+            )
+        enclosing = positive_int(config, "boi_token_id", 255_999), positive_int(config, "eoi_token_id", 258_882)
+        mutual = (config.get("text_config") or {}).get("use_bidirectional_attention") == "vision"
+        placeholder = positive_int(config, "image_token_id", 258_880)
+        return cls(vision.patch_size, vision.merge, most, placeholder, enclosing, mutual)
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        unit = self.patch_size * self.merge
+        factor = math.sqrt(self.most_tokens * unit**2 / (height * width))
+        rows, columns = (math.floor(factor * side / unit) for side in (height, width))
+        if not rows:  # far wider than high: a row of embeddings
+            rows, columns = 1, min(width // height, self.most_tokens)
+        elif not columns:
+            rows, columns = min(height // width, self.most_tokens), 1
+        return PatchGrid(rows * self.merge, columns * self.merge, columns * unit, rows * unit)
+
+    def num_tokens(self, width: int, height: int) -> int:
+        grid = self.grid(width, height)
+        return grid.rows * grid.columns // self.merge**2
+
+
+ImageSizes = TiledImages | PatchedImages | ScaledImages | RowedImages | SquareImages | FilledImages
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]] = {
     "Gemma3ForConditionalGeneration": SquareImages.read,
+    "Gemma4ForConditionalGeneration": FilledImages.read,
     "Glm46VForConditionalGeneration": ScaledImages.read_glm,
     "Glm4vForConditionalGeneration": ScaledImages.read_glm,
     "Glm4vMoeForConditionalGeneration": ScaledImages.read_glm,

@@ -14,6 +14,7 @@ from pilotlight.engine.weights.config import flag, number, positive_int, positiv
 # Bytes of memory for cached embeddings. In bf16 they suffice for one of Kimi K2.5's largest images, or for three images of Llama 4 Scout with 16
 # tiles.
 ENCODED_BYTES = 96 << 20
+MOST_SOFT_TOKENS = 1120  # most embeddings of an image, as in Gemma 4's own processor
 MOST_PATCHES = 16384  # most patches of an image, all of which are encoded together; the limit of Kimi's processor
 
 
@@ -368,6 +369,68 @@ class SiglipVision(NamedTuple):
         sizes = [*_biased("patches", hidden, 3 * self.patch_size**2), ("positions", self.side**2, hidden)]
         sizes += [*_layers(self.num_layers, hidden, self.intermediate_size), *_norm("last_norm", hidden)]
         return _shapes([*sizes, ("projection_norm", hidden, 0), ("projection", decoder_size, hidden)])
+
+
+class Gemma4Vision(NamedTuple):
+    """Gemma 4's vision tower: patches of any image in rows and columns."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    patch_size: int
+    merge: int  # the mean of `merge` x `merge` patches becomes one embedding
+    num_positions: int  # learned positions of rows, and as many of columns
+    is_clipped: bool  # inputs and outputs of projections are clipped to bounds from the checkpoint
+    is_standardized: bool  # embeddings are shifted and scaled before the projection
+    eps: float
+    theta: float
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the bytes of temporary memory to encode the largest image."""
+        width = max(self.hidden_size, self.num_heads * self.head_dim)
+        return _encoding_bytes(MOST_SOFT_TOKENS * self.merge**2, width, 2 * self.intermediate_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Gemma4Vision":
+        """Read vision_config, with the defaults of `transformers`. Raises CheckpointError."""
+        refuse_unless(config, "model_type", "gemma4_vision")
+        refuse_unless(config, "hidden_activation", "gelu_pytorch_tanh")
+        refuse_unless(config, "attention_bias", False, None)
+        heads, head_dim = positive_int(config, "num_attention_heads", 12), positive_int(config, "head_dim", 64)
+        refuse_unless({"num_key_value_heads": heads, **config}, "num_key_value_heads", heads)
+        if head_dim % 4:
+            raise CheckpointError(
+                f"config.json has a vision tower with head_dim {head_dim}; it must be a multiple of 4"
+            )
+        rotary = config.get("rope_parameters") or {}
+        refuse_unless(rotary, "rope_type", "axial")
+        return cls(
+            positive_int(config, "num_hidden_layers", 16), positive_int(config, "hidden_size", 768),
+            positive_int(config, "intermediate_size", 3072), heads, head_dim, positive_int(config, "patch_size", 16),
+            positive_int(config, "pooling_kernel_size", 3), positive_int(config, "position_embedding_size", 10_240),
+            flag(config, "use_clipped_linears", False), flag(config, "standardize", False), number(config, "rms_norm_eps", 1e-6),
+            positive_number(rotary, "rope_theta", 100.0),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, inner, width = self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim
+        sizes: list[_Sizes] = [
+            ("patches", hidden, 3 * self.patch_size**2),
+            ("positions", 2 * self.num_positions, hidden),
+        ]
+        for i in range(self.num_layers):
+            sizes += [(f"qkv.{i}", 3 * width, hidden), (f"o.{i}", hidden, width)]
+            sizes += [
+                (f"gate_up.{i}", 2 * inner, hidden),
+                (f"down.{i}", hidden, inner),
+                (f"qk_norms.{i}", 2 * self.head_dim, 0),
+            ]
+            sizes += [(f"norm_{j}.{i}", hidden, 0) for j in range(4)]
+            sizes += [(f"bounds_{j}.{i}", 4, 0) for j in range(7 * self.is_clipped)]
+        sizes += [(name, hidden, 0) for name in ("bias", "scale") if self.is_standardized]
+        return _shapes([*sizes, ("projection", decoder_size, hidden)])
 
 
 class VisionShape(Protocol):

@@ -75,9 +75,10 @@ def last_visible(images: SequenceOf[SequenceImage], start: int, end: int) -> "ar
 
 
 def uncut_end(images: SequenceOf[SequenceImage], start: int, end: int) -> int:
-    """Return the end of a chunk, moved from `end` if that is within an image whose tokens attend to each other.
+    """Return the end of a chunk of a sequence, moved from `end` if necessary.
 
-    The chunk ends before the image, or after it if `start` is at the image or within it.
+    A chunk does not end within an image whose tokens attend to each other. It ends before the image, or after it if `start` is at the image or
+    within it.
     """
     for image in images:
         if image.is_bidirectional and image.start < end < image.end:

@@ -26,7 +26,7 @@ from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, relu2, 
 from pilotlight.kernels.matrices.weight import GatedActivation
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu2": relu2}
-# Tensors of vision towers. Later stages do not load them, and those of Gemma 4 are never loaded, because its images are not supported.
+# Tensors of towers. Later stages do not load them, and those of sound are never loaded, because sound is not supported.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import PromptImage
 from pilotlight.engine.description.image_sizes import (
+    FilledImages,
     PatchedImages,
     RowedImages,
     ScaledImages,
@@ -126,6 +127,19 @@ class EnclosedTokens(ImageTokens):
         return self._run
 
 
+class FilledTokens(ImageTokens):
+    """Gemma 4's tokens: a start token, the marker once per embedding, and an end token."""
+
+    def __init__(self, sizes: FilledImages) -> None:
+        self._sizes = sizes
+        self.marker = sizes.placeholder
+
+    def run(self, width: int, height: int) -> ImageRun:
+        count, (start, end) = self._sizes.num_tokens(width, height), self._sizes.enclosing
+        token_ids = (start, *(self.marker,) * count, end)
+        return ImageRun(token_ids, 1, count, is_bidirectional=self._sizes.is_bidirectional)
+
+
 class ImagePlaceholders:
     """The layout of prompts with images for one model."""
 
@@ -152,6 +166,8 @@ class ImagePlaceholders:
             return cls(RowedTokens(sizes, token_id))
         if isinstance(sizes, SquareImages):
             return cls(EnclosedTokens(sizes, token_id))
+        if isinstance(sizes, FilledImages):
+            return cls(FilledTokens(sizes))
         return cls(TiledTokens(sizes, token_id) if isinstance(sizes, TiledImages) else PatchedTokens(sizes))
 
     def num_tokens(self, width: int, height: int) -> int:

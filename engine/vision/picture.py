@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from pilotlight.engine.description.image_sizes import (
     ColorRule,
+    FilledImages,
     ImageSizes,
     PatchedImages,
     RowedImages,
@@ -59,13 +60,19 @@ def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:
     return PreparedImage([_cut(tile, sizes.patch_size) for tile in colored], len(tiles) * sizes.tile_tokens)
 
 
-def _patches(picture: torch.Tensor, sizes: PatchedImages | ScaledImages | RowedImages | SquareImages) -> PreparedImage:
+def _patches(
+    picture: torch.Tensor, sizes: PatchedImages | ScaledImages | RowedImages | SquareImages | FilledImages
+) -> PreparedImage:
     grid = sizes.grid(picture.shape[2], picture.shape[1])
     padded = picture.new_zeros(3, grid.rows * sizes.patch_size, grid.columns * sizes.patch_size)
     mode = "bilinear" if isinstance(sizes, SquareImages) else "bicubic"
     padded[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, mode)
-    mean, std = _of_bytes(sizes.colors)
-    patches = _cut((padded.float() - mean) / std, sizes.patch_size)
+    if isinstance(sizes, FilledImages):
+        colored = 2 * (padded.float() * (1 / 255) - 0.5)  # by the processor, then by the model
+    else:
+        mean, std = _of_bytes(sizes.colors)
+        colored = (padded.float() - mean) / std
+    patches = _cut(colored, sizes.patch_size)
     return PreparedImage([patches], grid.rows * grid.columns // sizes.merge**2)
 
 

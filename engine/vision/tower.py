@@ -60,7 +60,7 @@ class VisionLayer:
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
         self.feed_forward = feed_forward
-        self._turned = _turned_halves if turns_halves else _turned
+        self._turned = turned_halves if turns_halves else _turned
 
     @classmethod
     def load(
@@ -203,8 +203,8 @@ def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * turns).flatten(2).to(x.dtype)
 
 
-def _turned_halves(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs of corresponding numbers of each head's two halves. x [patches, heads, head_dim]"""
+def turned_halves(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs of corresponding numbers of each head's two halves. x [patches, heads, ..., head_dim]"""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = turns.real, turns.imag
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

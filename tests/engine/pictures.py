@@ -14,6 +14,8 @@ from transformers import (
     DeepseekV3Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
     Glm4vConfig,
     Glm4vMoeConfig,
     Glm46VConfig,
@@ -34,6 +36,7 @@ from transformers import (
 
 from pilotlight.engine.api.protocol import PromptImage
 from pilotlight.engine.description.image_sizes import (
+    FilledImages,
     ImageSizes,
     RowedImages,
     ScaledImages,
@@ -81,9 +84,11 @@ FAMILIES = (
     "glm 4.6 v, experts, three heads over one",
     "gemma 3, windows but in layer 2",
     "gemma 3, one kv head, tied",
+    "gemma 4, keys are values",
+    "gemma 4, one kv head, clipped, causal, tied",
 )
 # Checkpoints whose images' tokens attend to each other.
-WHOLE = tuple(name for name in FAMILIES if name.startswith("gemma"))
+WHOLE = tuple(name for name in FAMILIES if name.startswith("gemma") and "causal" not in name)
 # Checkpoints that two ranks can share.
 DIVISIBLE = (
     *(name for name in FAMILIES[:8] if name != "qwen 3.5"),
@@ -121,6 +126,8 @@ class VisionCheckpoint(NamedTuple):
         patch = self.sizes.patch_size
         if isinstance(self.sizes, RowedImages):
             return ModelWithImages(self.model, _padded(pieces))
+        if isinstance(self.sizes, FilledImages):
+            return ModelWithImages(self.model, _filled(pieces, self.sizes.most_tokens * self.sizes.merge**2))
         shapes = [piece.shape[:2] for piece in pieces]
         cut = [piece.float().reshape(-1, 3, patch, patch) for piece in pieces]
         if isinstance(self.sizes, TiledImages | SquareImages):
@@ -139,12 +146,13 @@ class ModelWithImages(NamedTuple):
     model: PreTrainedModel
     inputs: dict[str, torch.Tensor]
 
-    def __call__(self, token_ids: torch.Tensor) -> Any:
-        if self.model.config.model_type.startswith(("qwen", "glm")):  # these rotate images by row and column
-            return self.model(token_ids, mm_token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
-        if self.model.config.model_type.startswith("gemma"):  # tokens of images see each other
-            return self.model(token_ids, token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
-        return self.model(token_ids, **self.inputs)
+    def __call__(self, token_ids: torch.Tensor, **options: Any) -> Any:
+        given = {**self.inputs, **options}
+        if self.model.config.model_type.startswith(("qwen", "glm", "gemma4")):
+            return self.model(token_ids, mm_token_type_ids=(token_ids == PLACEHOLDER).int(), **given)
+        if self.model.config.model_type == "gemma3":
+            return self.model(token_ids, token_type_ids=(token_ids == PLACEHOLDER).int(), **given)
+        return self.model(token_ids, **given)
 
 
 def _padded(pieces: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -154,6 +162,19 @@ def _padded(pieces: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     height, width = sizes.amax(0).tolist()
     padded = [torch.nn.functional.pad(one, (0, width - one.shape[2], 0, height - one.shape[1])) for one in wholes]
     return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+
+
+def _filled(pieces: list[torch.Tensor], most: int) -> dict[str, torch.Tensor]:
+    """Return the inputs of Gemma 4's processor for images: patches with all colours of a pixel together, padded to `most`, and their places."""
+    pixels, places = [], []
+    for piece in pieces:
+        rows, columns, _ = piece.shape
+        patches = (piece.float() / 2 + 0.5).view(rows * columns, 3, -1).transpose(1, 2).flatten(1)
+        at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+        pad = (0, 0, 0, most - rows * columns)
+        pixels.append(torch.nn.functional.pad(patches, pad))
+        places.append(torch.nn.functional.pad(at, pad, value=-1))
+    return {"pixel_values": torch.stack(pixels), "image_position_ids": torch.stack(places)}
 
 
 def _in_squares(patches: torch.Tensor) -> torch.Tensor:
@@ -193,7 +214,7 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
                 if "norm" in key:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 elif (
-                    key.endswith(("bias", "mm_input_projection_weight"))
+                    key.endswith(("bias", "mm_input_projection_weight", "position_embedding_table"))
                     or "position_embeddings" in key
                     or "pos_embed" in key
                 ):
@@ -202,8 +223,11 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
                 0.0  # never sampled: the reference would expect an image
             )
             for key, buffer in model.named_buffers():
-                if key.endswith("e_score_correction_bias"):
+                if key.endswith(("e_score_correction_bias", "std_bias", "std_scale")):
                     buffer.copy_(torch.randn_like(buffer) * 0.2)
+                elif key.endswith(("_min", "_max")):  # near enough to clip some numbers
+                    bound = 0.5 + torch.rand(())
+                    buffer.copy_(bound if key.endswith("_max") else -bound)
     model.save_pretrained(directory)
     described = json.loads((directory / "config.json").read_text())
     if name.startswith("glm"):
@@ -213,6 +237,8 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
         (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 576, "max_pixels": 2304}))
     elif name.startswith("mistral 3"):
         (directory / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 60}}))
+    elif name.startswith("gemma 4"):
+        (directory / "preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": 11}))
     elif name.startswith("kimi k2.5"):
         _rename(directory)
         described["architectures"] = ["KimiK25ForConditionalGeneration"]
@@ -230,6 +256,26 @@ SAVED_NAMES = {
     "language_model.model.blocks.": "language_model.model.layers.",
     "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
     "model.mm_projector.": "mm_projector.",
+    "gemma 4, inputs of layers, shared keys, clipped": lambda: _gemma4(
+        {
+            "hidden_size": 24,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "use_clipped_linears": True,
+        },
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "full_attention"] * 3,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=6,
+        vocab_size_per_layer_input=440,
+        pad_token_id=3,
+        sliding_window=11,
+        global_head_dim=16,
+        rope_parameters=None,
+        tie_word_embeddings=True,
+    ),
 }
 
 
@@ -327,6 +373,33 @@ def _gemma3(vision: dict[str, Any], num_tokens: int, **text: Any) -> PreTrainedM
         image_token_index=PLACEHOLDER,
         boi_token_index=MARKER,
         eoi_token_index=TOKENS["<end_of_image>"],
+        initializer_range=0.15,
+        tie_word_embeddings=described.tie_word_embeddings,
+    )
+    whole.eos_token_id = 1
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
+    return model
+
+
+def _gemma4(vision: dict[str, Any], **text: Any) -> PreTrainedModel:
+    fields = {"hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0} | text
+    described = config(Gemma4TextConfig, **fields)
+    tower = {
+        "num_hidden_layers": 2,
+        "intermediate_size": 50,
+        "patch_size": 6,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 30,
+    }
+    whole = Gemma4Config(
+        text_config=described.to_dict(),
+        vision_config=tower | vision,
+        audio_config=None,
+        image_token_id=PLACEHOLDER,
+        boi_token_id=MARKER,
+        eoi_token_id=TOKENS["<end_of_image>"],
+        video_token_id=1000,  # outside the vocabulary, so that none is ever sampled
+        audio_token_id=1001,
         initializer_range=0.15,
         tie_word_embeddings=described.tie_word_embeddings,
     )
@@ -534,6 +607,36 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
         num_key_value_heads=1,
         sliding_window=33,
         query_pre_attn_scalar=10,
+        rope_parameters=None,
+        tie_word_embeddings=True,
+    ),
+    "gemma 4, keys are values": lambda: _gemma4(
+        {"hidden_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 12, "standardize": True},
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        sliding_window=7,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        final_logit_softcapping=3.0,
+        use_bidirectional_attention="vision",
+        rope_parameters={
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 9_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
+    "gemma 4, one kv head, clipped, causal, tied": lambda: _gemma4(
+        {
+            "hidden_size": 30,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 8,
+            "use_clipped_linears": True,
+        },
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sliding_window=23,
+        global_head_dim=14,
         rope_parameters=None,
         tie_word_embeddings=True,
     ),

@@ -8,9 +8,10 @@ from PIL import Image
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 from transformers import Gemma3ImageProcessor, Gemma3Processor, PreTrainedTokenizerFast
+from transformers.models.gemma4.processing_gemma4 import get_aspect_ratio_preserving_size
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.image_sizes import ScaledImages, read_image_sizes
+from pilotlight.engine.description.image_sizes import FilledImages, ScaledImages, read_image_sizes
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer, surrounded
 
@@ -128,6 +129,62 @@ def test_a_tower_or_a_processor_of_another_kind_than_gemma_3s_is_named(
     tmp_path: Path, config: dict[str, object], processor: dict[str, object], message: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GEMMA | config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(CheckpointError, match=message):
+        read_image_sizes(tmp_path)
+
+
+GEMMA_4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "image_token_id": 9,
+    "boi_token_id": 5,
+    "eoi_token_id": 6,
+    "text_config": {"use_bidirectional_attention": "vision"},
+    "vision_config": {"patch_size": 4, "pooling_kernel_size": 2},
+}
+
+
+def test_gemma_4_puts_a_placeholder_for_each_square_between_a_start_and_an_end(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, GEMMA_4, max_soft_tokens=6)
+    assert found is not None
+    token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(90, 60, b"a", b"")])
+    assert token_ids == (1, 5, *[9] * 6, 6, 2)
+    assert (image.position, image.num_tokens, image.is_bidirectional, found.around) == (2, 6, True, None)
+    causal = placeholders(tmp_path, GEMMA_4 | {"text_config": {}}, max_soft_tokens=6)
+    assert causal is not None
+    assert not causal.expand([9], [SizedImage(90, 60, b"a", b"")])[1][0].is_bidirectional
+
+
+@pytest.mark.parametrize("most_tokens", [70, 280, 1120])
+def test_sizes_of_gemma_4_are_those_of_its_processor(most_tokens: int) -> None:
+    sizes = FilledImages(16, 3, most_tokens, placeholder=9, enclosing=(5, 6), is_bidirectional=True)
+    sides = [1, 2, 7, 47, 48, 49, 333, 896, 1024, 5000]
+    for width, height in [(width, height) for width in sides for height in sides]:
+        expected = get_aspect_ratio_preserving_size(height, width, 16, most_tokens * 9, 3)
+        grid = sizes.grid(width, height)
+        assert (grid.height, grid.width) == (grid.rows * 16, grid.columns * 16) == expected, (width, height)
+        assert sizes.num_tokens(width, height) == expected[0] * expected[1] // 48**2 <= most_tokens
+
+
+@pytest.mark.parametrize(
+    ("tower", "processor", "message"),
+    [
+        ({}, {"max_soft_tokens": 1121}, "max_soft_tokens = 1121; an image may have 1120 at most"),
+        ({}, {"patch_size": 14}, "patch_size = 14; the vision tower's is 4"),
+        ({}, {"pooling_kernel_size": 3}, "pooling_kernel_size = 3; the vision tower's is 2"),
+        ({}, {"do_normalize": True}, "colours are not normalised here"),
+        ({"num_key_value_heads": 4}, {}, "num_key_value_heads = 4"),
+        ({"head_dim": 6}, {}, "head_dim 6; it must be a multiple of 4"),
+        ({"rope_parameters": {"rope_type": "default"}}, {}, "rope_type = 'default'"),
+        ({"model_type": "gemma4_unified_vision"}, {}, "model_type = 'gemma4_unified_vision'"),
+    ],
+)
+def test_a_tower_or_a_processor_of_another_kind_than_gemma_4s_is_named(
+    tmp_path: Path, tower: dict[str, object], processor: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(GEMMA_4 | {"vision_config": {"patch_size": 4, "pooling_kernel_size": 2, **tower}})
+    )
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
     with pytest.raises(CheckpointError, match=message):
         read_image_sizes(tmp_path)

@@ -90,7 +90,7 @@ def test_the_host_that_answers_encodes_nothing_that_it_fetches(written: VisionCh
 @pytest.mark.parametrize("written", WHOLE, indirect=True)
 def test_an_image_whose_tokens_see_each_other_is_handed_over_whole(written: VisionCheckpoint, tmp_path: Path) -> None:
     pair = Pair(written.directory, tmp_path, max_num_batched_tokens=48)
-    prompt = written.prompt([*text(25, 1), -1], WIDE)
+    prompt = written.prompt([*text(28, 1), -1], WIDE)
     (image,), full_blocks = prompt[1], (len(prompt[0]) - 1) // 16 * 16
     assert image.position < full_blocks < image.position + image.num_tokens, "the last full block ends in the image"
     heard = pair.answer([with_images("a", prompt, max_tokens=4)])

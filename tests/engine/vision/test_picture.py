@@ -8,7 +8,13 @@ import torch
 from PIL import Image
 
 from pilotlight.engine.api.errors import ImageError
-from pilotlight.engine.description.image_sizes import PatchedImages, ScaledImages, SquareImages, TiledImages
+from pilotlight.engine.description.image_sizes import (
+    FilledImages,
+    PatchedImages,
+    ScaledImages,
+    SquareImages,
+    TiledImages,
+)
 from pilotlight.engine.vision.picture import PreparedImage, prepare_image, read_picture
 from tests.engine.pictures import picture
 
@@ -80,6 +86,23 @@ def test_an_image_is_made_square_as_the_reference_does(seed: int) -> None:
     [patches] = prepared.pieces
     assert (patches.shape[:2], prepared.num_tokens) == ((64, 64), 256)
     assert name_of(patches.view(64, 64, 3, 14, 14).permute(2, 0, 3, 1, 4).reshape(3, 896, 896)) == SQUARES[seed]
+
+
+# The same from Gemma4ImageProcessor with its default settings, after the model's scaling of colours, and the number of embeddings.
+FILLED = (
+    ("a47b44717d377547", 280), ("182d721e078715f1", 256), ("682154fe7dc6655e", 256), ("2273b3c74a29ab05", 240), ("daf8cd6e0a8e8fc6", 266),
+    ("5aa2f961670c2833", 250),
+)  # fmt: skip
+GEMMA_4 = FilledImages(patch_size=16, merge=3, most_tokens=280, placeholder=9, enclosing=(5, 6), is_bidirectional=True)
+
+
+@pytest.mark.parametrize("seed", range(len(RECORDED)))
+def test_an_image_fills_its_embeddings_as_the_reference_does(seed: int) -> None:
+    width, height, mode = list(RECORDED)[seed]
+    prepared = prepare_image(picture(width, height, seed, mode=mode), GEMMA_4)
+    [patches] = prepared.pieces
+    by_pixel = patches.view(-1, 3, 256).transpose(1, 2).reshape(-1, 768)
+    assert (name_of(by_pixel), prepared.num_tokens, len(by_pixel)) == (*FILLED[seed], 9 * prepared.num_tokens)
 
 
 @pytest.mark.long
