@@ -233,7 +233,7 @@ class WeightLoader:
 
         The stored tensor must have the shape of `into`, or `stored_shape` if `arrange` converts it.
         """
-        stored = ExpectedTensor(name, stored_shape or tuple(into.shape), FLOATS)
+        stored = ExpectedTensor(name, tuple(into.shape) if stored_shape is None else stored_shape, FLOATS)
         if arrange is None:
             self.fill(into, [stored], None)
         else:
