@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
@@ -41,6 +41,9 @@ for Phi and GLM-4, which store several projections in one tensor.
 
 """
 REMARKS = {
+    "Phi4MMForCausalLM": "text; pictures and sound are refused",
+    "Phi4MultimodalForCausalLM": "text; pictures and sound are refused",
+    "Qwen3OmniMoeForConditionalGeneration": "text; pictures, sound and speech are refused",
     "Gemma4ForCausalLM": "the large dense model; per-layer inputs, shared keys and experts are refused",
     "Gemma4ForConditionalGeneration": "text of the large dense model; per-layer inputs, shared keys and experts are refused",
     "GptOssForCausalLM": "plain or MXFP4",
@@ -59,6 +62,7 @@ _QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are sh
 
 # The classes whose files of llama.cpp are read as those of one class.
 _IN_FILES = {
+    "Glm4MoeForCausalLM": ("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
     "BertModel": ("BertModel", "RobertaModel", "XLMRobertaModel"),
     "Qwen3_5ForCausalLM": ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     "Qwen3_5MoeForCausalLM": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
@@ -93,7 +97,11 @@ _AT_HAND = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
     "moonshotai/Kimi-K2.5": "kimi-k2.5-int4",
 }
+_CLASSES = {
+    "Phi4MMForCausalLM": "Phi4MultimodalForCausalLM"
+}  # published classes whose defaults are those of one of transformers
 _CHANGES: dict[str, dict[str, Any]] = {
+    "rednote-hilab/dots.llm1.inst": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "zai-org/GLM-4.5-Air": {"head_dim": 128},
     "zai-org/GLM-4.6V": {"head_dim": 128},
     "google/gemma-4-31B-it": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
@@ -109,12 +117,14 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
     if name in _AT_HAND:
         config: dict[str, Any] = json.loads((PLANNING / "configs" / f"{_AT_HAND[name]}.json").read_text())
         return config
-    of_class = getattr(transformers, architecture, None)
+    of_class = getattr(transformers, _CLASSES.get(architecture, architecture), None)
     config = {} if of_class is None else of_class.config_class().to_dict()
     if name in _TEXTS:
         config["text_config"] = getattr(transformers, _TEXTS[name])().to_dict()
     changed = config.get("text_config") or config
     changed |= _CHANGES.get(name, {})
+    if name == "Qwen/Qwen3-Omni-30B-A3B-Instruct":
+        config["thinker_config"]["text_config"]["head_dim"] = 128
     if "out_hidden_size" in (config.get("vision_config") or {}):  # its default does not fit the decoder
         config["vision_config"]["out_hidden_size"] = changed["hidden_size"]
     return config | {"architectures": [architecture]}
@@ -147,7 +157,7 @@ def _proofs() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for names, rows in (
         (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODELS | FURTHER),
-        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, BESIDE_TOWERS),
+        (MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, BESIDE_TOWERS),
     ):
         for row, config in rows.items():
             found.setdefault(_architecture(names, config), []).append(row)
@@ -207,8 +217,8 @@ def render() -> str:
     rows = published()
     accepted = sum(row.refusal is None for row in rows)
     lines += [
-        "", "## Sixty published models", "",
-        f"Of these, `pilotlight plan` accepts {accepted} by their class.", "",
+        "", "## Published models", "",
+        f"Of these {len(rows)}, `pilotlight plan` accepts {accepted} by their class.", "",
         "| model | class | runs |", "|---|---|---|",
         *(f"| {row.name} | {row.architecture} | {'yes' if row.refusal is None else row.refusal} |" for row in rows),
     ]  # fmt: skip

@@ -65,14 +65,22 @@ Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 # For each architecture the module in families/ that parses it, and the function if it is not `parse_config`. Modules are imported on demand, because
 # all of them would be a tenth of a site's imports.
 READERS = {
+    "AfmoeForCausalLM": "expert_decoders:afmoe",
+    "ApertusForCausalLM": "dense_decoders:apertus",
+    "ArceeForCausalLM": "dense_decoders:arcee",
     "BertForSequenceClassification": "bert_config",
     "BertModel": "bert_config",
+    "Cohere2ForCausalLM": "cohere_decoders:cohere2",
+    "Cohere2MoeForCausalLM": "cohere_decoders:cohere2_moe",
+    "CohereForCausalLM": "cohere_decoders:cohere",
     "DeepseekV2ForCausalLM": "latent_decoders:deepseek_v2",
     "DeepseekV32ForCausalLM": "latent_decoders:deepseek_v32",
     "DeepseekV3ForCausalLM": "latent_decoders:deepseek_v3",
+    "Dots1ForCausalLM": "expert_decoders:dots1",
     "Ernie4_5ForCausalLM": "dense_decoders:ernie",
     "Ernie4_5_MoeForCausalLM": "expert_decoders:ernie_moe",
     "Exaone4ForCausalLM": "dense_decoders:exaone4",
+    "ExaoneMoeForCausalLM": "expert_decoders:exaone_moe",
     "FalconH1ForCausalLM": "hybrid_decoders:falcon_h1",
     "Gemma2ForCausalLM": "dense_decoders:gemma2",
     "Gemma3ForCausalLM": "dense_decoders:gemma3",
@@ -80,21 +88,28 @@ READERS = {
     "Gemma3TextModel": "dense_decoders:gemma3",
     "Gemma4ForCausalLM": "dense_decoders:gemma4",
     "Gemma4ForConditionalGeneration": "dense_decoders:gemma4",
+    "GemmaForCausalLM": "dense_decoders:gemma",
     "Glm46VForConditionalGeneration": "grid_vision:glm_v",
     "Glm4ForCausalLM": "dense_decoders:glm4",
     "Glm4MoeForCausalLM": "expert_decoders:glm4_moe",
     "Glm4MoeLiteForCausalLM": "latent_decoders:glm4_moe_lite",
     "Glm4vForConditionalGeneration": "grid_vision:glm_v",
     "Glm4vMoeForConditionalGeneration": "grid_vision:glm_v",
+    "GlmForCausalLM": "dense_decoders:glm",
     "GlmMoeDsaForCausalLM": "latent_decoders:glm_moe_dsa",
     "GptOssForCausalLM": "gpt_oss_config",
     "GraniteForCausalLM": "dense_decoders:granite",
     "GraniteMoeForCausalLM": "expert_decoders:granite_moe",
     "GraniteMoeHybridForCausalLM": "hybrid_decoders:granite_hybrid",
+    "GraniteMoeSWAForCausalLM": "expert_decoders:granite_moe_swa",
+    "GraniteSWAForCausalLM": "dense_decoders:granite_swa",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_decoders:hunyuan",
+    "HunYuanMoEV1ForCausalLM": "hunyuan_decoders:hunyuan_moe",
     "KimiK25ForConditionalGeneration": "latent_decoders:deepseek_v3",
     "KimiLinearForCausalLM": "latent_decoders:kimi_linear",
-    "Lfm2ForCausalLM": "hybrid_decoders:lfm2",
-    "Lfm2MoeForCausalLM": "hybrid_decoders:lfm2_moe",
+    "Lfm2ForCausalLM": "lfm_decoders:lfm2",
+    "Lfm2MoeForCausalLM": "lfm_decoders:lfm2_moe",
+    "Lfm3ForCausalLM": "lfm_decoders:lfm3",
     "Llama4ForCausalLM": "llama4_config",
     "Llama4ForConditionalGeneration": "llama4_config",
     "LlamaForCausalLM": "dense_decoders:llama",
@@ -112,12 +127,15 @@ READERS = {
     "Olmo3ForCausalLM": "dense_decoders:olmo3",
     "OlmoeForCausalLM": "expert_decoders:olmoe",
     "Phi3ForCausalLM": "dense_decoders:phi3",
+    "Phi4MMForCausalLM": "dense_decoders:phi4_multimodal",
+    "Phi4MultimodalForCausalLM": "dense_decoders:phi4_multimodal",
     "Qwen2ForCausalLM": "dense_decoders:qwen2",
     "Qwen2MoeForCausalLM": "expert_decoders:qwen2_moe",
     "Qwen2_5_VLForConditionalGeneration": "grid_vision:qwen2_5_vl",
     "Qwen3ForCausalLM": "dense_decoders:qwen3",
     "Qwen3MoeForCausalLM": "expert_decoders:qwen3_moe",
     "Qwen3NextForCausalLM": "hybrid_decoders:qwen3_next",
+    "Qwen3OmniMoeForConditionalGeneration": "expert_decoders:qwen3_omni",
     "Qwen3VLForConditionalGeneration": "grid_vision:qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "grid_vision:qwen3_vl_moe",
     "Qwen3_5ForCausalLM": "hybrid_decoders:qwen3_5",
@@ -128,6 +146,7 @@ READERS = {
     "RobertaModel": "roberta_config",
     "SeedOssForCausalLM": "dense_decoders:seed_oss",
     "SmolLM3ForCausalLM": "dense_decoders:smollm3",
+    "SolarOpenForCausalLM": "expert_decoders:solar_open",
     "XLMRobertaForSequenceClassification": "roberta_config",
     "XLMRobertaModel": "roberta_config",
 }
@@ -150,8 +169,22 @@ PARSERS = {name: _reader(place) for name, place in READERS.items()}
 
 
 # Reasons why published architectures are not supported.
+_LIGHTNING = "most of its layers have lightning attention, a linear attention whose state decays"
+_SELECTED_BLOCKS = "its attention reads blocks of keys that an index selects"
+_STEP = "its layers have different numbers of query heads, and limits on the activations of experts"
 _LACKING = {
-    "DeepseekV4ForCausalLM": "its layers cache keys compressed from several tokens, and mix several streams of hidden states"
+    "DeepseekV4ForCausalLM": "its layers cache keys compressed from several tokens, and mix several streams of hidden states",
+    "LongcatFlashForCausalLM": "each of its layers has two attentions, and some of its experts return their input",
+    "MiniMaxForCausalLM": _LIGHTNING,
+    "MiniMaxM1ForCausalLM": _LIGHTNING,
+    "MiniMaxM3SparseForConditionalGeneration": _SELECTED_BLOCKS,
+    "MiniMaxM3VLForConditionalGeneration": _SELECTED_BLOCKS,
+    "MiniMaxText01ForCausalLM": _LIGHTNING,
+    "MistralLarge3ForCausalLM": "its weights are published in Mistral's own format; a GGUF file of it is read",
+    "MistralLarge4ForConditionalGeneration": "its queries grow with the logarithm of their position, and its layers share keys",
+    "OlmoHybridForCausalLM": "the steps of its delta rule reach 2, and its norms are at other places in layers with attention",
+    "Step3p5ForCausalLM": _STEP,
+    "Step3p7ForConditionalGeneration": _STEP,
 }
 
 

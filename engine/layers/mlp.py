@@ -23,10 +23,10 @@ def scaled_silu_and_mul(x: torch.Tensor, gate_scale: float, scale: float) -> tor
 
 
 class Xielu:
-    """The activation xIELU (Huang and Schlag, arXiv 2411.13010), with learned parameters and without a gate."""
+    """The activation xIELU (arXiv 2411.13010), with learned parameters and without a gate."""
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
-        """`parts`: the parameters, fp32, in the order of XIELU_PARTS; the first two are stored before their softplus."""
+        """`parts`: the parameters, fp32, in the order of XIELU_PARTS, the first two before their softplus."""
         self._parts = parts
 
     @classmethod
