@@ -95,10 +95,12 @@ def give_values(model: PreTrainedModel) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif name.endswith(("bias", "sinks")):
+            elif name.endswith(("bias", "sinks", "router.gate.weight")):
                 parameter.copy_(torch.randn_like(parameter) * 0.2)
             elif name.endswith(("router.scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5)
+            elif name.endswith(("alpha_p", "alpha_n")):  # of xIELU
+                parameter.add_(torch.randn_like(parameter) * 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.2)

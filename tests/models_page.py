@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
@@ -44,6 +44,9 @@ REMARKS = {
     "Gemma4ForCausalLM": "models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
     "Gemma4ForConditionalGeneration": "text and pictures; models whose layers have inputs besides hidden states (E2B, E4B) run in one pipeline stage",
     "Gemma3ForConditionalGeneration": "text and pictures, without pan and scan",
+    "Phi4MMForCausalLM": "text; pictures and sound are refused",
+    "Phi4MultimodalForCausalLM": "text; pictures and sound are refused",
+    "Qwen3OmniMoeForConditionalGeneration": "text; pictures, sound and speech are refused",
     "GptOssForCausalLM": "plain or MXFP4",
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
@@ -60,6 +63,7 @@ _QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are sh
 
 # The classes whose files of llama.cpp are read as those of one class.
 _IN_FILES = {
+    "Glm4MoeForCausalLM": ("Glm4MoeForCausalLM", "SolarOpenForCausalLM"),
     "BertModel": ("BertModel", "RobertaModel", "XLMRobertaModel"),
     "Gemma3ForCausalLM": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     "Gemma4ForCausalLM": ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
@@ -96,6 +100,8 @@ _AT_HAND = {
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
     "moonshotai/Kimi-K2.5": "kimi-k2.5-int4",
 }
+# Published classes whose defaults are those of one of transformers.
+_CLASSES = {"Phi4MMForCausalLM": "Phi4MultimodalForCausalLM"}
 # Sizes of the published config.json, where they differ from the defaults of the class.
 GEMMA4: dict[str, dict[str, Any]] = {
     "E2B": {
@@ -114,6 +120,7 @@ GEMMA4: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _CHANGES: dict[str, dict[str, Any]] = {
     **{f"google/gemma-4-{name}-it": sizes | {"per_layer_config": None} for name, sizes in GEMMA4.items()},
+    "rednote-hilab/dots.llm1.inst": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "zai-org/GLM-4.5-Air": {"head_dim": 128},
     "zai-org/GLM-4.6V": {"head_dim": 128},
     "google/gemma-4-31B-it": {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
@@ -130,7 +137,7 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
     if name in _AT_HAND:
         config: dict[str, Any] = json.loads((PLANNING / "configs" / f"{_AT_HAND[name]}.json").read_text())
         return config
-    of_class = getattr(transformers, architecture, None)
+    of_class = getattr(transformers, _CLASSES.get(architecture, architecture), None)
     config = {} if of_class is None else of_class.config_class().to_dict()
     if name in _TEXTS:
         config["text_config"] = getattr(transformers, _TEXTS[name])().to_dict()
@@ -138,6 +145,8 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
     changed |= _CHANGES.get(name, {})
     if name in _TOWERS:
         config["vision_config"] |= _TOWERS[name]
+    if name == "Qwen/Qwen3-Omni-30B-A3B-Instruct":
+        config["thinker_config"]["text_config"]["head_dim"] = 128
     if "out_hidden_size" in (config.get("vision_config") or {}):  # its default does not fit the decoder
         config["vision_config"]["out_hidden_size"] = changed["hidden_size"]
     return config | {"architectures": [architecture]}
@@ -172,7 +181,7 @@ def _proofs() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for names, rows in (
         (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODELS | FURTHER),
-        (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, BESIDE_TOWERS),
+        (MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, BESIDE_TOWERS),
     ):
         for row, config in rows.items():
             found.setdefault(_architecture(names, config), []).append(row)
@@ -233,7 +242,7 @@ def render() -> str:
     accepted = sum(row.refusal is None for row in rows)
     lines += [
         "", "## Published models", "",
-        f"Of these, `pilotlight plan` accepts {accepted} by their class.", "",
+        f"Of these {len(rows)}, `pilotlight plan` accepts {accepted} by their class.", "",
         "| model | class | runs |", "|---|---|---|",
         *(f"| {row.name} | {row.architecture} | {'yes' if row.refusal is None else row.refusal} |" for row in rows),
     ]  # fmt: skip

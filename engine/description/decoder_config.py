@@ -164,6 +164,9 @@ class DecoderConfig:
             *summed("attention", f"{name}.self_attn.o_proj", self.hidden_size, heads * value, bias=o_bias, unit=value),
             *(norm(f"{name}.norm_{i}", self.hidden_size, is_wide=wide) for i in range(num_norms)),
         ]
+        if shape.gate is not None:
+            name_of_gate, size = f"{name}.self_attn.{shape.gate.name}", shape.gate.size
+            found += projections("attention", [name_of_gate], [heads * size], self.hidden_size, unit=size)
         if value < dim:
             alone = [f"{name}.self_attn.v_proj"]
             found += projections(
@@ -207,6 +210,7 @@ class DecoderConfig:
         default_head_dim: int | None = None,
         default_eps: float = 1e-6,
         norm_offset: float = 0.0,
+        is_centered: bool = False,
         attention_scale: float | None = None,
         default_tied: bool = False,
         **own: Any,
@@ -240,7 +244,10 @@ class DecoderConfig:
             head_dim=head_dim,
             context_length=positive_int(config, "max_position_embeddings"),
             norm=NormKind(
-                number(config, "rms_norm_eps", default_eps), norm_offset, flag(config, "norm_offset_included", False)
+                number(config, "rms_norm_eps", default_eps),
+                norm_offset,
+                flag(config, "norm_offset_included", False),
+                is_centered,
             ),
             tied=flag(config, "tie_word_embeddings", default_tied),
             rotary=rotary,
@@ -273,7 +280,7 @@ def mixed_layers(
     config: Mapping[str, Any],
     window: int | None,
     default: tuple[str, ...],
-    sliding_rotary: int = 0,
+    sliding_rotary: int | None = 0,
     full_rotary: int | None = 0,
 ) -> tuple[LayerKind, ...]:
     """Return the layers according to `layer_types`, or to `default` if an older checkpoint lacks that key."""
@@ -290,6 +297,16 @@ def mixed_layers(
         LayerKind(window, sliding_rotary) if layer_type == "sliding_attention" else LayerKind(rotary=full_rotary)
         for layer_type in types
     )
+
+
+def layer_types_of(config: Mapping[str, Any], default: list[str], known: tuple[str, ...]) -> list[str]:
+    """Return the type of each layer from config.json, or `default`. Raises CheckpointError."""
+    num_layers, types = positive_int(config, "num_hidden_layers"), config.get("layer_types") or default
+    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= set(known):
+        raise CheckpointError(
+            f"config.json has layer_types = {types!r}; for {architecture(config)} it must be a list of {num_layers}: {' or '.join(known)}"
+        )
+    return types
 
 
 def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:

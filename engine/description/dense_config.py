@@ -13,17 +13,26 @@ from pilotlight.engine.description.shapes import (
     NO_IMAGES,
     NORMS_BEFORE,
     AttentionShape,
+    GateShape,
     ImageNeeds,
     LayerInputShape,
     NormNames,
     WholeImages,
 )
-from pilotlight.engine.description.tensor_sizes import GATED_PARTS, UNGATED_PARTS, WeightShape, embedding, gated, norm
+from pilotlight.engine.description.tensor_sizes import (
+    GATED_PARTS,
+    UNGATED_PARTS,
+    XIELU_PARTS,
+    WeightShape,
+    embedding,
+    gated,
+    norm,
+)
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, VisionShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.fused import FusedRows
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]  # without a gate if relu2
+Activation = Literal["silu", "gelu_tanh", "relu2", "xielu"]  # without a gate if relu2 or xielu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +47,18 @@ class DenseConfig(DecoderConfig):
     norms: NormNames = NORMS_BEFORE
     activation: Activation = "silu"
     is_interleaved: bool = False  # the two numbers of a rotated pair are adjacent
+    turns_first: bool = False  # heads are normalised after rotation
     soft_cap: float | None = None  # soft cap of attention scores
     value_scale: float = 1.0
     value_dim: int | None = None  # size of a head's value if it is smaller than its key
     norms_values: bool = False  # values are normalised by a norm without weights
     is_gated: bool = False  # attention's output is multiplied by a gate, which the query projection also computes
+    gate: GateShape | None = None  # gates of attention's output from a separate projection
     sinks_name: str = "sinks"
     # How queries grow with their position: (positions per step of growth, weight of the growth, offset of the position).
     temperature: tuple[float, float, float] | None = None
     embedding_scale: float = 1.0
+    is_parallel: bool = False  # attention and feed-forward have the same input, and their outputs are added
     residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward before they are added
     scales_layers: bool = False  # a layer's result is multiplied by a number from the checkpoint
     logit_scale: float = 1.0
@@ -126,7 +138,7 @@ class DenseConfig(DecoderConfig):
     @property
     def feed_forward_parts(self) -> tuple[str, ...]:
         """The names of the projections of a dense feed-forward or a shared expert."""
-        return UNGATED_PARTS if self.activation == "relu2" else GATED_PARTS
+        return UNGATED_PARTS if self.activation in ("relu2", "xielu") else GATED_PARTS
 
     @property
     def num_norms(self) -> int:
@@ -148,10 +160,12 @@ class DenseConfig(DecoderConfig):
         return plain._replace(
             soft_cap=self.soft_cap,
             is_interleaved=self.is_interleaved,
+            turns_first=self.turns_first,
             is_tempered=self.temperature is not None,
             value_scale=self.value_scale,
             value_dim=self.value_dim,
             is_gated=self.is_gated,
+            gate=self.gate,
             value_eps=self.norm.eps if self.norms_values else None,
             sees_images_whole=whole is not None and (plain.window is not None or not whole.only_in_windows),
         )
@@ -188,7 +202,10 @@ class DenseConfig(DecoderConfig):
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer's feed-forward."""
         sizes = self.hidden_size, self.inner_size(layer)
-        return gated(f"{name}.mlp", *sizes, bias=self.mlp_bias, names=self.feed_forward_parts)
+        found = gated(f"{name}.mlp", *sizes, bias=self.mlp_bias, names=self.feed_forward_parts)
+        if self.activation == "xielu":
+            found += [WeightShape("dense", f"{name}.mlp.act_fn.{part}", 1, is_wide=True) for part in XIELU_PARTS]
+        return found
 
     def inner_size(self, layer: int) -> int:
         """Return the number of channels of a layer's dense feed-forward."""

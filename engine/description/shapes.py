@@ -24,8 +24,16 @@ class AttentionShape(NamedTuple):
     keys_are_values: bool = False  # values are the keys before normalisation and rotation
     is_gated: bool = False  # a head's output is multiplied by the sigmoid of its gate, stored after its query
     value_eps: float | None = None  # epsilon of a norm of values without weights; None for no norm
+    gate: "GateShape | None" = None  # gates of the heads' outputs from a separate projection
     is_shared: bool = False  # the cache is that of an earlier layer, and this layer has neither keys nor values
     sees_images_whole: bool = False  # an image's tokens attend to each other in both directions
+
+
+class GateShape(NamedTuple):
+    """A projection to gates, whose sigmoids multiply the outputs of attention's heads."""
+
+    name: str  # name of the projection in the checkpoint, after that of the attention
+    size: int  # number of gates per head: one for each number of its output, or one for all
 
 
 class NormNames(NamedTuple):
@@ -143,6 +151,7 @@ class SparseShape(NamedTuple):
     routing: Routing
     shared_size: int = 0
     names: ExpertNames = PLAIN_NAMES
+    scale: float = 1.0  # factor of the sum of all experts
     parallel: ParallelNorms | None = None
 
 
@@ -150,6 +159,8 @@ class NormKind(NamedTuple):
     eps: float
     offset: float = 0.0  # added to the stored weight: Gemma stores the weight minus one
     is_added: bool = False  # the checkpoint already contains the sum
+    # The mean is subtracted first, as in a LayerNorm without bias; norms of heads then have a weight for each head.
+    is_centered: bool = False
 
 
 class WholeImages(NamedTuple):

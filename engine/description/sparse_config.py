@@ -50,7 +50,7 @@ class SparseConfig(DenseConfig):
     def feed_forward_weights(self, layer: int, name: str) -> list[WeightShape]:
         if layer not in self.sparse_layers:
             return DenseConfig.feed_forward_weights(self, layer, name)
-        shape, routing, shared_size, names, parallel = self.sparse
+        shape, routing, shared_size, names, _, parallel = self.sparse
         hidden, num_experts, mlp = self.hidden_size, shape.num_experts, names.inside(name)
         found = [WeightShape("router", f"{mlp}.{names.router}", num_experts, hidden, is_wide=routing.is_wide)]
         if routing.is_biased:
@@ -147,12 +147,12 @@ def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str
             rule._replace(top_k=top_k),
             whole_number(config, "n_shared_experts", num_experts) * intermediate,
         ),
-        "sparse_layers": _sparse_layers(config, num_layers),
+        "sparse_layers": layers_with_experts(config, num_layers),
         "num_mtp_layers": whole_number(config, "num_nextn_predict_layers", num_layers),
     }
 
 
-def _sparse_layers(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
+def layers_with_experts(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
     """Return the layers with experts: those in config.json, or every n-th except the first, dense layers."""
     kinds = config.get("mlp_layer_types")
     if kinds is not None:

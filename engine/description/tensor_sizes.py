@@ -15,6 +15,7 @@ Part = Literal[
 VOCABULARY_UNIT = 64  # the number of a vocabulary's rows on a rank is a multiple of this
 GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # names of the gate, up and down projection in most checkpoints
 UNGATED_PARTS = ("up_proj", "down_proj")
+XIELU_PARTS = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}  # shapes of xIELU's parameters, one number each
 
 
 class WeightShape(NamedTuple):

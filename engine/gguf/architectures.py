@@ -22,7 +22,11 @@ _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _NAMED_WHOLE = ("_bias", ".sinks", "layer_scalar", "router.scale", "router.per_expert_scale", ".A_log", ".D")
 READ = GROUPED | LATENT | RECURRENT | ENCODERS
 # Architectures that mean another family if a key of the metadata is not zero.
-_VARIANTS = {"llama": ("expert_count", "with experts"), "olmo2": ("attention.sliding_window", "with windows")}
+_VARIANTS = {
+    "llama": ("expert_count", "with experts"),
+    "granite_swa": ("expert_count", "with experts"),
+    "olmo2": ("attention.sliding_window", "with windows"),
+}
 
 
 class Described(NamedTuple):

@@ -3,20 +3,25 @@
 Values that files do not contain are those that llama.cpp infers in its src/models.
 """
 
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.tensor_sizes import XIELU_PARTS
 from pilotlight.engine.gguf.family import (
     LAYERS,
     SHARED_LAYERS,
     YARN_WEIGHT,
     GgufFamily,
     GgufHeader,
+    NamedTensor,
     num_layers,
     routed_experts,
     rule_of_factors,
     yarn_weights,
 )
+from pilotlight.engine.gguf.kinds import KINDS
 
 GEMMA_LAYERS = LAYERS | {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
@@ -36,8 +41,23 @@ GRANITE_MOE_LAYERS = LAYERS | {
 }  # fmt: skip
 _MINIMAX_LAYERS = _MIXTRAL_LAYERS | {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
 _ERNIE_MOE_LAYERS = SHARED_LAYERS | {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}
-_GLM_MOE_LAYERS = SHARED_LAYERS | {
-    "exp_probs_b": "mlp.gate.e_score_correction_bias", "post_attention_norm": "post_attention_layernorm",
+_DOTS_LAYERS = SHARED_LAYERS | {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+_GLM_MOE_LAYERS = _DOTS_LAYERS | {"post_attention_norm": "post_attention_layernorm"}
+_EXAONE_MOE_LAYERS = SHARED_LAYERS | {"exp_probs_b": "mlp.e_score_correction_bias"}
+_TRINITY_LAYERS = SHARED_LAYERS | {
+    "attn_gate": "self_attn.gate_proj", "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm", "ffn_gate_inp": "mlp.router.gate", "exp_probs_b": "mlp.expert_bias",
+}  # fmt: skip
+_HUNYUAN_MOE_LAYERS = LAYERS | {
+    "ffn_gate_inp": "mlp.gate.wg", "ffn_gate_shexp": "mlp.shared_mlp.gate_proj", "ffn_up_shexp": "mlp.shared_mlp.up_proj",
+    "ffn_down_shexp": "mlp.shared_mlp.down_proj",
+}  # fmt: skip
+_APERTUS_LAYERS = LAYERS | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}
+_GRANITE_SWA_LAYERS = LAYERS | {"attn_sinks": "self_attn.sinks"}
+_GRANITE_MOE_SWA_LAYERS = _GRANITE_SWA_LAYERS | {
+    "ffn_gate_inp": "block_sparse_moe.router", "ffn_gate_up_exps": "block_sparse_moe.experts.gate_up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.down_proj", "ffn_up_shexp": "shared_mlp.input_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
 }  # fmt: skip
 _GEMMA4_LAYERS = GEMMA_LAYERS | {
     "layer_output_scale": "layer_scalar", "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
@@ -195,6 +215,78 @@ def _glm_moe(header: GgufHeader) -> dict[str, Any]:
     return routed_experts(header, renormalise=True)
 
 
+def _dots1(header: GgufHeader) -> dict[str, Any]:
+    return {**routed_experts(header, renormalise=False), "sliding_window": None}
+
+
+def _exaone_moe(header: GgufHeader) -> dict[str, Any]:
+    found = routed_experts(header, renormalise=False)
+    named = {"num_experts": found["n_routed_experts"], "num_shared_experts": found["n_shared_experts"]}
+    return {**found, **named, **_windows(header)}
+
+
+def _trinity(header: GgufHeader) -> dict[str, Any]:
+    """Return the config of Arcee Trinity. Embeddings are always multiplied, as in llama.cpp."""
+    found = routed_experts(header, renormalise=True)
+    return {
+        **_windows(header),
+        "num_experts": found["n_routed_experts"],
+        "num_experts_per_tok": found["num_experts_per_tok"],
+        "moe_intermediate_size": found["moe_intermediate_size"],
+        "num_shared_experts": found["n_shared_experts"],
+        "num_dense_layers": found["first_k_dense_replace"],
+        "route_scale": found["routed_scaling_factor"],
+        "route_norm": found["norm_topk_prob"],
+        "mup_enabled": True,
+    }
+
+
+def _hunyuan_moe(header: GgufHeader) -> dict[str, Any]:
+    return {
+        **dense(header),
+        "num_experts": header.integer("{arch}.expert_count"),
+        "moe_topk": header.integer("{arch}.expert_used_count"),
+        "moe_intermediate_size": header.integer("{arch}.expert_feed_forward_length"),
+    }
+
+
+def _cohere(header: GgufHeader) -> dict[str, Any]:
+    eps = header.number("{arch}.attention.layer_norm_epsilon")
+    return {**_windows(header), "logit_scale": header.number("{arch}.logit_scale", 1.0), "layer_norm_eps": eps}
+
+
+def _gemma(header: GgufHeader) -> dict[str, Any]:
+    return {**dense(header), "norm_offset_included": True}
+
+
+def _granite_swa(header: GgufHeader) -> dict[str, Any]:
+    """Return the config of Granite with windows; a file may have a list of the layers that rotate."""
+    turns, theta = "{arch}.attention.rope_pattern", header.number("{arch}.rope.freq_base")
+    listed = {"layer_rope_theta": [theta * turn for turn in header.flags(turns)]} if turns in header else {}
+    return {**granite(header), **_windows(header), **listed}
+
+
+def _granite_moe_swa(header: GgufHeader) -> dict[str, Any]:
+    shared = header.integer("{arch}.expert_shared_feed_forward_length", 0)
+    return {**_experts(header), **_granite_swa(header), "shared_intermediate_size": shared}
+
+
+def _with_activation(header: GgufHeader, named: NamedTensor) -> Iterator[NamedTensor]:
+    """Return a tensor of Apertus, and after a feed-forward's first one the parameters of its activation.
+
+    Files have these in the metadata, as one number or one for each layer.
+    """
+    yield named
+    before, found, _ = named.name.partition("mlp.up_proj.weight")
+    if not found:
+        return
+    layer = int(before.split(".")[-2])
+    for part, shape in XIELU_PARTS.items():
+        numbers = header.numbers_per_layer(f"xielu.{part}", num_layers(header))
+        stored = named.tensor._replace(kind=KINDS[0], shape=shape, start=0, end=4)
+        yield NamedTensor(f"{before}mlp.act_fn.{part}", stored, content=struct.pack("<f", numbers[layer]))
+
+
 def _phi3(header: GgufHeader) -> dict[str, Any]:
     return {**dense(header), "sliding_window": header.integer("{arch}.attention.sliding_window", 0) or None}
 
@@ -327,6 +419,21 @@ GROUPED = {
     "exaone4": GgufFamily("Exaone4ForCausalLM", _windows, _OLMO_LAYERS),
     "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", dense),
     "seed_oss": GgufFamily("SeedOssForCausalLM", dense, _OLMO_LAYERS, may_have_biases=True),
+    "command-r": GgufFamily("CohereForCausalLM", _cohere),
+    "cohere2": GgufFamily("Cohere2ForCausalLM", _cohere),
+    "arcee": GgufFamily("ArceeForCausalLM", dense, is_turned=True),
+    "apertus": GgufFamily("ApertusForCausalLM", dense, _APERTUS_LAYERS, convert=_with_activation),
+    "gemma": GgufFamily("GemmaForCausalLM", _gemma),
+    "granite_swa": GgufFamily("GraniteSWAForCausalLM", _granite_swa, _GRANITE_SWA_LAYERS, is_turned=True),
+    "granite_swa with experts": GgufFamily(
+        "GraniteMoeSWAForCausalLM", _granite_moe_swa, _GRANITE_MOE_SWA_LAYERS, is_turned=True
+    ),
+    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", dense),
+    "hunyuan-moe": GgufFamily("HunYuanMoEV1ForCausalLM", _hunyuan_moe, _HUNYUAN_MOE_LAYERS),
+    "dots1": GgufFamily("Dots1ForCausalLM", _dots1, _DOTS_LAYERS),
+    "exaone-moe": GgufFamily("ExaoneMoeForCausalLM", _exaone_moe, _EXAONE_MOE_LAYERS),
+    "afmoe": GgufFamily("AfmoeForCausalLM", _trinity, _TRINITY_LAYERS),
+    "chatglm": GgufFamily("GlmForCausalLM", dense, _PHI_LAYERS, may_turn_a_part=True, may_have_biases=True),
     "glm4": GgufFamily("Glm4ForCausalLM", dense, _GLM_LAYERS, may_turn_a_part=True, may_have_biases=True),
     "granitemoe": GgufFamily("GraniteMoeForCausalLM", _granite_moe, GRANITE_MOE_LAYERS, is_turned=True),
     "minimax-m2": GgufFamily("MiniMaxM2ForCausalLM", _all_experts, _MINIMAX_LAYERS, may_turn_a_part=True),

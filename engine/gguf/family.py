@@ -124,9 +124,13 @@ def _shared(header: GgufHeader, family: GgufFamily) -> dict[str, Any]:
         "rms_norm_eps": norm_eps(header),
         **rotary(header, family, sizes.get("head_dim", 0)),
         "tie_word_embeddings": not header.has("output.weight"),
-        **({"attention_bias": header.has("blk.0.attn_q.bias")} if family.may_have_biases else {}),
+        **({"attention_bias": _has_biases(header)} if family.may_have_biases else {}),
         "use_qk_norm": header.has("blk.0.attn_q_norm.weight"),  # read by GLM-4.5, which may lack these norms
     }
+
+
+def _has_biases(header: GgufHeader) -> bool:
+    return header.has("blk.0.attn_q.bias") or header.has("blk.0.attn_qkv.bias")
 
 
 def norm_eps(header: GgufHeader) -> float:

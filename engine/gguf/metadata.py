@@ -77,6 +77,14 @@ class Metadata:
     def numbers(self, key: str) -> list[float]:
         return self._list(key, float, "a list of numbers")
 
+    def numbers_per_layer(self, key: str, num_layers: int) -> list[float]:
+        """Return a number for each layer; the file has a list, or one number for all."""
+        found = self._find(key, None)
+        numbers = self.numbers(key) if isinstance(found, list) else [self.number(key)] * num_layers
+        if len(numbers) < num_layers:
+            raise self._refusal(key, f"{numbers[:3]}...", f"a number for each of {num_layers} layers")
+        return numbers
+
     def unread(self, key: str) -> Any:
         """Return the value of a key that has not been read; None if the key was read or is missing."""
         key = self._key(key)

@@ -31,7 +31,9 @@ def deepseek_variant(header: GgufHeader) -> str:
     is_biased = any(name.endswith(".exp_probs_b.bias") for name in header.file.tensors)
     scores = header.integer("{arch}.expert_gating_func", _SIGMOID if is_biased else _SOFTMAX)
     if scores != _SIGMOID:
-        return "deepseek2"
+        return (
+            "mistral4" if header.number("{arch}.attention.temperature_scale", 0.0) else "deepseek2"
+        )  # Mistral Large 3
     is_glm = "tokenizer.ggml.pre" in header and header.text("tokenizer.ggml.pre") == "glm4"
     return "deepseek2 of GLM" if is_glm else "deepseek2 with sigmoids"
 

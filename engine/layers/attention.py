@@ -21,7 +21,6 @@ from pilotlight.kernels.attention.prefill_attention import prefill_attention
 from pilotlight.kernels.attention.verify_attention import verify_attention
 from pilotlight.kernels.elementwise.activation import apply_gate
 from pilotlight.kernels.elementwise.kv_write import kv_write
-from pilotlight.kernels.elementwise.norm import head_rms_norm
 from pilotlight.kernels.elementwise.qkv import rotate_and_cache
 from pilotlight.kernels.elementwise.rotary import rotary
 
@@ -36,10 +35,11 @@ class Attention:
         sinks: torch.Tensor | None = None,
         joint_norm: JointNorm | None = None,
         v_proj: Linear | None = None,
+        gate_proj: Linear | None = None,
     ) -> None:
         """`joint_norm`: norm of a token's queries together, and of its keys together, before rotation.
 
-        `v_proj`: projection to values, if `qkv_proj` has only queries and keys.
+        `v_proj`: projection to values, if `qkv_proj` has only queries and keys. `gate_proj`: projection to gates of the output, if it is separate.
         """
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
@@ -47,10 +47,12 @@ class Attention:
         self.qk_norm = qk_norm
         self.joint_norm = joint_norm
         self.v_proj = v_proj
+        self.gate_proj = gate_proj
         self.rule = AttentionRule(shape.scale, shape.window, sinks, shape.soft_cap, is_chunked=shape.is_chunked)
         # True if one kernel can prepare queries and keys: heads may be normalised, and then their first numbers are rotated.
         varied = shape.is_interleaved or shape.turns_first or shape.is_tempered or shape.value_eps is not None
-        self._is_plain = not (varied or shape.is_shared) and joint_norm is None
+        is_centered = qk_norm is not None and qk_norm.is_centered
+        self._is_plain = not (varied or shape.is_shared or is_centered) and joint_norm is None
         assert self._is_plain or not shape.is_gated, "gates are between queries that one kernel prepares"
 
     @classmethod
@@ -78,24 +80,29 @@ class Attention:
         parts = {"q": q_size * (1 + shape.is_gated), "k": kv_size, "v": kv_size}
         if shape.keys_are_values or value < shape.head_dim:
             del parts["v"]
-        normed_heads = [heads, kv_heads]
+        normed = "qk"
         if shape.is_shared:
-            parts, normed_heads = {"q": parts["q"]}, [heads]
+            parts, normed = {"q": parts["q"]}, "q"
             loader.skip(rf"{re.escape(name)}\.(k_proj|v_proj|k_norm)\..*")  # some checkpoints have them, unused
         names = [f"{name}.{part}_proj" for part in parts]
-        norm_names = [f"{name}.{part}_norm" for part in "qk"[: len(normed_heads)]]
+        norm_names = [f"{name}.{part}_norm" for part in normed]
         v_proj = None
         if value < shape.head_dim:
             v_size = [shape.num_kv_heads * value]
             v_proj = Linear.load(loader, [f"{name}.v_proj"], v_size, reads, qkv_bias, "rows", value, repeats=True)
+        gate_proj = None
+        if (gate := shape.gate) is not None:
+            rows = [shape.num_heads * gate.size]
+            gate_proj = Linear.load(loader, [f"{name}.{gate.name}"], rows, reads, False, "rows", gate.size)
         return cls(
             Linear.load(loader, names, [*parts.values()], reads, qkv_bias, "rows", shape.head_dim),
             Linear.load(loader, [f"{name}.o_proj"], [hidden_size], shape.num_heads * value, o_bias, "columns", value),
             shape._replace(num_heads=heads, num_kv_heads=kv_heads),
-            qk_norm and HeadNorm.load(loader, norm_names, normed_heads, shape.head_dim, qk_norm),
+            qk_norm and HeadNorm.load(loader, norm_names, shape[:2], shape.head_dim, qk_norm),
             loader.rows([f"{name}.{sinks}"], [shape.num_heads], split="rows") if shape.has_sinks else None,
             joint_norm and JointNorm.load(loader, norm_names, [q_size, kv_size], shape.head_dim, joint_norm),
             v_proj,
+            gate_proj,
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -103,6 +110,9 @@ class Attention:
         value_dim = self.shape.value_dim
         batch, cache, tokens = context.batch, context.caches[self.shape.layer], x.shape[0]
         qkv, gate = self._projected(x, context)
+        if self.gate_proj is not None:
+            gates = torch.unflatten(self.gate_proj(x, context), 1, (self.shape.num_heads, -1))
+            gate = gates.expand(-1, -1, value_dim or self.shape.head_dim).contiguous()
         k_cache, v_cache = cache.segments
         group = batch.groups[cache.group]
         rule = self.rule if cache.scales is None else self.rule._replace(kv_scales=cache.scales)
@@ -162,12 +172,12 @@ class Attention:
         qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
         if self.joint_norm is not None:
             qk = self.joint_norm(qk, context)
-        if not self.shape.turns_first:
-            qk = self._normed(qk)
+        if self.qk_norm is not None and not self.shape.turns_first:
+            qk = self.qk_norm(qk)
         if self.shape.rotary is not None:
             qk = turn(qk, *context.turns[self.shape.rotary], self.shape.is_interleaved)
-        if self.shape.turns_first:
-            qk = self._normed(qk)
+        if self.qk_norm is not None and self.shape.turns_first:
+            qk = self.qk_norm(qk)
         if kv_heads:
             if self.shape.value_eps is not None:
                 v = F.rms_norm(v.float(), v.shape[-1:], None, self.shape.value_eps).to(v.dtype)
@@ -177,9 +187,6 @@ class Attention:
         if self.shape.is_tempered and context.temperatures is not None:
             q = (q * context.temperatures).to(q.dtype)
         return q
-
-    def _normed(self, qk: torch.Tensor) -> torch.Tensor:
-        return qk if self.qk_norm is None else head_rms_norm(qk, self.qk_norm.weight, self.qk_norm.eps)
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool) -> torch.Tensor:

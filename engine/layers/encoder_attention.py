@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.layers.attention import Attention
-from pilotlight.kernels.elementwise.norm import head_rms_norm
 from pilotlight.kernels.elementwise.rotary import rotary
 
 _BLOCK = 512  # queries computed at once within a window, so that the mask does not grow with the text
@@ -27,7 +26,7 @@ class EncoderAttention(Attention):
         qkv = self.qkv_proj(x, context).view(tokens, heads + 2 * kv_heads, head_dim)
         qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
         if self.qk_norm is not None:
-            qk = head_rms_norm(qk, self.qk_norm.weight, self.qk_norm.eps)
+            qk = self.qk_norm(qk)
         if self.shape.rotary is not None:
             qk = rotary(qk, *context.turns[self.shape.rotary])
         q, k = torch.split(qk, [heads, kv_heads], dim=1)

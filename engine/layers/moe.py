@@ -236,16 +236,19 @@ class SparseMLP:
         shared: GatedMLP | None = None,
         shared_gate: Linear | None = None,
         latent: tuple[Linear, Linear] | None = None,
+        scale: float = 1.0,
     ) -> None:
         """`shared`: an expert of all tokens, whose result is added.
 
         It is weighted by the sigmoid of `shared_gate`, if there is one. `latent`: projections to the size on which the experts work, and back.
+        `scale`: factor of the result.
         """
         self.router = router
         self.experts = experts
         self.shared = shared
         self.shared_gate = shared_gate
         self.latent = latent
+        self.scale = scale
 
     @classmethod
     def load(
@@ -257,7 +260,7 @@ class SparseMLP:
         activation: GatedActivation = silu_and_mul,
     ) -> "SparseMLP":
         """Load a feed-forward whose tensor names start with `name`."""
-        shape, routing, shared_size, names, _ = sparse
+        shape, routing, shared_size, names, scale, _ = sparse
         narrow, wide = (f"{name}.{part}" for part in names.latent)
         return cls(
             load_router(loader, name, names, shape.num_experts, hidden_size, routing),
@@ -274,6 +277,7 @@ class SparseMLP:
             )
             if shape.hidden_size != hidden_size
             else None,
+            scale,
         )
 
     def __call__(self, x: torch.Tensor, context: Context, read: torch.Tensor | None = None) -> torch.Tensor:
@@ -293,7 +297,7 @@ class SparseMLP:
             mixed = self.latent[1](mixed, context)
         if self.shared is not None:
             mixed = mixed + self._shared_part(self.shared, x, context)
-        return context.summed(mixed)
+        return context.summed(mixed if self.scale == 1.0 else mixed * self.scale)
 
     def _shared_part(self, shared: GatedMLP, x: torch.Tensor, context: Context) -> torch.Tensor:
         part = shared.part(x, context)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pilotlight.engine.description.shapes import NormKind
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.kernels.elementwise.norm import add_rms_norm, rms_norm
+from pilotlight.kernels.elementwise.norm import add_rms_norm, head_rms_norm, rms_norm
 
 
 class RMSNorm:
@@ -31,7 +31,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Normalisation by mean and variance, usually with a bias, in encoders."""
+    """Normalisation by mean and variance, with a bias in most encoders, without one in Cohere's decoders."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         self.weight = weight
@@ -45,23 +45,53 @@ class LayerNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (norm(x + residual), x + residual); a residual of None counts as 0."""
+        summed = x if residual is None else x + residual
+        return self(summed), summed
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def load_norm(loader: WeightLoader, name: str, size: int, kind: NormKind) -> Norm:
+    """Load a norm of hidden states."""
+    if kind.is_centered:
+        return LayerNorm.load(loader, name, size, kind.eps, bias=False)
+    return RMSNorm.load(loader, name, size, kind)
+
 
 class HeadNorm:
     """Separate normalisation of each head, query and key heads in one call; weight [heads, head_dim]."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, is_centered: bool = False) -> None:
         self.weight = weight
         self.eps = eps
+        self.is_centered = is_centered
 
     @classmethod
     def load(
         cls, loader: WeightLoader, names: Sequence[str], heads: Sequence[int], head_dim: int, kind: NormKind
     ) -> "HeadNorm":
-        """Load the norm of a checkpoint with one row for all query heads and one for all key heads."""
+        """Load a norm.
+
+        The checkpoint has one row for all query heads and one for all key heads, or one for each head if `kind` is centered. `heads`: numbers of
+        query and key heads of all ranks; without a second name only queries are normalised.
+        """
+        if kind.is_centered:
+            weight = loader.rows([f"{name}.weight" for name in names], heads[: len(names)], head_dim, split="rows")
+            return cls(weight, kind.eps, is_centered=True)
+        heads = loader.shard.heads(heads, names[0])[: len(names)]
         weight = _loader_for(loader, kind).empty(f"{names[0]}.weight...", sum(heads), head_dim)
         for name, part in zip(names, torch.split(weight, list(heads)), strict=True):
             loader.read(f"{name}.weight", part, (head_dim,), lambda row: _add_offset(row, kind))
         return cls(weight, kind.eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise x [tokens, heads, head_dim]."""
+        if self.is_centered:
+            return (F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight).to(x.dtype)
+        return head_rms_norm(x, self.weight, self.eps)
 
 
 class JointNorm:

@@ -29,6 +29,9 @@ def load_router(
 ) -> Router:
     """Load the router of the feed-forward `name`, with the names of its parts."""
     router, wide = f"{name}.{names.router}", loader.with_dtype(torch.float32)
+    if not rule.is_wide and rule.scores == "sigmoid":
+        proj = Linear.load(loader, [router], [num_experts], hidden_size, bias=False)
+        return SigmoidRouter(proj, rule.top_k, rule.renormalise)
     if not rule.is_wide:
         plain = SoftmaxRouter.load(loader, router, num_experts, hidden_size, rule.top_k, renormalise=rule.renormalise)
         if rule.norm_eps is None:
@@ -145,8 +148,10 @@ class SigmoidRouter:
 
     proj: Linear
     top_k: int
+    renormalise: bool = False
 
     def __call__(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.proj(x, context)
         _, expert_ids = route(logits, self.top_k, True)
-        return logits.gather(1, expert_ids).float().sigmoid(), expert_ids
+        weights = logits.gather(1, expert_ids).float().sigmoid()
+        return weights / weights.sum(1, keepdim=True) if self.renormalise else weights, expert_ids

@@ -14,7 +14,7 @@ from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.execution.context import Context, ImageRows
 from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.layer_inputs import LayerInputs
-from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.norm import Norm, load_norm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.layers.temperature import Temperature
 from pilotlight.engine.weights.loader import WeightLoader
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
 
-# Prefixes of the names of a decoder's tensors: saved without its head, with its head, in Nemotron-H, and, in two forms, with a vision tower.
-_ROOTS = ("", "model.", "backbone.", "language_model.model.", "model.language_model.")
+# Prefixes of the names of a decoder's tensors: saved without its head, with its head, in Nemotron-H, in Qwen3-Omni, and, in two forms, with a vision
+# tower.
+_ROOTS = ("", "model.", "backbone.", "thinker.model.", "language_model.model.", "model.language_model.")
 
 
 class Part(Protocol):
@@ -87,22 +88,27 @@ class DraftHead(Protocol):
 class DecoderLayer:
     """A layer with norms before attention and feed-forward, after them, or both.
 
-    It may lack one of the two parts. `residual_scale`: factor of the outputs of both. `input_gate`: reads the layer's input besides hidden states.
+    It may lack one of the two parts. `residual_scale`: factor of the outputs of both. If `is_parallel`, both have the input of attention.
+    `input_gate`: reads the layer's input besides hidden states.
     """
 
-    attention_norm: RMSNorm | None
+    attention_norm: Norm | None
     attention: Part | None
-    attention_output_norm: RMSNorm | None = None
-    feed_forward_norm: RMSNorm | None
+    attention_output_norm: Norm | None = None
+    feed_forward_norm: Norm | None
     feed_forward: Part | None
-    feed_forward_output_norm: RMSNorm | None = None
+    feed_forward_output_norm: Norm | None = None
     residual_scale: float = 1.0
     input_gate: Part | None = None
+    is_parallel: bool = False
     scale: torch.Tensor | None = None  # [1], factor of the hidden states after the layer
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.is_parallel and self.attention is not None and self.feed_forward is not None:
+            x, residual = _entered(self.attention_norm, x, residual)
+            return self.attention(x, context) + self.feed_forward(x, context), residual
         if self.attention is not None:
             x, residual = _entered(self.attention_norm, x, residual)
             x = self._left(self.attention(x, context), self.attention_output_norm)
@@ -115,13 +121,13 @@ class DecoderLayer:
             x = self.input_gate(residual, context)
         return (x, residual) if self.scale is None else (x * self.scale, residual * self.scale)
 
-    def _left(self, x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+    def _left(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         if norm is not None:
             x = norm(x)
         return x if self.residual_scale == 1.0 else x * self.residual_scale
 
 
-def _entered(norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _entered(norm: Norm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the input of a part, and the sum to which its result is added."""
     if norm is not None:
         return norm.add(x, residual)
@@ -149,7 +155,7 @@ class Decoder:
         self,
         embedding: TokenEmbedding | None,
         layers: Sequence[Layer],
-        norm: RMSNorm | None,
+        norm: Norm | None,
         head: TokenEmbedding | ScoreHead | None,
         rotary: list[RotaryTable],
         temperature: Temperature | None = None,
@@ -293,7 +299,7 @@ def load_decoder(
     `load_layer(i, name)` makes the layer whose tensor names start with `name`.
     """
     root = root_of(loader)
-    outer = "language_model." if root.startswith("language_model.") else ""
+    outer = root.removesuffix("model.") if root.endswith(".model.") else ""
     stage = loader.shard.stage_of(config.num_layers)
     embedding = head = norm = None
     if stage.is_first:
@@ -302,7 +308,7 @@ def load_decoder(
         )
     layers = [load_layer(i, f"{root}layers.{i}") for i in stage.layers]
     if stage.is_last:
-        norm = RMSNorm.load(loader, f"{root}norm", config.hidden_size, config.norm)
+        norm = load_norm(loader, f"{root}norm", config.hidden_size, config.norm)
     if config.tied:
         loader.skip(r"lm_head\.weight")  # a copy of the embedding
     elif stage.is_first:

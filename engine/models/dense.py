@@ -13,9 +13,9 @@ from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.encoder_attention import EncoderAttention
 from pilotlight.engine.layers.layer_inputs import LayerInputGate, LayerInputs
-from pilotlight.engine.layers.mlp import GatedMLP, scaled_silu_and_mul
+from pilotlight.engine.layers.mlp import GatedMLP, Xielu, scaled_silu_and_mul
 from pilotlight.engine.layers.moe import ParallelFeedForward, SparseMLP
-from pilotlight.engine.layers.norm import RMSNorm
+from pilotlight.engine.layers.norm import Norm, RMSNorm, load_norm
 from pilotlight.engine.layers.recurrent import JoinedMixers, load_recurrent
 from pilotlight.engine.layers.temperature import Temperature
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, LogitRule, Part, load_decoder, root_of
@@ -26,8 +26,12 @@ from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, relu2, 
 from pilotlight.kernels.matrices.weight import GatedActivation
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu2": relu2}
-# Tensors of towers. Later stages do not load them, and those of sound are never loaded, because sound is not supported.
-_TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
+# Tensors of vision towers. Later stages do not load them, and those of Phi-4-multimodal and Qwen3-Omni are never loaded, because their
+# images are not supported; nor are parts for sound, and the adapters of Phi-4-multimodal, which apply to images and sound only.
+_TOWERS = (
+    r"(model\.|thinker\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio|embed_tokens_extend|talker|code2wav)\..*"
+    r"|.*\.lora_[AB]\.(vision|speech)\.weight"
+)
 
 LoadAttention = Callable[[int, str], Part]
 
@@ -69,8 +73,7 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
             )
         decoder.take_images(tower)
     loader.skip(_TOWERS)
-    if config.recurrent:
-        loader.skip(r"mtp\..*")  # layers that predict further tokens, which are not used
+    loader.skip(r"mtp\..*")  # layers that predict further tokens, which are not used
     return decoder
 
 
@@ -83,8 +86,8 @@ def load_layers(
     `load_attention(i, name)` makes the token mixer of the layer whose tensor names start with `name`.
     """
 
-    def norm(name: str, part: str | None) -> RMSNorm | None:
-        return None if part is None else RMSNorm.load(loader, f"{name}.{part}", config.hidden_size, config.norm)
+    def norm(name: str, part: str | None) -> Norm | None:
+        return None if part is None else load_norm(loader, f"{name}.{part}", config.hidden_size, config.norm)
 
     def layer(i: int, name: str) -> DecoderLayer:
         names, mixes, feeds = config.norms, config.has(i, "mixer"), config.has(i, "feed_forward")
@@ -97,6 +100,7 @@ def load_layers(
             feed_forward_output_norm=norm(name, names.after_feed_forward),
             residual_scale=config.residual_scale,
             input_gate=_load_input_gate(config, loader, i, name),
+            is_parallel=config.is_parallel,
             scale=loader.tensor(f"{name}.layer_scalar", 1) if config.scales_layers else None,
         )
 
@@ -118,7 +122,9 @@ def load_layers(
 
 def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> Part:
     is_behind = layer >= config.num_layers  # the drafting layer
-    activation: GatedActivation = _ACTIVATIONS[config.activation]
+    activation: GatedActivation = (
+        Xielu.load(loader, f"{name}.mlp.act_fn") if config.activation == "xielu" else _ACTIVATIONS[config.activation]
+    )
     if config.feed_forward_scales != (1.0, 1.0):
         gate_scale, scale = config.feed_forward_scales
         activation = partial(scaled_silu_and_mul, gate_scale=gate_scale, scale=scale)

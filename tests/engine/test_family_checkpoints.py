@@ -26,6 +26,8 @@ DEEPSEEK, SCOUT = "deepseek-v3, three experts in two of four groups, yarn", "sco
 GEMMA = "gemma4, inputs of layers, layers 4 to 6 read keys of 2 and 3, twice as wide, capped"
 GEMMA_EXPERTS = "gemma4, three of five experts beside a dense part, keys are values"
 GLM = "glm-4.5, half of each head turns, normed and biased"
+HUNYUAN, SINKS = "hunyuan-moe, three of five experts", "granite-swa, sinks, three bases"
+TRINITY = "trinity, gated, windows but in layer 3, three of eight experts"
 
 
 def test_gemmas_older_keys_mean_the_same(tmp_path: Path) -> None:
@@ -176,6 +178,21 @@ def test_missing_misshapen_and_unexpected_tensors_are_named_in_every_layout(tmp_
             load_engine(tmp_path)
 
 
+def test_the_published_name_of_gemmas_activation_means_its_approximation(tmp_path: Path) -> None:
+    write_family(tmp_path, "gemma, tied")
+    request = full("a", random_prompt(20, seed=8), max_tokens=2)
+    expected = one(load_engine(tmp_path), request)
+    change_config(tmp_path, hidden_act="gelu")
+    assert one(load_engine(tmp_path), request).logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize("thinker", [None, {}, {"text_config": 3}])
+def test_an_omni_model_without_a_decoder_is_refused(thinker: object) -> None:
+    raw = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": thinker}
+    with pytest.raises(CheckpointError, match="it must be an object with text_config"):
+        find_family(raw).parse_config(raw)
+
+
 def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> None:
     write_family(tmp_path, PACKED)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -243,6 +260,18 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (GEMMA_EXPERTS, {"top_k_experts": 6}, "top_k_experts = 6 of 5 experts"),
         (GEMMA_EXPERTS, {"top_k_experts": None}, "top_k_experts = None; it must be a positive whole number"),
         (GEMMA_EXPERTS, {"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'; supported"),
+        ("hunyuan, normed after turning", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'; supported are"),
+        ("hunyuan, normed after turning", {"use_cla": True}, "use_cla = True; supported for HunYuanDenseV1ForCausalLM is False"),
+        (HUNYUAN, {"moe_topk": [3, 3, 2]}, r"moe_topk = \[3, 3, 2\]; it must be the same for all layers"),
+        (HUNYUAN, {"num_shared_expert": [2, 2, 2]}, "num_shared_expert = 2; supported for .* is None or 1"),
+        (HUNYUAN, {"moe_intermediate_size": [9, 9, 9]}, "moe_intermediate_size = 9; supported for .* is None or 31"),
+        (SINKS, {"layer_rope_theta": [1.0]}, r"layer_rope_theta = \[1.0\]; it must be a list of 4 bases"),
+        (SINKS, {"layer_rope_theta": [1.0, -1.0, 1.0, 1.0]}, "it must be a list of 4 bases"),
+        (TRINITY, {"route_norm": False}, "route_norm = False; supported for AfmoeForCausalLM is True"),
+        (TRINITY, {"num_dense_layers": 5}, "num_dense_layers = 5; it must be a whole number from 0 to 4"),
+        ("apertus, learned activations", {"hidden_act": "silu"}, "hidden_act = 'silu'; supported for ApertusForCausalLM is 'xielu'"),
+        ("gemma, tied", {"hidden_act": "relu"}, "hidden_activation = 'relu'"),
+        ("cohere, two parts at once, logits scaled", {"logit_scale": -1.0}, "logit_scale = -1.0; it must be a positive number"),
     ],
 )  # fmt: skip
 def test_a_configuration_beyond_the_family_is_refused(

@@ -5,6 +5,7 @@ Families differ in the fields of DenseConfig.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -19,8 +20,9 @@ from pilotlight.engine.description.decoder_config import (
 )
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule, rotary_parameters
-from pilotlight.engine.description.shapes import NormNames
+from pilotlight.engine.description.shapes import NORMS_BEFORE, NormNames
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, refuse_unless
+from pilotlight.engine.weights.fused import FusedRows
 
 _BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _AROUND_IN_GLM = NormNames(
@@ -109,6 +111,16 @@ def phi3(config: Mapping[str, Any]) -> DenseConfig:
     )
 
 
+def phi4_multimodal(config: Mapping[str, Any]) -> DenseConfig:
+    """Phi-4-multimodal (text): Phi 4 mini. Its adapters for pictures and speech do not apply to text."""
+    text = phi3(config)
+    if "Phi4MMForCausalLM" not in config["architectures"]:
+        return text
+    alone = [FusedRows(name, {name: text.hidden_size}) for name in ("self_attn.o_proj", "mlp.down_proj")]
+    stored = [rows._replace(name=f"{rows.name}.base_layer") for rows in (*text.fused, *alone)]
+    return replace(text, is_fused=False, divided=tuple(stored))
+
+
 def granite(config: Mapping[str, Any]) -> DenseConfig:
     """Granite 3: like Llama, with multipliers of embeddings, attention scores, residuals and logits."""
     return llama(config, **granite_scales(config))
@@ -122,6 +134,59 @@ def granite_scales(config: Mapping[str, Any]) -> dict[str, Any]:
         "residual_scale": number(config, "residual_multiplier", 1.0),
         "logit_scale": 1.0 / positive_number(config, "logits_scaling", 1.0),
     }
+
+
+def granite_swa(config: Mapping[str, Any]) -> DenseConfig:
+    """Granite SWA: Granite 3 with windows in most layers, attention sinks, and a rotary base per layer."""
+    return llama(config, default_eps=1e-5, default_tied=True, **granite_windows(config), **granite_scales(config))
+
+
+def granite_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layers and rotary rules of Granite with windows; a base of 0 means no rotation."""
+    num_layers, rule = positive_int(config, "num_hidden_layers"), read_rotary_rule(config)
+    default = tuple("sliding_attention" if i % 4 else "full_attention" for i in range(num_layers))
+    kinds = mixed_layers(config, sliding_window(config, 128), default)
+    thetas = config.get("layer_rope_theta") or [rule.theta] * num_layers
+    if not isinstance(thetas, list) or len(thetas) != num_layers or min(thetas) < 0:
+        raise CheckpointError(f"config.json has layer_rope_theta = {thetas!r}; it must be a list of {num_layers} bases")
+    bases = sorted({float(theta) for theta in thetas if theta})
+    return {
+        "rotary": tuple([rule._replace(theta=base) for base in bases]),
+        "layers": tuple(
+            kind._replace(rotary=bases.index(theta) if theta else None, has_sinks=True)
+            for kind, theta in zip(kinds, thetas, strict=True)
+        ),
+    }
+
+
+def arcee(config: Mapping[str, Any]) -> DenseConfig:
+    """Arcee AFM: like Llama, with feed-forwards without a gate."""
+    return llama(config, default_eps=1e-5, allowed_activation="relu2", activation="relu2")
+
+
+def apertus(config: Mapping[str, Any]) -> DenseConfig:
+    """Apertus: normalised heads, and feed-forwards without a gate, with the activation xIELU."""
+    refuse_unless(config, "post_norm", False, None)
+    refuse_unless(config, "qk_norm", True, None)
+    has_rule = rotary_parameters(config) or "rope_theta" in config
+    text = config if has_rule else {**config, "rope_parameters": _APERTUS}
+    return llama(
+        text,
+        default_eps=1e-5,
+        rotary=(read_rotary_rule(text, 12_000_000.0),),
+        allowed_activation="xielu",
+        activation="xielu",
+        mlp_bias=False,
+        norms=NormNames("attention_layernorm", None, "feedforward_layernorm", None),
+        qk_norm=True,
+    )
+
+
+# The default rotary parameters.
+_APERTUS = {
+    "rope_type": "llama3", "rope_theta": 12_000_000.0, "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
 
 
 def olmo2(config: Mapping[str, Any]) -> DenseConfig:
@@ -144,10 +209,21 @@ def olmo3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def exaone4(config: Mapping[str, Any]) -> DenseConfig:
-    """EXAONE 4: norms only after attention and feed-forward; heads are normalised.
+    """EXAONE 4: norms only after attention and feed-forward; heads are normalised."""
+    return llama(
+        config,
+        default_eps=1e-5,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        norms=_BEHIND,
+        qk_norm=True,
+        layers=exaone_layers(config),
+    )
 
-    If some layers have a window, the others are not rotated.
-    """
+
+def exaone_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+    """Return the layers of EXAONE. If some have a window, the others are not rotated."""
     pattern = config.get("sliding_window_pattern", 4)
     if isinstance(pattern, str):  # such as LLLG: the layers of a period, L with a window, G with full attention
         if pattern.strip("L") != "G":
@@ -158,16 +234,7 @@ def exaone4(config: Mapping[str, Any]) -> DenseConfig:
     window = sliding_window(config, 4096)
     period = positive_int({"sliding_window_pattern": pattern}, "sliding_window_pattern") if window and pattern else 0
     full_rotary = 0 if window is None else None
-    return llama(
-        config,
-        default_eps=1e-5,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        norms=_BEHIND,
-        qk_norm=True,
-        layers=mixed_layers(config, window, every_nth(config, period), full_rotary=full_rotary),
-    )
+    return mixed_layers(config, window, every_nth(config, period), full_rotary=full_rotary)
 
 
 def smollm3(config: Mapping[str, Any]) -> DenseConfig:
@@ -209,7 +276,12 @@ def seed_oss(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def glm4(config: Mapping[str, Any]) -> DenseConfig:
-    """GLM-4: half of each head is rotated, in adjacent pairs; norms before and after each block.
+    """GLM-4: like GLM-4 9B of 2024, with norms before and after each block."""
+    return glm(config, norms=_AROUND_IN_GLM)
+
+
+def glm(config: Mapping[str, Any], **own: Any) -> DenseConfig:
+    """GLM-4 9B of 2024 and GLM Edge: half of each head is rotated, in adjacent pairs.
 
     The checkpoint has gate and up projections in one tensor.
     """
@@ -218,12 +290,12 @@ def glm4(config: Mapping[str, Any]) -> DenseConfig:
         default_head_dim=128,
         default_eps=1.5625e-07,
         rotary=(read_rotary_rule(config, default_share=0.5),),
-        norms=_AROUND_IN_GLM,
         is_interleaved=True,
         qkv_bias=flag(config, "attention_bias", True),
         o_bias=False,
         mlp_bias=False,
         is_fused=True,
+        **own,
     )
 
 
@@ -243,10 +315,24 @@ def ernie(config: Mapping[str, Any]) -> DenseConfig:
     )
 
 
+def gemma(config: Mapping[str, Any]) -> DenseConfig:
+    """Gemma and CodeGemma: like Llama, with Gemma's norms, embeddings and activation."""
+    refuse_unless(config, "use_bidirectional_attention", False, None)
+    named = config.get("hidden_act", "gelu_pytorch_tanh")
+    activation = (
+        "gelu_pytorch_tanh" if named == "gelu" else named
+    )  # the published name, by which the approximation is meant
+    return gemma_decoder(
+        {**config, "hidden_activation": activation},
+        norms=NORMS_BEFORE,
+        attention_scale=positive_int(config, "head_dim", 256) ** -0.5,
+    )
+
+
 def gemma2(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma 2: norms before and after attention and feed-forward, alternating windows, soft caps."""
     refuse_unless(config, "use_bidirectional_attention", False, None)
-    return gemma(
+    return gemma_decoder(
         config,
         layers=mixed_layers(config, sliding_window(config, 4096), every_nth(config, 2)),
         rotary=(read_rotary_rule(config),),
@@ -271,7 +357,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
         window = window // 2 + 1
     period = positive_int(text, "sliding_window_pattern", 6)  # by default every sixth layer has full attention
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
-    return gemma(
+    return gemma_decoder(
         text,
         layers=mixed_layers(text, window, every_nth(text, period), sliding_rotary=1),
         rotary=rules_by_type(text, *thetas),
@@ -280,7 +366,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
     )
 
 
-def gemma(config: Mapping[str, Any], kind: type[DenseConfig] = DenseConfig, **own: Any) -> DenseConfig:
+def gemma_decoder(config: Mapping[str, Any], kind: type[DenseConfig] = DenseConfig, **own: Any) -> DenseConfig:
     """Return a config with the fields that Gemma 2, 3 and 4 share, and those of one of them, `own`."""
     bias = flag(config, "attention_bias", False)
     fields = {

@@ -7,7 +7,9 @@ here, and a row of config_registry.py. Families differ in the fields of SparseCo
 from collections.abc import Mapping
 from typing import Any
 
+from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import (
+    every_nth,
     mixed_layers,
     read_top_k,
     rules_by_type,
@@ -16,9 +18,22 @@ from pilotlight.engine.description.decoder_config import (
     uniform_layers,
 )
 from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.dense_decoders import glm4, granite_scales, qwen_layers
+from pilotlight.engine.description.families.dense_decoders import (
+    exaone_layers,
+    glm4,
+    granite_scales,
+    granite_windows,
+    qwen_layers,
+)
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
-from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, Routing, SparseShape
+from pilotlight.engine.description.shapes import (
+    ExpertNames,
+    ExpertsShape,
+    GateShape,
+    NormNames,
+    Routing,
+    SparseShape,
+)
 from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
 from pilotlight.engine.weights.config import (
     flag,
@@ -26,6 +41,7 @@ from pilotlight.engine.weights.config import (
     number,
     positive_int,
     positive_number,
+    quantization,
     refuse_unless,
     whole_number,
 )
@@ -96,6 +112,16 @@ def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
     )
 
 
+def qwen3_omni(config: Mapping[str, Any]) -> SparseConfig:
+    """Qwen3-Omni (text): the decoder of its thinker is that of Qwen 3 MoE."""
+    thinker = config.get("thinker_config")
+    if not isinstance(thinker, dict) or not isinstance(thinker.get("text_config"), dict):
+        raise CheckpointError(f"config.json has thinker_config = {thinker!r}; it must be an object with text_config")
+    text = {"norm_topk_prob": True, "rope_theta": 1_000_000.0, **thinker["text_config"]}
+    whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
+    return qwen3_moe({**thinker, "text_config": text, **whole})
+
+
 def olmoe(config: Mapping[str, Any]) -> SparseConfig:
     """OLMoE: joint norms of all queries and of all keys of a token; experts in every layer."""
     refuse_unless(config, "clip_qkv", None)
@@ -112,6 +138,99 @@ def olmoe(config: Mapping[str, Any]) -> SparseConfig:
         ),
         sparse_layers=_all_layers(config),
     )
+
+
+def dots1(config: Mapping[str, Any]) -> SparseConfig:
+    """dots.llm1: Qwen 3's attention and DeepSeek-V3's experts."""
+    bias = flag(config, "attention_bias", False)
+    refuse_unless(config, "scoring_func", "sigmoid", "noaux_tc", None)  # noaux_tc is sigmoids with a balancing bias
+    return SparseConfig.read(
+        config,
+        layers=qwen_layers({"max_window_layers": 62, **config, "use_sliding_window": True}),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+        **read_grouped_experts({"norm_topk_prob": False, **config, "scoring_func": "sigmoid"}),
+    )
+
+
+def exaone_moe(config: Mapping[str, Any]) -> SparseConfig:
+    """K-EXAONE: EXAONE 4's attention, norms before each block, and DeepSeek-V3's experts."""
+    renamed = {
+        "n_routed_experts": positive_int(config, "num_experts", 64),
+        "n_shared_experts": config.get("num_shared_experts", 1),
+        "num_nextn_predict_layers": 0,  # stored under other names
+    }
+    fields = read_grouped_experts({**_EXAONE_MOE, **config, **renamed}, scale=2.5)
+    return SparseConfig.read(
+        config,
+        default_eps=1e-5,
+        layers=exaone_layers(config),
+        qk_norm=True,
+        **fields | {"sparse": fields["sparse"]._replace(names=_EXAONE_NAMES)},
+    )
+
+
+_EXAONE_MOE = {"first_k_dense_replace": 1, "moe_intermediate_size": 1024}
+_EXAONE_NAMES = ExpertNames(bias="e_score_correction_bias")
+
+
+def solar_open(config: Mapping[str, Any]) -> SparseConfig:
+    """Solar Open: Llama's attention, and GLM-4.5's experts in every layer."""
+    kinds = ["sparse"] * positive_int(config, "num_hidden_layers")
+    inner = positive_int(config, "moe_intermediate_size", 1280)
+    text = {"n_routed_experts": 128, "n_shared_experts": 1, **config, "mlp_layer_types": kinds}
+    return SparseConfig.read(
+        config,
+        default_head_dim=128,
+        default_eps=1e-5,
+        rotary=(read_rotary_rule(config, 1_000_000.0),),
+        qkv_bias=flag(config, "attention_bias", False),
+        **read_grouped_experts({**text, "moe_intermediate_size": inner, "intermediate_size": inner}),
+    )
+
+
+def afmoe(config: Mapping[str, Any]) -> SparseConfig:
+    """Arcee Trinity: windows in most layers, which alone rotate; gates on the output of attention.
+
+    Sigmoids with a balancing bias choose experts.
+    """
+    refuse_unless(config, "score_func", "sigmoid", None)
+    refuse_unless(config, "route_norm", True, None)
+    for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
+        refuse_unless(config, key, 1, None)
+    num_layers, hidden = positive_int(config, "num_hidden_layers"), positive_int(config, "hidden_size")
+    num_experts, inner = positive_int(config, "num_experts", 64), positive_int(config, "moe_intermediate_size", 1408)
+    routing = Routing(
+        read_top_k(config, num_experts, 6),
+        True,
+        positive_number(config, "route_scale", 1.0),
+        "sigmoid",
+        is_biased=True,
+        is_wide=True,
+    )
+    period, bias = positive_int(config, "global_attn_every_n_layers", 4), flag(config, "attention_bias", False)
+    shared = whole_number({"num_shared_experts": 2, **config}, "num_shared_experts", num_experts)
+    dense = whole_number({"num_dense_layers": 1, **config}, "num_dense_layers", num_layers)
+    return SparseConfig.read(
+        config,
+        default_head_dim=128,
+        default_eps=1e-5,
+        layers=mixed_layers(config, sliding_window(config, 1024), every_nth(config, period), full_rotary=None),
+        intermediate_size=positive_int(config, "intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+        gate=GateShape("gate_proj", positive_int(config, "head_dim", 128)),
+        norms=_AROUND_IN_TRINITY,
+        embedding_scale=hidden**0.5 if flag(config, "mup_enabled", False) else 1.0,
+        sparse=SparseShape(ExpertsShape(num_experts, hidden, inner), routing, shared * inner, _TRINITY),
+        sparse_layers=frozenset(range(dense, num_layers)),
+    )
+
+
+_TRINITY = ExpertNames(router="router.gate", bias="expert_bias")
+_AROUND_IN_TRINITY = NormNames("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
 
 
 class GraniteMoeConfig(SparseConfig):
@@ -143,6 +262,44 @@ def granite_moe(config: Mapping[str, Any]) -> SparseConfig:
         ),
         sparse_layers=_all_layers(config),
         **granite_scales(config),
+    )
+
+
+def granite_moe_swa(config: Mapping[str, Any]) -> SparseConfig:
+    """Granite SWA MoE: the attention of Granite SWA, experts in every layer, and maybe a shared one."""
+    bias, hidden = flag(config, "attention_bias", False), positive_int(config, "hidden_size")
+    names, shared = GRANITE_EXPERTS._replace(router="router", shared="shared_mlp"), 0
+    if config.get("shared_intermediate_size"):
+        shared = positive_int(config, "shared_intermediate_size")
+    return SparseConfig.read(
+        config,
+        intermediate_size=positive_int(config, "intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        divided=granite_shared(f"{names.mlp}.shared_mlp", shared, hidden),
+        sparse=read_softmax_experts(
+            config,
+            "num_local_experts",
+            default_experts=8,
+            default_top_k=2,
+            renormalise=True,
+            names=names,
+            shared_size=shared,
+        ),
+        sparse_layers=_all_layers(config),
+        **granite_windows(config),
+        **granite_scales(config),
+    )
+
+
+def granite_shared(mlp: str, inner: int, hidden: int) -> tuple[FusedRows, ...]:
+    """Return how the feed-forward of all tokens in Granite's checkpoints is divided.
+
+    `mlp`: its name in the model; `inner`: its inner size.
+    """
+    return (
+        FusedRows("shared_mlp.input_linear", {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}),
+        FusedRows("shared_mlp.output_linear", {f"{mlp}.down_proj": hidden}),
     )
 
 

@@ -19,7 +19,7 @@ from pilotlight.engine.description.decoder_config import (
     text_keys,
 )
 from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.dense_decoders import gemma, read_cap
+from pilotlight.engine.description.families.dense_decoders import gemma_decoder, read_cap
 from pilotlight.engine.description.shapes import (
     ExpertNames,
     ExpertsShape,
@@ -55,7 +55,7 @@ def parse_config(config: Mapping[str, Any]) -> DenseConfig:
     num_own = num_layers - whole_number(text, "num_kv_shared_layers", num_layers)  # layers with keys and values
     is_double = flag(text, "use_double_wide_mlp", False)
     has_experts = flag(text, "enable_moe_block", False)
-    return gemma(
+    return gemma_decoder(
         text,
         SparseConfig if has_experts else DenseConfig,
         layers=_with_sources(

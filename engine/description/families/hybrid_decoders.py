@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.description.decoder_config import LayerKind, read_top_k, text_keys
+from pilotlight.engine.description.decoder_config import LayerKind, layer_types_of, text_keys
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.families.dense_decoders import granite_scales
 from pilotlight.engine.description.families.expert_decoders import (
@@ -17,90 +17,24 @@ from pilotlight.engine.description.families.expert_decoders import (
     QWEN2_EXPERTS,
     GraniteMoeConfig,
     every_step,
+    granite_shared,
 )
-from pilotlight.engine.description.recurrent_shapes import DeltaShape, MambaShape, ShortConvShape
+from pilotlight.engine.description.recurrent_shapes import DeltaShape, MambaShape
 from pilotlight.engine.description.rotary_scaling import read_rotary_rule
-from pilotlight.engine.description.shapes import ExpertNames, ExpertsShape, NormNames, Routing, SparseShape
+from pilotlight.engine.description.shapes import (
+    ExpertNames,
+    NormNames,
+    SparseShape,
+)
 from pilotlight.engine.description.sparse_config import SparseConfig, read_grouped_experts, read_softmax_experts
 from pilotlight.engine.description.tensor_sizes import UNGATED_PARTS
 from pilotlight.engine.weights.config import (
-    architecture,
     flag,
     number,
     positive_int,
-    positive_number,
     refuse_unless,
-    whole_number,
 )
 from pilotlight.engine.weights.fused import FusedRows
-
-_LFM2_NORMS = NormNames("operator_norm", None, "ffn_norm", None)
-_LFM2_EXPERTS = ExpertNames(mlp="feed_forward", bias="expert_bias", parts=("w1", "w3", "w2"))
-
-
-def lfm2(config: Mapping[str, Any]) -> DenseConfig:
-    """LFM2: short convolutions between two gates in most layers, and attention in the others."""
-    inner = positive_int(config, "block_ff_dim", positive_int(config, "intermediate_size", 12288))
-    if flag(config, "block_auto_adjust_ff_dim", True):
-        inner = int(positive_number(config, "block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
-        multiple = positive_int(config, "block_multiple_of", 256)
-        inner = -(-inner // multiple) * multiple
-    return DenseConfig.read(**_lfm2_fields(config, inner), intermediate_size=inner)
-
-
-def lfm2_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """LFM2 MoE: LFM2's layers, with experts in all but the first layers."""
-    inner, num_layers = positive_int(config, "intermediate_size", 7168), positive_int(config, "num_hidden_layers")
-    num_experts = positive_int(config, "num_experts", 32)
-    shape = ExpertsShape(
-        num_experts, positive_int(config, "hidden_size"), positive_int(config, "moe_intermediate_size", 1792)
-    )
-    routing = Routing(
-        read_top_k(config, num_experts, 4),
-        flag(config, "norm_topk_prob", True),
-        positive_number(config, "routed_scaling_factor", 1.0),
-        "sigmoid",
-        is_biased=True,
-        is_wide=True,
-    )
-    refuse_unless(config, "use_expert_bias", True)
-    return SparseConfig.read(
-        **_lfm2_fields(config, inner),
-        intermediate_size=inner,
-        sparse=SparseShape(shape, routing, names=_LFM2_EXPERTS),
-        sparse_layers=frozenset(
-            range(whole_number({"num_dense_layers": 2, **config}, "num_dense_layers", num_layers), num_layers)
-        ),
-    )
-
-
-def _lfm2_fields(config: Mapping[str, Any], inner: int) -> dict[str, Any]:
-    """Return the fields that LFM2 and LFM2 MoE share. `inner`: inner size of a dense feed-forward."""
-    hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
-    dim = positive_int(config, "head_dim", hidden // heads)
-    width, bias = positive_int(config, "conv_L_cache", 3), flag(config, "conv_bias", False)
-    types = _layer_types(config, _lfm2_types(config), ("conv", "full_attention"))
-    named = {
-        "feed_forward.w1": ("mlp.gate_proj", inner),
-        "feed_forward.w3": ("mlp.up_proj", inner),
-        "feed_forward.w2": ("mlp.down_proj", hidden),
-        "self_attn.out_proj": ("self_attn.o_proj", hidden),
-        "q_layernorm": ("q_norm", dim),
-        "k_layernorm": ("k_norm", dim),
-        "embedding_norm": ("norm", hidden),
-    }
-    return {
-        "config": {**config, "rms_norm_eps": number(config, "norm_eps", 1e-5)},
-        "rotary": (read_rotary_rule(config, 1_000_000.0),),
-        "layers": (LayerKind(),) * len(types),
-        "default_tied": flag(config, "tie_embedding", True),
-        "qk_norm": True,
-        "norms": _LFM2_NORMS,
-        "divided": tuple([FusedRows(name, {part: rows}) for name, (part, rows) in named.items()]),
-        "recurrent": tuple(
-            [ShortConvShape("conv", i, hidden, width, bias) if kind == "conv" else None for i, kind in enumerate(types)]
-        ),
-    }
 
 
 def qwen3_next(config: Mapping[str, Any]) -> SparseConfig:
@@ -146,10 +80,7 @@ def granite_hybrid(config: Mapping[str, Any]) -> DenseConfig:
     shared, hidden = positive_int(config, "shared_intermediate_size", 1024), positive_int(config, "hidden_size")
     fields = {**_granite_fields(config), **granite_scales(config), "intermediate_size": shared}
     mlp = "block_sparse_moe.shared_mlp" if config.get("num_local_experts", 8) else "mlp"
-    divided = (
-        FusedRows("shared_mlp.input_linear", {f"{mlp}.gate_proj": shared, f"{mlp}.up_proj": shared}),
-        FusedRows("shared_mlp.output_linear", {f"{mlp}.down_proj": hidden}),
-    )
+    divided = granite_shared(mlp, shared, hidden)
     if mlp == "mlp":
         return DenseConfig.read(**fields, divided=divided)
     return GraniteMoeConfig.read(
@@ -360,7 +291,7 @@ def _granite_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     num_layers, hidden = positive_int(config, "num_hidden_layers"), positive_int(config, "hidden_size")
     refuse_unless(config, "position_embedding_type", None, "nope", "rope")
     _refuse_step_limits(config)
-    types = _layer_types(config, ["mamba"] * num_layers, ("mamba", "linear_attention", "attention", "full_attention"))
+    types = layer_types_of(config, ["mamba"] * num_layers, ("mamba", "linear_attention", "attention", "full_attention"))
     shape = _mamba(config, hidden * positive_int(config, "mamba_expand", 2))
     bias, turns = flag(config, "attention_bias", False), config.get("position_embedding_type") == "rope"
     return {
@@ -405,7 +336,7 @@ def _qwen_fields(config: Mapping[str, Any], is_grouped: bool) -> dict[str, Any]:
     """
     num_layers, every = positive_int(config, "num_hidden_layers"), positive_int(config, "full_attention_interval", 4)
     default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(num_layers)]
-    types = _layer_types(config, default, ("linear_attention", "full_attention"))
+    types = layer_types_of(config, default, ("linear_attention", "full_attention"))
     bias = flag(config, "attention_bias", False)
     shape = DeltaShape(
         "linear_attn",
@@ -437,20 +368,3 @@ def _qwen_fields(config: Mapping[str, Any], is_grouped: bool) -> dict[str, Any]:
             [shape._replace(layer=i) if kind == "linear_attention" else None for i, kind in enumerate(types)]
         ),
     }
-
-
-def _lfm2_types(config: Mapping[str, Any]) -> list[str]:
-    num_layers = positive_int(config, "num_hidden_layers")
-    indices = config.get("full_attn_idxs")
-    full = range(num_layers) if indices is None else indices
-    return ["full_attention" if i in full else "conv" for i in range(num_layers)]
-
-
-def _layer_types(config: Mapping[str, Any], default: list[str], known: tuple[str, ...]) -> list[str]:
-    """Return the type of each layer from config.json, or `default`. Raises CheckpointError."""
-    num_layers, types = positive_int(config, "num_hidden_layers"), config.get("layer_types") or default
-    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= set(known):
-        raise CheckpointError(
-            f"config.json has layer_types = {types!r}; for {architecture(config)} it must be a list of {num_layers}: {' or '.join(known)}"
-        )
-    return types

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from pilotlight.engine.description.tensor_sizes import XIELU_PARTS
 from tests.checkpoints import write_checkpoint, write_tokenizer
 from tests.engine.families import config
 from tests.engine.gguf.sizes import WITH_NEXTN, add_sizes, rope_factors
@@ -30,8 +31,12 @@ ARCHITECTURES = {
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2, "mistral4": gguf.MODEL_ARCH.MISTRAL4,
     "ministral3": gguf.MODEL_ARCH.MISTRAL3, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS, "llama4_text": gguf.MODEL_ARCH.LLAMA4,
     "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2, "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R, "cohere2": gguf.MODEL_ARCH.COHERE2, "arcee": gguf.MODEL_ARCH.ARCEE,
+    "apertus": gguf.MODEL_ARCH.APERTUS, "gemma": gguf.MODEL_ARCH.GEMMA, "glm": gguf.MODEL_ARCH.CHATGLM,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE, "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE, "dots1": gguf.MODEL_ARCH.DOTS1,
+    "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "afmoe": gguf.MODEL_ARCH.AFMOE,
 }  # fmt: skip
-TURNED = ("llama", "mistral", "ministral3", "mixtral", "granite", "granitemoe", "smollm3")
+TURNED = ("llama", "mistral", "ministral3", "mixtral", "granite", "granitemoe", "smollm3", "arcee")
 Kind = gguf.GGMLQuantizationType
 
 
@@ -93,13 +98,16 @@ def write_file(
             bool: writer.add_bool,
         }[type(value)]
         add(key, value)
+    for part in XIELU_PARTS if described["model_type"] == "apertus" else ():
+        of_layers = [tensors[f"model.layers.{i}.mlp.act_fn.{part}"] for i in range(described["num_hidden_layers"])]
+        writer.add_array(f"xielu.{part}", [float(one) for one in of_layers])
     names = gguf.get_tensor_name_map(architecture, described["num_hidden_layers"])
     divided = {part: of for name, tensor in tensors.items() for part, of in parts(name, tensor, described).items()}
     for name, tensor in _stacked(divided).items():
         values = _as_converted(name, tensor, described)
         wanted = kinds[".experts." in name] if is_matrix(name) else Kind.F32
         stored = gguf.quants.quantize(values.float().contiguous().numpy(), wanted)
-        name = name.replace("_correction_bias", "_correction.bias")
+        name = name.replace("_correction_bias", "_correction.bias").replace(".expert_bias", ".expert_bias.bias")
         known = _router_scale(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(str(known), stored, raw_dtype=wanted)
     if factors := rope_factors(described):
@@ -122,6 +130,8 @@ def _router_scale(name: str) -> str | None:
 def parts(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return what a file has instead of a tensor of the checkpoint, as views of that tensor."""
     kind = described["model_type"]
+    if ".act_fn." in name:  # in the metadata of files
+        return {}
     if name.endswith("kv_b_proj.weight") and not described["is_old"]:
         heads, key = described["num_attention_heads"], described["qk_nope_head_dim"]
         keys, values = tensor.unflatten(0, (heads, -1)).split([key, described["v_head_dim"]], dim=1)
@@ -137,9 +147,9 @@ def parts(name: str, tensor: torch.Tensor, described: dict[str, Any]) -> dict[st
         }
     if not name.endswith(("gate_up_proj", "experts.down_proj")):
         return {name: tensor}
-    if kind in ("mistral4", "gemma4_text"):
+    if kind == "gemma4_text" or described["architecture"] == gguf.MODEL_ARCH.MISTRAL4:
         return {f"{name}.weight": tensor}
-    rows = tensor.transpose(1, 2)
+    rows = tensor if kind == "mistral4" else tensor.transpose(1, 2)
     if name.endswith("down_proj"):
         return {f"{name}.weight": rows}
     gate, up = (rows[:, ::2], rows[:, 1::2]) if kind == "gpt_oss" else rows.chunk(2, dim=1)
@@ -150,7 +160,7 @@ def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) ->
     if described["model_type"] in TURNED and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = described["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-    if described["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
+    if described["model_type"] in ("gemma", "gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
     return tensor if tensor.dim() == 1 else tensor.squeeze()
 

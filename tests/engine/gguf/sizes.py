@@ -30,7 +30,11 @@ def add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
     writer.add_head_count(described["num_attention_heads"])
     if kind not in OWN_HEADS:
         writer.add_head_count_kv(described["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(described["rms_norm_eps"])
+    if "logit_scale" in described:
+        writer.add_logit_scale(described["logit_scale"])
+        writer.add_layer_norm_eps(described["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(described["rms_norm_eps"])
     if "head_dim" in described and kind not in OWN_HEADS:
         writer.add_key_length(described["head_dim"])
         writer.add_value_length(described["head_dim"])
@@ -56,7 +60,7 @@ def add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(described["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(described["final_logit_softcapping"])
-    if kind in ("olmo3", "exaone4") and described.get("sliding_window"):
+    if kind in ("olmo3", "exaone4", "exaone_moe") and described.get("sliding_window"):
         writer.add_sliding_window_pattern([each == "sliding_attention" for each in described["layer_types"]])
     if rope.get("partial_rotary_factor", 1.0) < 1.0 and kind not in OWN_HEADS:
         writer.add_rope_dimension_count(int(described["head_dim"] * rope["partial_rotary_factor"]))
@@ -66,11 +70,19 @@ def add_sizes(writer: gguf.GGUFWriter, described: dict[str, Any]) -> None:
         writer.add_expert_used_count(described["num_experts_per_tok"])
     if described.get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(described["moe_intermediate_size"])
-    if kind in (*LATENT, "glm4_moe"):
-        writer.add_expert_shared_count(described["n_shared_experts"])
+    if kind == "hunyuan_v1_moe":
+        writer.add_expert_count(described["num_experts"])
+        writer.add_expert_used_count(described["moe_topk"][0])
+        writer.add_expert_feed_forward_length(described["intermediate_size"])
+    if kind == "afmoe":
+        writer.add_expert_shared_count(described["num_shared_experts"])
+        writer.add_leading_dense_block_count(described["num_dense_layers"])
+        writer.add_expert_weights_scale(described["route_scale"])
+    if kind in (*LATENT, "glm4_moe", "dots1", "exaone_moe"):
+        writer.add_expert_shared_count(described.get("n_shared_experts", described.get("num_shared_experts")))
         writer.add_leading_dense_block_count(described.get("first_k_dense_replace", 1))
         writer.add_expert_weights_scale(described["routed_scaling_factor"])
-    if kind == "glm4_moe" or (kind in LATENT and described["norm_topk_prob"]):
+    if kind in ("glm4_moe", "dots1", "exaone_moe") or (kind in LATENT and described["norm_topk_prob"]):
         writer.add_expert_weights_norm(described["norm_topk_prob"])
     if kind in ("minimax_m2", "gpt_oss", "llama4_text"):
         writer.add_expert_feed_forward_length(described["intermediate_size"])

@@ -14,7 +14,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    GraniteMoeSWAConfig,
+    GraniteSWAConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SolarOpenConfig,
+)
 
 from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.tokenizer.spelling import WORD_MARK
@@ -64,15 +71,35 @@ PROMPT = random_prompt(40, seed=8)
 def described(name: str) -> PreTrainedConfig:
     if name in AWKWARD:
         return (MODELS | FURTHER)[name]
-    kind, changes = FAMILIES[name]
+    kind, changes = (FAMILIES | ONLY_CONVERTED)[name]
     return config(kind, **(SHAPE | changes))
 
 
-# The converter wants the SentencePiece tokenizers of these models.
-CONVERTED = [name for name in FAMILIES if not name.startswith(("gemma2", "gemma3", "phi3", "ernie"))]
+# The converter wants the SentencePiece tokenizers of these models, and HunYuan's own.
+CONVERTED = [
+    name for name in FAMILIES if not name.startswith(("gemma 1", "gemma2", "gemma3", "phi3", "ernie", "hunyuan-moe"))
+]
+# Families that llama.cpp's published package cannot write yet, or whose files have another family's architecture.
+ONLY_CONVERTED: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "granite-swa": (
+        GraniteSWAConfig,
+        {"head_dim": None, "num_hidden_layers": 5, "sliding_window": 11, "attention_multiplier": 0.2, "logits_scaling": 2.5},
+    ),
+    "granite-moe-swa": (
+        GraniteMoeSWAConfig,
+        {
+            "head_dim": None, "num_hidden_layers": 5, "sliding_window": 11, "intermediate_size": 32, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "shared_intermediate_size": 24,
+        },
+    ),
+    "solar-open": (
+        SolarOpenConfig,
+        {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "routed_scaling_factor": 1.7},
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*CONVERTED, *AWKWARD])
+@pytest.mark.parametrize("name", [*CONVERTED, *AWKWARD, *ONLY_CONVERTED])
 def test_a_converted_checkpoint_agrees_with_transformers(name: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "checkpoint", described(name))
     check(convert(tmp_path), model, tmp_path)
@@ -102,6 +129,8 @@ def convert(folder: Path) -> Path:
         change_tensors(directory, _transpose_experts)
     if keys["model_type"].startswith("glm"):
         _rename_tokens(directory, GLM_TOKENS)
+    if keys["model_type"] == "solar_open":
+        _rename_tokens(directory, ("<unk>", "<|startoftext|>"))
     for part in (keys, keys.get("text_config", {})):  # defaults that the small vocabulary does not have
         part |= {key: None for key in ("bos_token_id", "pad_token_id") if (part.get(key) or 0) >= VOCAB}
     (directory / "config.json").write_text(json.dumps(_as_published(keys)))
@@ -129,6 +158,10 @@ def _as_published(keys: dict[str, Any]) -> dict[str, Any]:
             "model_type": "mistral3",
             "text_config": keys | {"architectures": None},
         }
+    if kind == "solar_open":
+        return keys | {"intermediate_size": 96, "first_k_dense_replace": 0, "use_qk_norm": False}
+    if kind == "afmoe":
+        return keys | {"route_norm": True}
     if kind == "glm4_moe_lite":
         return keys | {"first_k_dense_replace": keys["mlp_layer_types"].count("dense")}
     if kind != "mimo_v2_flash":

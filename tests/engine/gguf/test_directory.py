@@ -8,20 +8,31 @@ from typing import Any
 import gguf
 import pytest
 from transformers import (
+    AfmoeConfig,
+    ApertusConfig,
+    ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneMoeConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -252,6 +263,36 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "glm4, biased": (Glm4Config, {
         "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
     }),
+    "cohere": (CohereConfig, {"logit_scale": 0.3, "layer_norm_eps": 1e-4, "tie_word_embeddings": True}),
+    "cohere, normed heads": (CohereConfig, {"logit_scale": 0.3, "use_qk_norm": True, "tie_word_embeddings": True}),
+    "cohere2": (
+        Cohere2Config,
+        {"head_dim": None, "num_hidden_layers": 4, "sliding_window": 11, "logit_scale": 0.3, "rotary_pct": 1.0, "tie_word_embeddings": True},
+    ),
+    "arcee": (ArceeConfig, {}),
+    "apertus": (ApertusConfig, {}),
+    "gemma 1": (GemmaConfig, {"tie_word_embeddings": True}),
+    "glm": (GlmConfig, {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
+    "hunyuan": (HunYuanDenseV1Config, {}),
+    "hunyuan-moe": (HunYuanMoEV1Config, {"intermediate_size": 32, "num_experts": 4, "moe_topk": [2, 2]}),
+    "dots1": (
+        Dots1Config,
+        {
+            "num_hidden_layers": 3, "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 1.7, "norm_topk_prob": True, "sliding_window": None,
+        },
+    ),
+    "k-exaone": (
+        ExaoneMoeConfig,
+        {"num_hidden_layers": 4, "sliding_window": 13, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "trinity": (
+        AfmoeConfig,
+        {
+            "num_hidden_layers": 4, "sliding_window": 13, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
+            "num_shared_experts": 1, "route_scale": 1.7, "mup_enabled": True,
+        },
+    ),
 }  # fmt: skip
 REQUEST = full("a", random_prompt(40, seed=8), max_tokens=6)
 
@@ -316,6 +357,17 @@ def test_the_text_part_of_a_model_with_a_tower_computes_what_it_does_alone(
     alone, found = one(load_engine(checkpoint), REQUEST), one(load_engine(directory), REQUEST)
     assert found.token_ids == alone.token_ids
     assert found.logprobs == alone.logprobs
+
+
+def test_a_file_of_mistral_large_3_is_read_as_mistral_4(tmp_path: Path) -> None:
+    """Its architecture in files is that of DeepSeek."""
+    family, changes = FAMILIES["mistral4"]
+    extra = {"deepseek2.expert_gating_func": 1, "deepseek2.attention.temperature_scale": 0.3}
+    changes = changes | {"rope_parameters": changes["rope_parameters"] | {"llama_4_scaling_beta": 0.3}}
+    checkpoint, file = write_both(tmp_path, family, extra=extra, architecture=gguf.MODEL_ARCH.DEEPSEEK2, **changes)
+    directory = directory_of(file, tmp_path / "store")
+    assert read_config(directory)["architectures"] == ["Mistral4ForCausalLM"]
+    assert one(load_engine(directory), REQUEST).logprobs == one(load_engine(checkpoint), REQUEST).logprobs
 
 
 def test_a_file_with_keys_and_values_in_one_tensor_is_read(tmp_path: Path) -> None:

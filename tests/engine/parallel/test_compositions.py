@@ -11,27 +11,42 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from transformers import (
+    AfmoeConfig,
+    ApertusConfig,
+    ArceeConfig,
+    Cohere2Config,
+    Cohere2MoeConfig,
+    CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV32Config,
+    Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneMoeConfig,
     FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GlmMoeDsaConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
+    GraniteMoeSWAConfig,
+    GraniteSWAConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    Lfm3Config,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -55,6 +70,7 @@ from transformers import (
     Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
+    SolarOpenConfig,
 )
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -201,6 +217,42 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "layer_types": ["sliding_attention"] + ["full_attention"] * 5,
         },
     ),
+    "cohere": (CohereConfig, {"use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": (Cohere2Config, {"hidden_size": 48, "head_dim": None, "sliding_window": 11}),
+    "cohere2-moe": (
+        Cohere2MoeConfig,
+        {
+            "rms_norm_eps": None, "sliding_window": 11, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 28,
+            "num_shared_experts": 1, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 60,
+        },
+    ),
+    "arcee": (ArceeConfig, {}),
+    "apertus": (ApertusConfig, {}),
+    "glm": (GlmConfig, {"head_dim": 12, "rope_parameters": HALF}),
+    "gemma": (GemmaConfig, {}),
+    "granite-swa": (GraniteSWAConfig, {"hidden_size": 48, "head_dim": None, "sliding_window": 11, "attention_multiplier": 0.3}),
+    "granite-moe-swa": (
+        GraniteMoeSWAConfig,
+        {
+            "hidden_size": 48, "head_dim": None, "sliding_window": 11, "num_local_experts": 8, "num_experts_per_tok": 3,
+            "intermediate_size": 28, "shared_intermediate_size": 20,
+        },
+    ),
+    "hunyuan": (HunYuanDenseV1Config, {}),
+    "hunyuan-moe": (HunYuanMoEV1Config, {"num_experts": 8, "moe_topk": 3, "intermediate_size": 28}),
+    "dots1": (
+        Dots1Config,
+        {
+            "moe_intermediate_size": 28, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1,
+            "n_shared_experts": 1, "first_k_dense_replace": 1,
+        },
+    ),
+    "k-exaone": (ExaoneMoeConfig, {"sliding_window": 13, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28}),
+    "solar-open": (SolarOpenConfig, {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28}),
+    "trinity": (
+        AfmoeConfig,
+        {"sliding_window": 13, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "num_shared_experts": 1},
+    ),
 }  # fmt: skip
 # Families whose layers keep a state.
 _HYBRID: dict[str, Any] = {
@@ -220,6 +272,11 @@ _QWEN_EXPERTS = {
 _CONVOLUTIONS = _HYBRID | {"layer_types": ["conv", "full_attention"] * 2}
 FURTHER |= {
     "lfm2": (Lfm2Config, _CONVOLUTIONS),
+    "lfm3": (
+        Lfm3Config,
+        _HYBRID | {"head_dim": 12, "sliding_window": 13, "rope_parameters": None,
+                   "layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
+    ),
     "lfm2-moe": (
         Lfm2MoeConfig, _CONVOLUTIONS | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 28, "num_dense_layers": 1},
     ),
@@ -252,12 +309,13 @@ FURTHER |= {
 FAMILIES = (*MODELS, EACH, *FURTHER)
 QUICK = (*MODELS, EACH, "minimax-m2")
 STATES = (
-    "lfm2", "lfm2-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear"
+    "lfm2", "lfm2-moe", "lfm3", "qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-4", "nemotron-h", "falcon-h1", "kimi-linear"
 )  # fmt: skip
 STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
           "deepseek-v2", "minimax-m2", "olmoe", "glm-4.7-flash", "mimo-v2", "mistral4", "lfm2-moe", "qwen3-next", "qwen3.5-moe",
-          "nemotron-h", "kimi-linear", "deepseek-v3.2", "glm-5", "gemma4, experts")  # fmt: skip
+          "nemotron-h", "kimi-linear", "deepseek-v3.2", "glm-5", "cohere2-moe", "granite-moe-swa", "hunyuan-moe", "dots1", "k-exaone",
+          "solar-open", "trinity", "gemma4, experts")  # fmt: skip
 
 
 Run = Callable[[Engine, list[Submit]], dict[str, Heard]]
