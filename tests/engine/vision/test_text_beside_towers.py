@@ -87,7 +87,8 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
     "gemma 4": Gemma4Config(
         text_config=Gemma4TextConfig(**text(
-            hidden_activation="gelu_pytorch_tanh", sliding_window=12, hidden_size_per_layer_input=0, global_head_dim=12,
+            hidden_activation="gelu_pytorch_tanh", sliding_window=12, hidden_size_per_layer_input=6, vocab_size_per_layer_input=431,
+            num_kv_shared_layers=1, layer_types=["full_attention", "sliding_attention", "full_attention"], global_head_dim=12,
             rope_parameters=None,
         )).to_dict(),
         vision_config={
