@@ -92,10 +92,15 @@ UNKNOWABLE = {
     ],
 }  # fmt: skip
 
+# Spoilt calls with indices beyond what is left. C would read other memory, and torch refuses them.
+BEYOND = {
+    *[(name, "cache", "shorter in 0") for name in ("mla_decode", "mla_prefill", "mla_selected")],
+    *[("mla_selected", place, "shorter in 1") for place in ("block_tables", "cache", "positions")],
+}
+
 
 @pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.name)
 def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "DEBUG", DEVICE == "cuda")
     problems = []
     for arguments in ordinary(operation):
         for place, x in places(arguments):
@@ -104,6 +109,7 @@ def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: py
                     name == "elsewhere" and len(tensors(arguments)) == 1
                 ):
                     continue
+                monkeypatch.setattr(checks, "DEBUG", DEVICE == "cuda" or (operation.name, place, name) in BEYOND)
                 same_numbers = spoilt.numel() == x.numel() and spoilt.dtype == x.dtype
                 meant = arguments if same_numbers else with_(arguments, place, spoilt.clone())
                 problem = outcome(operation, with_(copied(arguments), place, spoilt), meant, monkeypatch)
