@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
 BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of chunks that follow a cached prefix
+WITH_IMAGES = (8, 40, 300)  # tokens of chunks whose queries see later keys of their image
 _PREFIX = 4000
 _DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # a sampled row; greedy rows use torch
 _NUM_BLOCKS = 64  # size of the cache, which takes no memory on `meta`
@@ -126,8 +127,8 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
     for length in BEHIND_PREFIX if dry_run.layout.layers else ():
         yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))
-    if dry_run.config.image_needs(dry_run.dtype.itemsize).step_tokens:
-        yield prompt_batch((min(300, dry_run.context_length),), block_size, num_groups, has_images=True)
+    for length in WITH_IMAGES if dry_run.config.image_needs(dry_run.dtype.itemsize).step_tokens else ():
+        yield prompt_batch((min(length, dry_run.context_length),), block_size, num_groups, has_images=True)
 
 
 def decode_batch(rows: int, context: int, block_size: int, num_groups: int = 1) -> Batch:

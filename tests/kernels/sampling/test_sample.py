@@ -73,7 +73,7 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     min_p: float,
     candidates: int,
 ) -> None:
-    """With 4 candidates the search for the nucleus needs several rounds."""
+    """Few candidates make the search for the nucleus take several rounds."""
     logits = on_device(torch.randn(42, generator=torch.Generator().manual_seed(6), device="cpu")) * 2
     shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
     ends = list(accumulate(shares))
