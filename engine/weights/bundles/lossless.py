@@ -60,10 +60,11 @@ class CodedTensors:
 
     def survey(self) -> Iterator[str]:
         """Decide for one tensor after another whether it is coded, and yield its name."""
+        piece_bytes = self._piece_bytes  # a piece that held this object would keep the tensors after it
         for name, tensor in self._tensors.items():
             matrix = self._matrices.get(name)
             if matrix is None or not matrix.takes(tensor) or not self._add_coded(name, tensor.view(-1, matrix.columns)):
-                self._add(name, tensor, lambda tensor=tensor: _cut(tensor, self._piece_bytes))  # type: ignore[misc]
+                self._add(name, tensor, lambda tensor=tensor: _cut(tensor, piece_bytes))  # type: ignore[misc]
             yield name
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
@@ -89,8 +90,8 @@ class CodedTensors:
         if survey.num_bytes > self._coded_share * plain.nbytes:
             return False
         weight = survey.empty(on=torch.device("meta"))
-        escapes = torch.zeros_like(weight.escapes, device="cpu")
-        self._add(name + CODES, weight.codes, lambda: _encode(plain, survey, escapes, self._piece_bytes))
+        escapes, piece_bytes = torch.zeros_like(weight.escapes, device="cpu"), self._piece_bytes
+        self._add(name + CODES, weight.codes, lambda: _encode(plain, survey, escapes, piece_bytes))
         for ending, part in ((PALETTES, survey.palettes), (STARTS, survey.starts), (ESCAPES, escapes)):
             self._add(name + ending, part, lambda part=part: iter([part]))  # type: ignore[misc]
         return True

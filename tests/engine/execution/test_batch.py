@@ -83,7 +83,7 @@ def test_every_chunk_is_described() -> None:
     assert group.verify.cu_seqlens_q.tolist() == [0, 1, 2, 5, 7]
     assert group.verify.context_lens.tolist() == [6, 3, 6, 3]
     assert group.verify.cu_seqlens_q.dtype == group.verify.context_lens.dtype == torch.int32
-    assert group.verify[-2:] == ((1, 1, 3, 2), (6, 3, 6, 3))
+    assert group.verify[3:] == ((1, 1, 3, 2), (6, 3, 6, 3), None)
     assert group.prefill is not None
     assert group.prefill.block_tables.tolist() == [[8, 1, 6], [2, 5, 2]]
     assert group.prefill.cu_seqlens_q.tolist() == [0, 3, 8]
