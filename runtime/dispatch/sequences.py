@@ -39,8 +39,8 @@ def prefill_sequence(submit: Submit, block_size: int) -> Submit:
     other.
     """
     num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
-    begun = [image for image in submit.images if image.is_bidirectional and image.position < num_tokens]
-    num_tokens = max([num_tokens, *[image.position + image.num_tokens for image in begun]])
+    cut_images = [image for image in submit.images if image.is_bidirectional and image.position < num_tokens]
+    num_tokens = max([num_tokens, *[image.position + image.num_tokens for image in cut_images]])
     return Submit(
         os.urandom(16).hex(),
         submit.model,
