@@ -95,7 +95,7 @@ class DeployedFunctions:
         self._failed: dict[str, tuple[Failure, float]] = {}
         self._accepted: set[str] = set()  # pools that own their resources
         self._without_secrets: set[str] = set()  # functions whose secrets could not be fetched or stored
-        # Of pools being started and bundles being fetched, by pool and digest; a lock that nothing holds or awaits is gone.
+        # By pool, held while it starts, and by digest, held while the bundle is fetched. Unused locks are removed.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()

@@ -28,9 +28,7 @@ class SchedulerLimits(NamedTuple):
     # True for an encoder: each prompt is computed in one step, because all of its tokens attend to each other, and nothing is cached.
     whole_prompts: bool = False
     most_unmeasured: float = math.inf  # limit of a step's prompt tokens while the model's speed is unknown
-    most_image_tokens: int = (
-        0  # most tokens of an image that one step must compute together; 0 if steps may divide all images
-    )
+    most_image_tokens: int = 0  # most tokens of an image that one step must compute; 0 if steps may divide images
 
     @property
     def groups(self) -> CacheGroups:

@@ -267,6 +267,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (HUNYUAN, {"moe_intermediate_size": [9, 9, 9]}, "moe_intermediate_size = 9; supported for .* is None or 31"),
         (SINKS, {"layer_rope_theta": [1.0]}, r"layer_rope_theta = \[1.0\]; it must be a list of 4 bases"),
         (SINKS, {"layer_rope_theta": [1.0, -1.0, 1.0, 1.0]}, "it must be a list of 4 bases"),
+        (SINKS, {"layer_rope_theta": [1.0, "a", 1.0, 1.0]}, "it must be a list of 4 bases"),
         (TRINITY, {"route_norm": False}, "route_norm = False; supported for AfmoeForCausalLM is True"),
         (TRINITY, {"num_dense_layers": 5}, "num_dense_layers = 5; it must be a whole number from 0 to 4"),
         ("apertus, learned activations", {"hidden_act": "silu"}, "hidden_act = 'silu'; supported for ApertusForCausalLM is 'xielu'"),

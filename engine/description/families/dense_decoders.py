@@ -147,7 +147,8 @@ def granite_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     default = tuple("sliding_attention" if i % 4 else "full_attention" for i in range(num_layers))
     kinds = mixed_layers(config, sliding_window(config, 128), default)
     thetas = config.get("layer_rope_theta") or [rule.theta] * num_layers
-    if not isinstance(thetas, list) or len(thetas) != num_layers or min(thetas) < 0:
+    is_list = isinstance(thetas, list) and len(thetas) == num_layers
+    if not is_list or not all(isinstance(theta, (int, float)) and theta >= 0 for theta in thetas):
         raise CheckpointError(f"config.json has layer_rope_theta = {thetas!r}; it must be a list of {num_layers} bases")
     bases = sorted({float(theta) for theta in thetas if theta})
     return {
@@ -319,9 +320,7 @@ def gemma(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma and CodeGemma: like Llama, with Gemma's norms, embeddings and activation."""
     refuse_unless(config, "use_bidirectional_attention", False, None)
     named = config.get("hidden_act", "gelu_pytorch_tanh")
-    activation = (
-        "gelu_pytorch_tanh" if named == "gelu" else named
-    )  # the published name, by which the approximation is meant
+    activation = "gelu_pytorch_tanh" if named == "gelu" else named  # published checkpoints mean the approximation
     return gemma_decoder(
         {**config, "hidden_activation": activation},
         norms=NORMS_BEFORE,
