@@ -165,7 +165,9 @@ class Server:
             give_back_memory()
 
     def _look(self, now: float, connection: HttpConnection) -> None:
-        if now > connection.deadline and connection in self.connections:
+        if connection not in self.connections:
+            return  # it was lost while others were checked
+        if now > connection.deadline:
             connection.overdue()
         elif connection.task is not None and has_vanished(connection.transport.get_extra_info("socket")):
             self.cut["vanished"] += 1

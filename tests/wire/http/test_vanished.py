@@ -74,3 +74,30 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
         await eventually(lambda: len(server.connections) == 1)
         assert server.cut["vanished"] == 1
         assert not idle.reader.at_eof(), "a client without an open request is not cut"
+
+
+@pytest.mark.process
+async def test_a_connection_that_is_lost_during_a_sweep_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work: list[None] = []
+    checked: set[Any] = set()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        at_work.append(None)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    def check(sock: Any) -> bool:
+        if len(at_work) == 2:
+            checked.add(sock)
+            for other in tuple(server.connections):
+                if other.transport.get_extra_info("socket") is not sock:
+                    other.abort()
+        return False
+
+    monkeypatch.setattr("pilotlight.wire.http.server.SWEPT_AT_ONCE", 1)
+    monkeypatch.setattr("pilotlight.wire.http.server.has_vanished", check)
+    async with served(app, HttpLimits(sweep_s=0.01)) as server, wire(server.url) as one, wire(server.url) as other:  # type: ignore[attr-defined]
+        for client in (one, other):
+            await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await eventually(lambda: bool(checked) and len(server.connections) == 1)
+        assert len(checked) == 1
