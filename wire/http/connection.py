@@ -43,6 +43,8 @@ UNSENT_BYTES = 64 << 10  # limit of a connection's unsent bytes in the kernel
 # time for a client to receive a response if the body of its request was not read to the end; then the connection is reset
 LINGER_S = 2.0
 NEVER = float("inf")
+# Linux's TCP_CLOSE and TCP_CLOSE_WAIT (include/net/tcp_states.h), as the first byte of its struct tcp_info
+LEFT = (b"\x07", b"\x08")
 
 
 class HttpLimits(NamedTuple):
@@ -197,6 +199,11 @@ class HttpConnection(asyncio.Protocol):
         if not self._exchanges:
             return  # its request was refused while it waited
         exchange, early = self._exchanges[0], self._early
+        # A request without a body costs little, so it is answered even if the client has closed its sending half.
+        if exchange.is_gone or (exchange.body.held_bytes and has_left(self.transport.get_extra_info("socket"))):
+            self._exchanges.clear()
+            self._has(self.server.limits.stall_s)
+            return self.transport.close()
         exchange.begin(self.server.app if early is None else _websocket_app(self, exchange, early))
 
     # Methods that exchanges and the server call.
@@ -337,6 +344,25 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
         await PendingUpgrade(connection.server.app, open_websocket)(scope, receive, send)
 
     return app
+
+
+def has_left(sock: "socket.socket | TransportSocket | None") -> bool:
+    """Ask the kernel whether a client has closed its connection.
+
+    uvloop accepts one connection in each turn and starts its request before it reads again. Otherwise, after clients have left at once, the requests
+    of all that were not accepted yet would be computed.
+    """
+    return tcp_info(sock, 1) in LEFT
+
+
+def tcp_info(sock: "socket.socket | TransportSocket | None", num_bytes: int) -> bytes:
+    """Return the first bytes of Linux's struct tcp_info; empty on other systems and for other connections."""
+    if sock is None or sys.platform != "linux":
+        return b""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, num_bytes)
+    except OSError:  # not a TCP connection, or a closed one
+        return b""
 
 
 def bound_unsent(sock: object) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import socket
 import ssl
 import struct
-import sys
 import time
 from asyncio.trsock import TransportSocket
 from collections import Counter
@@ -20,7 +19,7 @@ from functools import partial
 
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.http.connection import HttpConnection, HttpLimits, host_and_port
+from pilotlight.wire.http.connection import HttpConnection, HttpLimits, host_and_port, tcp_info
 from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.request_starts import RequestStarts
 
@@ -192,16 +191,11 @@ def has_vanished(sock: "socket.socket | TransportSocket | None", silent_ms: int 
 
     Writing does not show it while the kernel's buffers accept bytes.
     """
-    if sock is None or sys.platform != "linux":
-        return False
-    try:
-        return is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE), silent_ms)
-    except OSError:  # not a TCP connection, or a closed one
-        return False
+    return is_silent(tcp_info(sock, _SIZE), silent_ms)
 
 
-def is_silent(tcp_info: bytes, silent_ms: int = SILENT_MS) -> bool:
-    if len(tcp_info) < _SIZE:
+def is_silent(info: bytes, silent_ms: int = SILENT_MS) -> bool:
+    if len(info) < _SIZE:
         return False
-    (unacked,), (last_ack_ms,) = _UINT.unpack_from(tcp_info, _UNACKED), _UINT.unpack_from(tcp_info, _LAST_ACK_RECV)
+    (unacked,), (last_ack_ms,) = _UINT.unpack_from(info, _UNACKED), _UINT.unpack_from(info, _LAST_ACK_RECV)
     return bool(unacked and last_ack_ms > silent_ms)

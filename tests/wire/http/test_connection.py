@@ -18,6 +18,7 @@ from pilotlight.wire.http.connection import (
     host_and_port,
 )
 from pilotlight.wire.http.exchange import HELD_BODY_BYTES
+from pilotlight.wire.http.request_starts import RequestStarts
 from pilotlight.wire.http.server import REFUSED_AT_ONCE, Server
 
 LIMITS = HttpLimits(
@@ -107,6 +108,18 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
     assert (client.statuses, client.transport.told[2:]) == ([b"200"] * 3, [])
     assert client.scope["client"] == ("192.0.2.1", 7)
     assert client.scope["scheme"] == "http"
+
+
+async def test_a_request_whose_client_has_left_while_it_waited_for_its_start_is_not_begun() -> None:
+    client = Client()
+    client.server.starts, client.server.limits = RequestStarts(1), LIMITS._replace(max_connections=3)
+    clients = [client, *(Client(client.server, Transport((f"192.0.2.{number}", 7))) for number in (2, 3))]
+    for number, each in enumerate(clients):
+        each.connection.data_received(GET % number)
+    clients[1].connection.eof_received()
+    await client.turn()
+    assert client.seen == ["/0", "/2"]
+    assert (clients[1].transport.told, clients[1].connection.task) == (["close"], None)
 
 
 @pytest.mark.long

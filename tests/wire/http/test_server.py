@@ -5,6 +5,7 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -320,6 +321,25 @@ async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_
         await client.say(GET)
         client.writer.write_eof()
         await asyncio.wait_for(told.wait(), 60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it before the end is read")
+async def test_a_request_with_a_body_is_not_begun_if_its_client_left_before_it_was_read() -> None:
+    app, listener = App(), bind("127.0.0.1", 0)
+    ask = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
+    for _ in range(3):
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(ask)
+    server = Server(app)
+    await server.start(listener)
+    try:
+        async with wire(url_of(listener)) as present:
+            await present.say(ask)
+            await present.hear_until(b"ok")
+            await eventually(lambda: len(server.connections) == 1)
+            assert app.bodies == [b"body"]
+    finally:
+        await server.stop(0.2)
 
 
 async def test_a_body_in_chunks_is_put_together_and_its_trailers_are_dropped() -> None:
