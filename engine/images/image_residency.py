@@ -98,6 +98,7 @@ class ImageResidency:
         self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, least recently used first
         self._held: dict[Sequence, list[SequenceImage]] = {}
         self._waiting: list[AwaitedImages] = []
+        self._has_cancelled = False  # a wait was cancelled since unwanted images were last dropped
         self._prepared: dict[bytes, Future[Prepared]] = {}
         self._threads = ThreadPoolExecutor(1, "images")
 
@@ -123,6 +124,8 @@ class ImageResidency:
 
         Encodes a piece if its image is decoded, and more until `most_s` have passed, up to a limit. Ends sequences whose images fail.
         """
+        if self._has_cancelled:
+            self._forget_unwanted()
         until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
         while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
             awaited = self._waiting[0]
@@ -153,7 +156,10 @@ class ImageResidency:
     def cancel(self, awaited: "AwaitedImages") -> None:
         if awaited in self._waiting:
             self._waiting.remove(awaited)
-            self._forget_unwanted()
+            # While others wait, the next `encode` drops its images: when hundreds are cancelled at once, each image would be prepared in vain.
+            self._has_cancelled = True
+            if not self._waiting:
+                self._forget_unwanted()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -243,6 +249,7 @@ class ImageResidency:
 
     def _forget_unwanted(self) -> None:
         """Drop unfinished images for which no sequence waits any more."""
+        self._has_cancelled = False
         wanted = {image.name for awaited in self._waiting for image in awaited.images}
         for name in [name for name in self._prepared if name not in wanted]:
             self._prepared.pop(name).cancel()

@@ -3,7 +3,9 @@
 import math
 import time
 from array import array
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,7 +28,11 @@ class FakeEncoder:
     placeholder = 1
     token_bytes = 4
 
+    def __init__(self) -> None:
+        self.prepared: list[bytes] = []
+
     def prepare(self, data: bytes) -> OnePiece:
+        self.prepared.append(data)
         return OnePiece()
 
     def encode(self, name: bytes, piece: object) -> None:
@@ -34,6 +40,32 @@ class FakeEncoder:
 
     def drop(self, name: bytes) -> None:
         pass
+
+
+class AtOnce(Executor):
+    """Run each call when it is submitted."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(work(*args, **options))
+        return future
+
+
+def test_no_image_is_prepared_for_sequences_that_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pilotlight.engine.images.image_residency.ThreadPoolExecutor", lambda *_: AtOnce())
+    encoder = FakeEncoder()
+    residency, waiting = ImageResidency(encoder), list[AwaitedImages]()
+    names = [b"%d" % number for number in range(20)]
+    for name in names:
+        image = SequenceImage(name, name, 0, 1, array("q", [0]), is_cut=False)
+        sequence = Sequence(name.decode(), [1, 2], SamplingParams(max_tokens=1), images=(image,))
+        residency.computable([Chunk.next_of(sequence, 2)], waiting.append)
+    ahead = list(encoder.prepared)
+    for awaited in waiting[:-1]:
+        awaited.cancel()
+    residency.encode(time.monotonic, math.inf, OpenSequences(lambda sequence: None))
+    assert encoder.prepared == [*ahead, names[-1]]
+    assert waiting[-1].is_done
 
 
 def test_all_that_wait_for_one_image_continue_when_it_is_encoded_however_many_they_are() -> None:
