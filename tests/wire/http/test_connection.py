@@ -110,7 +110,7 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
     assert client.scope["scheme"] == "http"
 
 
-async def test_a_request_whose_client_has_left_while_it_waited_for_its_start_is_not_begun() -> None:
+async def test_a_request_whose_client_has_left_while_it_waited_for_its_start_is_not_started() -> None:
     client = Client()
     client.server.starts, client.server.limits = RequestStarts(1), LIMITS._replace(max_connections=3)
     clients = [client, *(Client(client.server, Transport((f"192.0.2.{number}", 7))) for number in (2, 3))]

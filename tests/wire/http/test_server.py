@@ -324,7 +324,7 @@ async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it before the end is read")
-async def test_a_request_with_a_body_is_not_begun_if_its_client_left_before_it_was_read() -> None:
+async def test_a_request_with_a_body_is_not_started_if_its_client_left_before_it_was_read() -> None:
     app, listener = App(), bind("127.0.0.1", 0)
     ask = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
     for _ in range(3):
