@@ -13,6 +13,7 @@ from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.server import SILENT_MS, has_vanished, is_silent
 from tests.asgi import eventually
 from tests.edge_router.raw import wire
+from tests.wire.http.test_connection import Client, Transport
 from tests.wire.http.test_server import served
 
 
@@ -77,27 +78,31 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
 
 
 @pytest.mark.process
-async def test_a_connection_that_is_lost_during_a_sweep_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work: list[None] = []
-    checked: set[Any] = set()
+async def test_a_connection_that_is_lost_during_a_sweep_is_not_checked() -> None:
+    checked: list[Transport] = []
+
+    class Checked(Transport):
+        """Is its own socket. When the kernel is asked about it, all other connections are lost."""
+
+        def get_extra_info(self, name: str) -> Any:
+            return self if name == "socket" else super().get_extra_info(name)
+
+        def getsockopt(self, *_: object) -> bytes:
+            checked.append(self)
+            for client in clients:
+                if client.transport is not self:
+                    client.connection.connection_lost(None)
+            return b""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        at_work.append(None)
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    def check(sock: Any) -> bool:
-        if len(at_work) == 2:
-            checked.add(sock)
-            for other in tuple(server.connections):
-                if other.transport.get_extra_info("socket") is not sock:
-                    other.abort()
-        return False
-
-    monkeypatch.setattr("pilotlight.wire.http.server.SWEPT_AT_ONCE", 1)
-    monkeypatch.setattr("pilotlight.wire.http.server.has_vanished", check)
-    async with served(app, HttpLimits(sweep_s=0.01)) as server, wire(server.url) as one, wire(server.url) as other:  # type: ignore[attr-defined]
-        for client in (one, other):
-            await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await eventually(lambda: bool(checked) and len(server.connections) == 1)
-        assert len(checked) == 1
+    async with served(app, HttpLimits(sweep_s=0.01)) as server:
+        clients = [Client(server, Checked()) for _ in range(2)]
+        for client in clients:
+            client.connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await eventually(lambda: len(checked) >= 2)
+        assert len(set(checked)) == 1
+        for client in clients:
+            client.connection.connection_lost(None)
