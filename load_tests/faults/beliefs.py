@@ -45,9 +45,10 @@ def _says(*sites: str):  # type: ignore[no-untyped-def]
 
 
 def hangup(it: Strike) -> None:
-    for member in it.network.members.values():
-        member.process.send_signal(signal.SIGHUP)
+    processes = {name: member.process for name, member in it.network.members.items()}
+    for process in processes.values():
+        process.send_signal(signal.SIGHUP)
     time.sleep(3)
-    again = [name for name, member in it.network.members.items() if member.starts > 1]
-    if again:
-        raise RuntimeError(f"SIGHUP ended {', '.join(again)}")
+    ended = [name for name, process in processes.items() if process.poll() == -signal.SIGHUP]
+    if ended:
+        raise RuntimeError(f"SIGHUP ended {', '.join(ended)}")

@@ -120,12 +120,12 @@ def both(first: Row, second: Row, after_s: float) -> Row:
 
 
 def _inject(row: Row, it: Strike) -> None:
-    """Inject a fault; again while its target cannot be reached."""
+    """Inject a fault; again while its target cannot be reached, or has no process yet."""
     deadline = time.monotonic() + REACHED_WITHIN_S
     while True:
         try:
             return row.fault(it)
-        except OSError:
+        except (OSError, StopIteration):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
