@@ -23,6 +23,7 @@ from pilotlight.sites.joining.network_file import remove_site
 from pilotlight.sites.joining.tokens import Tokens, join_line
 from pilotlight.sites.key_files import new_key
 from pilotlight.sites.network import load_network
+from pilotlight.sites.rules import are_host_names
 from pilotlight.support import atomic_files
 
 SECRET_BYTES = 32
@@ -55,7 +56,11 @@ scopes = ["admin"]
 
 
 def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
-    """Make a network's folder. Raises CliError if the folder has a network already."""
+    """Make a network's folder. Raises CliError if the folder has a network already, or the host is none."""
+    try:
+        are_host_names((host,))
+    except ValueError as error:
+        raise CliError(f"--host: {error}.") from None
     folder = folder.expanduser().absolute()
     if (folder / "network.toml").exists() or (folder / "authority.pem").exists():
         raise CliError(f"{folder} holds a network already: `pilotlight network token {folder}` lets a machine join it.")

@@ -159,3 +159,13 @@ def test_a_folder_without_a_network_is_said_to_be_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(CliError):
             command()
+
+
+@pytest.mark.parametrize(
+    "host", ["https://router.example", "router.example:8443", "router.exämple", "[::1]", "a b", ""]
+)
+def test_what_is_no_host_makes_no_network(host: str, tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"^--host: .* is not a host name"):
+        init(tmp_path / "net", host, 8443, ("Oslo", 59.9, 10.7), 5)
+    assert not (tmp_path / "net").exists()
+    init(tmp_path / "net", "::1", 8443, ("Oslo", 59.9, 10.7), 5)
