@@ -19,8 +19,7 @@ _BEFORE_QUERY = re.compile(r"\A(?:(?:https?|wss?|ftp):[/\\]{2}|(?![a-z][a-z0-9+.
 def quoted(url: str) -> str:
     """Percent-encode the non-ASCII characters, spaces and quotes of a URL, for use in a header."""
     parts = urlsplit(url)
-    if not parts.netloc.isascii():
-        host = parts.hostname or ""
+    if not (host := parts.hostname or "").isascii():
         netloc = parts.netloc.replace(host, host.encode("idna").decode(), 1)
         url = parts._replace(netloc=netloc).geturl()
     return quote(url, safe=KEPT)
@@ -229,13 +228,15 @@ def _read(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
         parts.port  # noqa: B018 - raises ValueError for an invalid port
+        host = parts.hostname or ""
+        host = host if host.isascii() else host.encode("idna").decode()
     except ValueError as error:
         raise TypeError(f"{text!r} is no URL: {error}") from None
-    if not parts.scheme or (parts.scheme in DEFAULT_PORTS and not parts.hostname):
+    if not parts.scheme or (parts.scheme in DEFAULT_PORTS and not host):
         raise TypeError(f"{text!r} is no URL: it begins with a scheme and a host, as https://example.com/ does")
     if parts.scheme not in DEFAULT_PORTS:
         return parts
     user, at, _ = parts.netloc.rpartition("@")
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     port = "" if parts.port in (None, DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
     return parts._replace(netloc=f"{user}{at}{host}{port}", path=without_dot_segments(parts.path or "/"))
