@@ -68,6 +68,8 @@ def decoded(data: bytes) -> tuple[int, int, bytearray]:
 
 
 def _opaque(image: "Image.Image") -> "Image.Image":
+    if image.mode.startswith("I;16"):  # 16 bits of grey, which Pillow's conversion would cut off at 255
+        return image.point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         from PIL import Image
 

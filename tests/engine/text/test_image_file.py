@@ -24,3 +24,10 @@ def test_a_picture_that_its_camera_has_stored_turned_is_put_upright(orientation:
     (upright if way is None else upright.transpose(way)).save(file, "PNG", exif=exif)
     assert decoded(file.getvalue()) == (29, 18, upright.convert("RGB").tobytes())
     assert check_image(base64.b64encode(file.getvalue()).decode(), 29 * 18) == (29, 18)
+
+
+def test_grey_of_16_bits_keeps_its_shades() -> None:
+    shades = [0, 255, 256, 20_000, 40_000, 65_535]
+    file = io.BytesIO()
+    Image.frombytes("I;16", (3, 2), b"".join(shade.to_bytes(2, "little") for shade in shades)).save(file, "PNG")
+    assert decoded(file.getvalue()) == (3, 2, bytes([shade >> 8 for shade in shades for _ in range(3)]))
