@@ -30,7 +30,10 @@ def notify_reloading() -> None:
 
 
 def notify_stopping(drain_timeout_s: float = 0.0) -> None:
-    """Report that the process drains and will end, and when at the latest: that may be after its unit's `TimeoutStopSec`."""
+    """Report that the process drains and will end.
+
+    The service manager waits for the drain timeout, even if the unit's `TimeoutStopSec` is less.
+    """
     _notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={int(min(drain_timeout_s + END_S, _YEAR_S) * 1e6)}")
 
 

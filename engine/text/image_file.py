@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
-    """Return the width and height of a base64-encoded file, upright; decode it unless it has too many pixels.
+    """Return the size of a base64-encoded file, upright; decode it unless it has too many pixels.
 
     To be called in a child process, because native decoders may crash. Raises ImageError.
     """

@@ -56,7 +56,7 @@ scopes = ["admin"]
 
 
 def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
-    """Make a network's folder. Raises CliError if the folder has a network already, or the host is none."""
+    """Make a network's folder. Raises CliError if the folder has a network already, or `host` is invalid."""
     try:
         are_host_names((host,))
     except ValueError as error:
