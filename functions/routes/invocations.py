@@ -221,7 +221,7 @@ class FunctionRoute:
         """Return the function's URL. Raises ApiError if a slash around the function's name is encoded."""
         raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
         if self._name is None:
-            _, first, second, *rest = *raw.split("/", 3), ""
+            _, first, second, *rest = [*raw.split("/", 3), ""]
             if (unquote(first), unquote(second)) != ("fn", name):
                 sentence = f"{raw[:100]} names no function: a function is at /fn/NAME, and its name has no slash (%2F)"
                 raise ApiError("function_not_found", sentence)
