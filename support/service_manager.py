@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 SOCKET_ENV = "NOTIFY_SOCKET"
-END_S = 15.0  # time to end after a drain
+_END_S = 15.0  # time to end after a drain
 _YEAR_S = 365 * 24 * 3600.0  # a drain without a limit
 
 
@@ -34,7 +34,7 @@ def notify_stopping(drain_timeout_s: float = 0.0) -> None:
 
     The service manager waits for the drain timeout, even if the unit's `TimeoutStopSec` is less.
     """
-    _notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={int(min(drain_timeout_s + END_S, _YEAR_S) * 1e6)}")
+    _notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={int(min(drain_timeout_s + _END_S, _YEAR_S) * 1e6)}")
 
 
 def _notify(*lines: str) -> None:

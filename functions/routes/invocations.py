@@ -221,11 +221,11 @@ class FunctionRoute:
         """Return the function's URL. Raises ApiError if a slash around the function's name is encoded."""
         raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
         if self._name is None:
-            _, first, second, *rest = [*raw.split("/", 3), ""]
-            if (unquote(first), unquote(second)) != ("fn", name):
+            segments = raw.split("/", 3)
+            if [unquote(each) for each in segments[1:3]] != ["fn", name]:
                 sentence = f"{raw[:100]} names no function: a function is at /fn/NAME, and its name has no slash (%2F)"
                 raise ApiError("function_not_found", sentence)
-            raw = f"/{rest[0]}"
+            raw = "/" + "".join(segments[3:])
         query = scope.get("query_string", b"").decode("latin-1")
         return f"{_origin(scope)}{without_dot_segments(raw)}" + (f"?{query}" if query else "")
 
