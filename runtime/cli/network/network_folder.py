@@ -2,7 +2,6 @@
 
 `network init` makes it, other commands change it, and the router reads it."""
 
-import json
 import secrets
 import shutil
 import sys
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.sites import toml_text
 from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
 from pilotlight.sites.joining.network_file import remove_site
 from pilotlight.sites.joining.tokens import Tokens, join_line
@@ -75,8 +75,8 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
         atomic_files.write(folder / "secret", secrets.token_hex(SECRET_BYTES).encode())
         city, latitude, longitude = place
         text = NETWORK.format(
-            folder=folder, city=json.dumps(city), latitude=latitude, longitude=longitude,
-            listen=json.dumps("::" if _is_ipv6(host) else "0.0.0.0"), port=port, digest=known.key_sha256,
+            folder=folder, city=toml_text.literal(city), latitude=latitude, longitude=longitude,
+            listen=toml_text.literal("::" if _is_ipv6(host) else "0.0.0.0"), port=port, digest=known.key_sha256,
         )  # fmt: skip
         atomic_files.write(folder / "network.toml", text.encode())
     except OSError as error:

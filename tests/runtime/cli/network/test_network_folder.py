@@ -169,3 +169,12 @@ def test_what_is_no_host_makes_no_network(host: str, tmp_path: Path) -> None:
         init(tmp_path / "net", host, 8443, ("Oslo", 59.9, 10.7), 5)
     assert not (tmp_path / "net").exists()
     init(tmp_path / "net", "::1", 8443, ("Oslo", 59.9, 10.7), 5)
+
+
+def test_a_city_may_have_any_letters(tmp_path: Path) -> None:
+    city = '𠮷野 "Zürich" \\ 😀'
+    init(tmp_path / "net", "10.0.0.1", 8443, (city, 34.4, 135.9), 5)
+    file = tmp_path / "net" / "network.toml"
+    add_site(file, "ams1", "https://10.0.0.2:8790", PLACE | {"city": city})
+    network = load_network(file)
+    assert [network.place.city, *(site.place.city for site in network.sites)] == [city, city]
