@@ -177,7 +177,10 @@ def kv_import(
 def _put_of(entry: dict[str, Any]) -> dict[str, Any]:
     value = base64.b64decode(entry["value"], validate=True) if entry.get("base64") else entry["value"].encode()
     metadata = json.dumps(entry["metadata"]) if entry.get("metadata") is not None else None
-    return {"key": entry["key"], "value": value, "expiration": entry.get("expiration"), "metadata": metadata}
+    times = {name: entry.get(name) for name in ("expiration", "expiration_ttl")}
+    if not all(isinstance(seconds, int | None) for seconds in times.values()):
+        raise TypeError(f"the times of {entry['key']} must be whole seconds")
+    return {"key": entry["key"], "value": value, "metadata": metadata, **times}
 
 
 @r2.command("export")

@@ -142,9 +142,14 @@ def test_keys_come_out_as_wrangler_reads_them_and_go_in_again(
     assert run("kv", "import", "KV", str(out), *there) == "1 keys were set\n"
     run("kv", "export", "KV", "--output", str(out), *there)
     assert json.loads(out.read_text()) == [{**binary, "metadata": {"a": 1}}]
-    out.write_text('[{"key": 1}]')
-    with pytest.raises(CliError, match="not a list of keys with values"):
-        run("kv", "import", "KV", str(out), *there)
+    out.write_text(json.dumps([{**text, "expiration_ttl": 3600}]))
+    run("kv", "import", "KV", str(out), *there)
+    run("kv", "export", "KV", "--output", str(out), *there)
+    assert abs(json.loads(out.read_text())[1]["expiration"] - binary["expiration"]) < 1800
+    for wrong in ({"key": 1}, {**text, "expiration": "soon"}):
+        out.write_text(json.dumps([wrong]))
+        with pytest.raises(CliError, match="not a list of keys with values"):
+            run("kv", "import", "KV", str(out), *there)
 
 
 def test_objects_lie_under_their_keys_and_those_that_are_no_paths_beside_them(
