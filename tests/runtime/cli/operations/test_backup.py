@@ -81,6 +81,24 @@ def test_an_object_that_is_replaced_all_the_time_is_there_as_its_index_names_it(
     assert (bucket / "files" / version[:2] / version).read_text() == version
 
 
+@pytest.mark.parametrize("journal_mode", ["DELETE", "WAL", "none: the file is broken"])
+def test_an_object_may_be_a_database_itself(journal_mode: str, tmp_path: Path) -> None:
+    Bucket(tmp_path / "state")
+    (file,) = (tmp_path / "state").rglob("files/*/*")
+    file.unlink()
+    if journal_mode.startswith("none"):
+        file.write_bytes(b"SQLite format 3\0 and nothing else")
+    else:
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute(f"PRAGMA journal_mode = {journal_mode}")
+            connection.execute("CREATE TABLE a (b)")
+    content = file.read_bytes()
+    backup(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "state")], None)
+    restore(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "restored")], None)
+    (restored,) = (tmp_path / "restored").rglob("files/*/*")
+    assert file.read_bytes() == restored.read_bytes() == content
+
+
 def test_an_object_whose_file_is_lost_is_named(tmp_path: Path) -> None:
     Bucket(tmp_path / "state")
     (file,) = (tmp_path / "state").rglob("files/*/*")
