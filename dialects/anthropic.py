@@ -280,8 +280,10 @@ def _text_of(block: dict[str, Any], where: str) -> str:
         return string_in(block, "text", where)
     if not isinstance(kind, str):
         raise refused("each block needs a type, a string", f"{where}.type")
+    if kind == "image":
+        raise refused("only users and tools may send images", where)
     raise refused(
-        f"blocks of type {kind[:50]!r} are not supported by this model; send text and images",
+        f"blocks of type {kind[:50]!r} are not supported; send text, and images to models that take them",
         where,
         "unsupported_parameter",
     )

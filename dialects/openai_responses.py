@@ -295,7 +295,7 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
         return string_in(part, "refusal", where)
     if kind not in _TEXTS:
         raise refused(
-            f"parts of type {str(kind)[:50]!r} are not supported; send text and images",
+            f"parts of type {str(kind)[:50]!r} are not supported; send text, and images to models that take them",
             where,
             "unsupported_parameter",
         )

@@ -95,7 +95,8 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
         if of_file:  # each worker reads the file, because a later one must have the secret of its time
             del os.environ[HOP_SECRET_ENV]
         arguments = ["pilotlight.edge_router.serve", str(file)]
-        return supervise(arguments, listen.host, port, workers, is_tls=listen.tls_certificate is not None)
+        is_tls, drain_timeout_s = listen.tls_certificate is not None, network.relay.drain_timeout_s
+        return supervise(arguments, listen.host, port, workers, is_tls=is_tls, drain_timeout_s=drain_timeout_s)
     listener = bind(listen.host, port) if role is None else role.listening()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(network, listener, file, role))
@@ -111,7 +112,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
     def signalled() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    follow_signals(signalled, lambda: reload(app, network, file))
+    follow_signals(signalled, lambda: reload(app, network, file), network.relay.drain_timeout_s)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(serving(app, network, listener))
         if role is not None:

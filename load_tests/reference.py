@@ -359,9 +359,10 @@ def _commands(name: str, group: typer.Typer) -> Iterator[tuple[str, Callable[...
 
 
 def _parameter(key: str, hint: Any, default: Any) -> tuple[str, ...] | None:
-    if get_origin(hint) is not Annotated:
-        return None  # typer's own context
-    kind, info = get_args(hint)[:2]
+    if hint is typer.Context:
+        return None
+    plain = typer.Argument() if default is inspect.Parameter.empty else typer.Option()
+    kind, info = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, plain)
     if info.hidden:
         return None
     kinds = (
@@ -371,7 +372,9 @@ def _parameter(key: str, hint: Any, default: Any) -> tuple[str, ...] | None:
     )
     is_flag = kinds == [bool]
     if isinstance(info, OptionInfo):
-        names = info.param_decls or (f"--{key.replace('_', '-')}",)
+        # in an annotation typer keeps the first name where a default may be
+        named = [each for each in (info.default, *(info.param_decls or ())) if isinstance(each, str)]
+        names = named or [f"--{key.replace('_', '-')}"]
         name = ", ".join(f"`{each}`" for each in names)
     else:
         name = f"`{key.upper()}`"

@@ -163,7 +163,7 @@ async def serve_app(
     url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
-    stopping = stop or _stop_on_signals(force_shutdown, lambda: reload(app.site, file, load))
+    stopping = stop or _stop_on_signals(force_shutdown, app.site, lambda: reload(app.site, file, load))
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
             notify_ready(f"listening on {url}; loading models")
@@ -271,11 +271,11 @@ def reload(site: Site, file: Path | None, load: Callable[[Path], SiteConfig] = l
         site.access.update_from(access_of(found))
 
 
-def _stop_on_signals(force_shutdown: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:
+def _stop_on_signals(force_shutdown: asyncio.Event, site: Site, reload: Callable[[], None]) -> asyncio.Event:
     stop = asyncio.Event()
 
     def on_signal() -> None:
         (force_shutdown if stop.is_set() else stop).set()
 
-    follow_signals(on_signal, reload)
+    follow_signals(on_signal, reload, site.config.limits.drain_timeout_s)
     return stop

@@ -5,7 +5,6 @@ not the intended one.
 """
 
 import hashlib
-import json
 import re
 import secrets
 import tomllib
@@ -213,4 +212,4 @@ def _toml(value: Any) -> str:
             return value.strftime("%Y-%m-%dT%H:%M:%SZ")
         case list():
             return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    return toml_text.literal(value)

@@ -3,12 +3,19 @@
 Callers parse the changed text before they write it, because a file may write its tables in another form.
 """
 
+import json
 import re
 from pathlib import Path
 
 from pilotlight.support import atomic_files
 
 _ANY_TABLE = re.compile(r"^[ \t]*\[")
+
+
+def literal(value: str | float) -> str:
+    """Return a text or a number as TOML.
+    By default JSON would escape rare characters as surrogates, which TOML does not have."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def with_table(text: str, table: str) -> str:

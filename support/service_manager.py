@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 
 SOCKET_ENV = "NOTIFY_SOCKET"
+_END_S = 15.0  # time to end after a drain
+_YEAR_S = 365 * 24 * 3600.0  # a drain without a limit
 
 
 def notify_ready(status: str = "") -> None:
@@ -27,9 +29,12 @@ def notify_reloading() -> None:
     _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
-def notify_stopping() -> None:
-    """Report that the process drains and will end."""
-    _notify("STOPPING=1", "STATUS=draining")
+def notify_stopping(drain_timeout_s: float = 0.0) -> None:
+    """Report that the process drains and will end.
+
+    The service manager waits for the drain timeout, even if the unit's `TimeoutStopSec` is less.
+    """
+    _notify("STOPPING=1", "STATUS=draining", f"EXTEND_TIMEOUT_USEC={int(min(drain_timeout_s + _END_S, _YEAR_S) * 1e6)}")
 
 
 def _notify(*lines: str) -> None:

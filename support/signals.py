@@ -35,15 +35,15 @@ class Terminal:
         return self._ends_us and not self._has_terminal()
 
 
-def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
+def follow_signals(stop: Callable[[], None], reload: Callable[[], object], drain_timeout_s: float) -> None:
     """Call `stop` or `reload` in the running event loop at these signals.
-    The service manager, if any, is notified."""
+    The service manager, if any, is notified, and waits for a drain of `drain_timeout_s`."""
     import asyncio  # imported here: `pilotlight up` follows signals without an event loop
 
     loop, terminal = asyncio.get_running_loop(), Terminal()
 
     def on_stop() -> None:
-        notify_stopping()
+        notify_stopping(drain_timeout_s)
         stop()
 
     def on_hangup() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
@@ -24,7 +25,7 @@ class Exchange:
         self._changed = asyncio.Event()
         self.messages: list[Message] = []
         self.scope = {
-            "type": "http", "http_version": "1.1", "method": method, "path": pure, "raw_path": pure.encode(), "root_path": "",
+            "type": "http", "http_version": "1.1", "method": method, "path": unquote(pure), "raw_path": pure.encode(), "root_path": "",
             "query_string": query.encode(), "scheme": "http", "server": ("test", 80), "client": ("test", 1),
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
             "asgi": {"version": "3.0", "spec_version": "2.1"}, "state": {}, "extensions": {},

@@ -169,10 +169,10 @@ def test_bindings_and_processes_of_functions_do_not_know_each_other(package: str
             assert not belongs_to(name, ("functions",)) or belongs_to(name, may), f"{path} imports {name}"
 
 
-def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
+def test_what_runs_inside_functions_knows_the_channel_and_the_rules_of_paths_alone() -> None:
     for path in modules("functions/sdk"):
         for name in ours(path):
-            assert belongs_to(name, ("functions.channel",)), f"{path} imports {name}"
+            assert belongs_to(name, ("functions.channel", "wire.paths")), f"{path} imports {name}"
 
 
 def test_what_modules_import_is_installed_with_the_product_or_an_extra() -> None:

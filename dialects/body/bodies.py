@@ -51,7 +51,9 @@ def _piece(part: Any) -> str | ImagePart:
         url = part.get("image_url")
         return image_at(url.get("url") if isinstance(url, dict) else url)
     if kind not in ("text", "refusal"):
-        raise unsupported(f"parts of type {kind[:50]!r} are not supported; send text and image_url")
+        raise unsupported(
+            f"parts of type {kind[:50]!r} are not supported; send text, and image_url to models that take images"
+        )
     if not isinstance(text := part.get(kind), str):
         raise ValidationError(f"a part of type {kind!r} needs {kind!r} as a string")
     return text

@@ -38,13 +38,16 @@ def shared_listeners(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 class WorkerPool:
-    def __init__(self, arguments: list[str], listeners: list[socket.socket], folder: Path, url: str) -> None:
+    def __init__(
+        self, arguments: list[str], listeners: list[socket.socket], folder: Path, url: str, drain_timeout_s: float
+    ) -> None:
         """`arguments` start the worker's module; `folder` is private to this router."""
         self._arguments = arguments
         self._roles = [
             WorkerRole(index, len(listeners), listener.fileno(), folder) for index, listener in enumerate(listeners)
         ]
         self._url = url
+        self._drain_timeout_s = drain_timeout_s
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._all: set[asyncio.subprocess.Process] = set()  # includes replaced workers that have not ended
         self._starting: set[asyncio.subprocess.Process] = set()  # a hangup would end these
@@ -57,7 +60,7 @@ class WorkerPool:
 
     async def run(self) -> int:
         """Run the workers until a stop signal; return the exit status."""
-        follow_signals(self._stop, self._hang_up)
+        follow_signals(self._stop, self._hang_up, self._drain_timeout_s)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._wants_roll.set)
         started = await asyncio.gather(*(self._start(role) for role in self._roles))
         if not all(started):
@@ -148,13 +151,13 @@ class WorkerPool:
                     old.send_signal(signal.SIGUSR2)
 
 
-def supervise(arguments: list[str], host: str, port: int, count: int, *, is_tls: bool) -> int:
+def supervise(arguments: list[str], host: str, port: int, count: int, *, is_tls: bool, drain_timeout_s: float) -> int:
     """Run `count` workers of a module on one port; return the exit status. Raises ListenError."""
     listeners = shared_listeners(host, port, count)
     url = url_of(listeners[0], is_tls=is_tls)
     with tempfile.TemporaryDirectory(prefix="pilotlight-router-") as folder:
 
         async def run() -> int:
-            return await WorkerPool(arguments, listeners, Path(folder), url).run()
+            return await WorkerPool(arguments, listeners, Path(folder), url, drain_timeout_s).run()
 
         return asyncio.run(run())

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
-    """Return the width and height of a base64-encoded file; decode it unless it has too many pixels.
+    """Return the size of a base64-encoded file, upright; decode it unless it has too many pixels.
 
     To be called in a child process, because native decoders may crash. Raises ImageError.
     """
     data = b64decode(encoded)
     width, height = size_of(data)
     if width * height <= most_pixels:
-        decoded(data)
+        width, height, _ = decoded(data)
     return width, height
 
 
@@ -50,16 +50,17 @@ def size_of(data: bytes) -> tuple[int, int]:
 def decoded(data: bytes) -> tuple[int, int, bytearray]:
     """Return (width, height, pixels) of the first picture; pixels are [height, width, 3] bytes.
 
-    A transparent picture is put on white. Raises ImageError.
+    A picture that its camera has stored turned or mirrored is put upright, and a transparent one on white. Raises ImageError.
     """
-    from PIL import Image  # imported here because few models read images
+    from PIL import Image, ImageOps  # imported here because few models read images
 
     try:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise ImageError(f"has {width} x {height} pixels; at most {MOST_PIXELS} are decoded")
-            return width, height, bytearray(_opaque(image).tobytes())
+            ImageOps.exif_transpose(image, in_place=True)
+            return *image.size, bytearray(_opaque(image).tobytes())
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # a decoder may raise anything for a broken file
@@ -67,6 +68,8 @@ def decoded(data: bytes) -> tuple[int, int, bytearray]:
 
 
 def _opaque(image: "Image.Image") -> "Image.Image":
+    if image.mode.startswith("I;16"):  # 16 bits of grey, which Pillow's conversion would cut off at 255
+        return image.point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         from PIL import Image
 

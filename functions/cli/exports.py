@@ -97,10 +97,21 @@ def _rows(connection: sqlite3.Connection, table: str) -> Iterator[str]:
     name = _quoted(table, '"')
     # columns that are not generated
     columns = [row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})") if row[6] == 0]
-    literals = " || ',' || ".join(f"quote({_quoted(column, chr(34))})" for column in columns)
+    literals = " || ',' || ".join(_literal(_quoted(column, '"')) for column in columns)
     into = ", ".join(_quoted(column, '"') for column in columns)
     for (values,) in connection.execute(f"SELECT {literals} FROM {name}"):
         yield f"INSERT INTO {name} ({into}) VALUES ({values});"
+
+
+def _literal(column: str) -> str:
+    """Return an SQL expression for the literal of a column's value.
+    SQLite's quote() cuts texts off at NUL, and writes infinity as a name."""
+    with_nul = f"'CAST(' || quote(CAST({column} AS BLOB)) || ' AS TEXT)'"
+    return (
+        f"CASE WHEN typeof({column}) = 'text' AND instr({column}, char(0)) THEN {with_nul} "
+        f"WHEN typeof({column}) = 'real' AND abs({column}) = 9e999 THEN iif({column} > 0, '9e999', '-9e999') "
+        f"ELSE quote({column}) END"
+    )
 
 
 def _quoted(text: str, mark: str) -> str:
@@ -166,7 +177,10 @@ def kv_import(
 def _put_of(entry: dict[str, Any]) -> dict[str, Any]:
     value = base64.b64decode(entry["value"], validate=True) if entry.get("base64") else entry["value"].encode()
     metadata = json.dumps(entry["metadata"]) if entry.get("metadata") is not None else None
-    return {"key": entry["key"], "value": value, "expiration": entry.get("expiration"), "metadata": metadata}
+    times = {name: entry.get(name) for name in ("expiration", "expiration_ttl")}
+    if not all(isinstance(seconds, int | None) for seconds in times.values()):
+        raise TypeError(f"the times of {entry['key']} must be whole seconds")
+    return {"key": entry["key"], "value": value, "metadata": metadata, **times}
 
 
 @r2.command("export")

@@ -356,7 +356,12 @@ def kv_delete(namespace: str, key: str, site: SiteOption = None, directory: DirO
 
 
 @kv.command("list")
-def kv_list(namespace: str, prefix: str = "", site: SiteOption = None, directory: DirOption = HERE) -> None:
+def kv_list(
+    namespace: str,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+) -> None:
     """List the names of all keys, one per line."""
 
     async def all_of(kv: "Binding") -> list[str]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import orjson
 from starlette.convertors import Convertor, register_url_convertor
@@ -217,9 +218,14 @@ class FunctionRoute:
                 return b"".join(parts)
 
     def _url(self, scope: Scope, name: str) -> str:
+        """Return the function's URL. Raises ApiError if a slash around the function's name is encoded."""
         raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
         if self._name is None:
-            raw = "/" + raw.split("/", 3)[3] if raw.count("/") > 2 else "/"
+            segments = raw.split("/", 3)
+            if [unquote(each) for each in segments[1:3]] != ["fn", name]:
+                sentence = f"{raw[:100]} names no function: a function is at /fn/NAME, and its name has no slash (%2F)"
+                raise ApiError("function_not_found", sentence)
+            raw = "/" + "".join(segments[3:])
         query = scope.get("query_string", b"").decode("latin-1")
         return f"{_origin(scope)}{without_dot_segments(raw)}" + (f"?{query}" if query else "")
 

@@ -40,6 +40,7 @@ _FLAGS = [
     _ALWAYS_FUSED,
 ]
 _SCRATCH = ".build"  # suffix of the folder that a build works in
+_UNUSED_S = 30 * 24 * 3600.0  # after its last use, a library for other sources or another machine is kept this long
 _TIMEOUT_S = 600  # for compiling one file; all files together take 17 s on two cores
 _MOST_COMPILERS = 8  # most compilers at once: a container may use fewer cores than it sees, and each takes some 150 MiB
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
@@ -117,12 +118,12 @@ def build_library(progress: Progress = lambda *_: None) -> Path:
     folder, key = private_cache("kernels"), _key(compiler)
     if (path := _find(folder, key)) is not None:
         return path
-    with open(folder / f"{key}.lock", "w") as lock:
+    # One lock for all keys: a lock for each could not be removed with its library while another process waits for it.
+    with open(folder / "build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (path := _find(folder, key)) is None:
-            _remove_abandoned(folder)
+            _remove_unused(folder)
             scratch = folder / f"{key}{_SCRATCH}"
-            shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             log.info("compiling the CPU kernels for this machine (only the first time)")
             began = time.monotonic()
@@ -136,12 +137,18 @@ def build_library(progress: Progress = lambda *_: None) -> Path:
     return path
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the scratch folders of killed builds: those whose lock no process holds."""
+def _remove_unused(folder: Path) -> None:
+    """Remove the scratch folders of killed builds, and libraries that no process has opened for a month.
+
+    A process that still has such a library loaded keeps its mapping.
+    """
     for scratch in folder.glob(f"*{_SCRATCH}"):
-        with open(scratch.with_suffix(".lock"), "w") as lock, suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+    for library in folder.glob("*.so"):
+        with suppress(FileNotFoundError):
+            if library.stat().st_mtime < time.time() - _UNUSED_S:
+                for path in folder.glob(f"{library.name.partition('-')[0]}*"):  # with its measurements
+                    path.unlink(missing_ok=True)
 
 
 def discard_libraries() -> None:
@@ -155,6 +162,7 @@ def _find(folder: Path, key: str) -> Path | None:
     for path in folder.glob(f"{key}-*.so"):
         with suppress(FileNotFoundError):
             if path.stem == f"{key}-{_digest(path)}":
+                os.utime(path)
                 return path
             log.warning(
                 "the CPU kernels in %s are damaged (their digest differs from the one in their name); building them again",

@@ -1,6 +1,5 @@
 """Add and remove [[sites]] tables in a router's file, and keep everything else in it."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ def add_site(file: Path, name: str, url: str, place: dict[str, Any]) -> None:
     if any(site.get("name") == name for site in sites):
         raise ConfigError(f"{file} has a site named {name!r} already: choose another name")
     entry = {"name": name, "url": url, "place": place}
-    shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in place.items())
-    table = f"[[sites]]\nname = {json.dumps(name)}\nurl = {json.dumps(url)}\nplace = {{ {shown} }}\n"
+    shown = ", ".join(f"{key} = {toml_text.literal(value)}" for key, value in place.items())
+    named = f"name = {toml_text.literal(name)}\nurl = {toml_text.literal(url)}"
+    table = f"[[sites]]\n{named}\nplace = {{ {shown} }}\n"
     _write(file, toml_text.with_table(text, table), [*sites, entry])
 
 

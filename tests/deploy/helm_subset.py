@@ -1,5 +1,5 @@
 """A renderer of the subset of Helm's template language that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml`, `toJson`,
-`sha256sum` and trimmed whitespace.
+`sha256sum`, `default`, `regexFind`, `int`, `add`, `max` and trimmed whitespace.
 
 The language is Go's text/template. An action that this renderer does not support is an error.
 """
@@ -7,6 +7,7 @@ The language is Go's text/template. An action that this renderer does not suppor
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,7 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
     for name in filter(None, first.removeprefix("$").split(".")):
         value = value.get(name)
     for pipe in pipes:
-        word, *arguments = pipe.split()
+        word, *arguments = shlex.split(pipe)
         match word:
             case "quote":
                 value = json.dumps(_shown(value))
@@ -105,6 +106,17 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
                 value = json.dumps(value, sort_keys=True)
             case "sha256sum":
                 value = hashlib.sha256(str(value).encode()).hexdigest()
+            case "default":
+                value = value or arguments[0]
+            case "regexFind":
+                found = re.search(arguments[0], value)
+                value = found[0] if found is not None else ""
+            case "int":
+                value = int(value)
+            case "add":
+                value += int(arguments[0])
+            case "max":
+                value = max(value, int(arguments[0]))
             case "indent":
                 value = "\n".join(" " * int(arguments[0]) + line for line in str(value).split("\n"))
             case _:

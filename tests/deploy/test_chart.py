@@ -91,6 +91,24 @@ def test_changed_values_replace_the_pods_whose_file_they_change() -> None:
     assert "pl-ams1" not in changed_by({"sites": [SITES[0], {**SITES[1], "config": "[limits]\n"}]})
 
 
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        ("", 45), ("[TABLE]\ndrain_timeout_s = 300\n", 315), ("TABLE = { x = 1, drain_timeout_s=90.5 }", 105), ("TABLE.drain_timeout_s = 1", 45),
+        ("# drain_timeout_s = 300", 45),
+    ],
+)  # fmt: skip
+def test_a_pod_may_drain_for_the_time_of_its_file(config: str, seconds: int) -> None:
+    values = {
+        "router": {**ROUTER, "config": config.replace("TABLE", "relay")},
+        "sites": [{**SITES[0], "config": config.replace("TABLE", "limits")}],
+    }
+    documents = rendered(CHART, values)
+    for name in ("pl-router", "pl-ams1"):
+        pod = named(documents, "StatefulSet", name)["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] == seconds
+
+
 def test_selectors_find_their_pods() -> None:
     documents = rendered(CHART, EVERYTHING)
     pods = [each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "StatefulSet"]

@@ -85,14 +85,15 @@ def site_file(folder: Path) -> Path:
     )
     path = folder / "ams1.toml"
     path.write_text(
-        f'name = "ams1"\n{PLACE}\n[listen]\nport = 0\n[functions]\nserve = [{{name = "hello", path = "{function}"}}]\n'
+        f'name = "ams1"\n{PLACE}\n[listen]\nport = 0\n[limits]\ndrain_timeout_s = 90\n'
+        f'[functions]\nserve = [{{name = "hello", path = "{function}"}}]\n'
     )
     return path
 
 
-@pytest.mark.parametrize("kind", ["router", "site"])
+@pytest.mark.parametrize(("kind", "drain_s"), [("router", 20), ("site", 90)])
 def test_a_process_notifies_its_service_manager_when_it_serves_reloads_and_ends(
-    kind: str, tmp_path: Path, manager: socket.socket
+    kind: str, drain_s: int, tmp_path: Path, manager: socket.socket
 ) -> None:
     module, file = ("pilotlight.runtime", site_file(tmp_path))
     if kind == "router":
@@ -110,7 +111,7 @@ def test_a_process_notifies_its_service_manager_when_it_serves_reloads_and_ends(
         assert manager.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
         assert manager.recv(1000) == b"READY=1"
         process.terminate()
-        assert manager.recv(1000).startswith(b"STOPPING=1")
+        assert manager.recv(1000) == b"STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=%d" % (drain_s * 10**6 + 15e6)
         assert process.wait(60) == 0
     finally:
         process.kill()

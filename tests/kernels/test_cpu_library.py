@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,9 +60,9 @@ def test_a_second_start_finds_what_the_first_has_built(tiny_sources: Path) -> No
     assert find_library() is None
     built = build_library()
     assert find_library() == built
-    made_at = built.stat().st_mtime_ns
+    made = built.stat().st_ino
     assert build_library() == built
-    assert built.stat().st_mtime_ns == made_at
+    assert built.stat().st_ino == made
     (tiny_sources / "one.c").write_text("int another;\n#error never compiled\n")
     assert find_library() is None, "a library belongs to its sources"
 
@@ -81,16 +82,45 @@ def test_processes_that_start_together_build_once(cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny_sources")
-def test_what_a_killed_compiler_left_is_removed_and_what_one_still_writes_is_not(cache: Path) -> None:
+def test_what_a_killed_compiler_left_is_removed(cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o700)
-    left, written = cache / "other.build", cache / "another.build"
-    for folder in (left, written, cache / f"{build._key(build._compiler())}.build"):
+    for folder in (cache / "other.build", cache / f"{build._key(build._compiler())}.build"):
         folder.mkdir()
         (folder / "half.o").touch()
-    with open(written.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        build_library()
-    assert [folder.name for folder in cache.glob("*.build")] == [written.name]
+    build_library()
+    assert not list(cache.glob("*.build"))
+
+
+def test_a_build_waits_for_one_of_other_sources(tiny_sources: Path, cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / "other.build").mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with open(cache / "build.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            building = pool.submit(build_library)
+            with pytest.raises(TimeoutError):
+                building.result(0.3)
+            assert (cache / "other.build").is_dir()
+        assert building.result(60).is_file()
+
+
+def test_a_library_that_nobody_has_used_for_a_month_is_removed_by_the_next_build(
+    tiny_sources: Path, cache: Path
+) -> None:
+    sources, versions = tiny_sources / "one.c", [f"static int version_{number};\n" for number in range(3)]
+    built = []
+    for version in versions[:2]:
+        sources.write_text(version)
+        built.append(build_library())
+    for library_ in built:
+        (cache / f"{library_.stem}-2.json").touch()
+        (cache / f"{library_.name.partition('-')[0]}.lock").touch()  # written by earlier releases
+        os.utime(library_, (0, 0))
+    assert build_library() == built[1]  # a use
+    sources.write_text(versions[2])
+    newest = build_library()
+    kept = {built[1].name, f"{built[1].stem}-2.json", f"{built[1].name.partition('-')[0]}.lock", newest.name}
+    assert {path.name for path in cache.iterdir()} == {*kept, "build.lock"}
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,16 +1,20 @@
 """The reference pages have an entry for every configuration key, metric, operation, command and error code, and build without broken links."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec import inspect
 from prometheus_client import CollectorRegistry
+from typer.main import get_command
 
 from load_tests import book
 from load_tests.reference import FOLDER, PAGES, declared_metrics
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
+from pilotlight.runtime.cli.commands import app
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.sites.site import SiteConfig
@@ -113,3 +117,21 @@ def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
 def test_the_documentation_builds_without_a_warning() -> None:
     pytest.importorskip("zensical", reason="pip install -e '.[dev]' installs it")
     assert book.main() == 0
+
+
+def test_every_option_of_a_command_has_its_own_name() -> None:
+    sections = (FOLDER / "commands.md").read_text(encoding="utf-8").split("\n## ")
+    page = {section.splitlines()[0].strip("`"): set(re.findall(r"`(--?[a-z][a-z-]*)", section)) for section in sections}
+    assert len(page) > 40
+    for name, command in leaves("pilotlight", get_command(app)):
+        names = [param.opts for param in command.params if param.param_type_name == "option" and not param.hidden]
+        assert [opts for opts in names if opts != ["--help"] and not page[name].issuperset(opts)] == [], name
+
+
+def leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the visible commands of a command line, with the words that run them."""
+    if not hasattr(command, "commands"):
+        yield name, command
+    for word, inner in getattr(command, "commands", {}).items():
+        if not inner.hidden:
+            yield from leaves(f"{name} {word}", inner)

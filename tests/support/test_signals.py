@@ -18,7 +18,7 @@ from pilotlight.support.signals import follow_signals
 say = int(sys.argv[1])
 async def main():
     stop = asyncio.Event()
-    follow_signals(stop.set, lambda: os.write(say, b"reload\\n"))
+    follow_signals(stop.set, lambda: os.write(say, b"reload\\n"), 1.0)
     os.write(say, b"ready\\n")
     await stop.wait()
     os.write(say, b"stop\\n")

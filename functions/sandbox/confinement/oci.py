@@ -323,6 +323,7 @@ def _ours() -> Iterable[tuple[str, str]]:
     for name in (
         "__init__.py",
         *(f"functions/{name}" for name in ("__init__.py", "channel", "sandbox", "sdk")),
+        *(f"wire/{name}" for name in ("__init__.py", "paths.py")),
     ):
         yield str(ROOT / "pilotlight" / name), f"{INSIDE}/pilotlight/{name}"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.api.protocol import KvDtype
+from pilotlight.engine.api.protocol import Dtype, KvDtype
 from pilotlight.engine.planning.devices import GIB, Device, DeviceSet, parse_devices
 from pilotlight.engine.planning.model_plan import PlannedModel, read_model
 from pilotlight.engine.planning.parallelism import Parallelism
@@ -55,13 +55,14 @@ def _measured_cpu(dtype: str) -> Device:
 
 def plan(question: PlanRequest, as_json: bool = False, measure: Callable[[str], Device] = _measured_cpu) -> None:
     """Print the plan. `measure` returns this machine's CPU with its speed in a dtype. Raises CliError."""
+    for option, given, known in (("dtype", question.dtype, Dtype), ("kv-dtype", question.kv_dtype, KvDtype)):
+        if given not in get_args(known):
+            raise CliError(f"--{option} must be one of {', '.join(get_args(known))}, not {given}.")
     try:
         devices = parse_devices(question.devices, this_machine)
         model = read_model(_config_of(question.model), question.dtype, on_cpu=devices.device.is_cpu)
         if devices.device.is_cpu:
             devices = devices._replace(device=measure(model.dtype))
-        if question.kv_dtype not in get_args(KvDtype):
-            raise CliError(f"--kv-dtype must be one of {', '.join(get_args(KvDtype))}, not {question.kv_dtype}.")
         model = model._replace(kv_dtype=cast(KvDtype, question.kv_dtype))
         if question.is_lossless:
             model = _in_12_bits(model, devices)

@@ -20,6 +20,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.up import require_free
 from pilotlight.runtime.hosts.gpus import installed_gpus
 from pilotlight.runtime.hosts.memory import available_bytes, gib
+from pilotlight.sites import toml_text
 from pilotlight.sites.joining.authority import AuthorityError, fingerprint_of, new_pair
 from pilotlight.sites.joining.tokens import JoinToken, TokenError
 from pilotlight.sites.site import load_site
@@ -191,10 +192,10 @@ def _default_name() -> str:
 def _site_text(url: str, folder: Path, name: str, address: str, place: Place, wishes: Wishes) -> str:
     embedded = wishes.model == "ember"
     values: dict[str, Any] = {
-        "router": url, "folder": folder, "name": name, "machine": _machine(), "city": msgspec.json.encode(place.city).decode(),
+        "router": url, "folder": folder, "name": name, "machine": _machine(), "city": toml_text.literal(place.city),
         "latitude": place.latitude, "longitude": place.longitude, "listen": address, "port": wishes.port,
         "model_name": wishes.model.rstrip("/").rpartition("/")[2],
-        "source": msgspec.json.encode("embedded:ember" if embedded else wishes.model).decode(),
+        "source": toml_text.literal("embedded:ember" if embedded else wishes.model),
     }  # fmt: skip
     return SITE.format(**values)
 

@@ -2,7 +2,6 @@
 
 `network init` makes it, other commands change it, and the router reads it."""
 
-import json
 import secrets
 import shutil
 import sys
@@ -18,11 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.sites import toml_text
 from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
 from pilotlight.sites.joining.network_file import remove_site
 from pilotlight.sites.joining.tokens import Tokens, join_line
 from pilotlight.sites.key_files import new_key
 from pilotlight.sites.network import load_network
+from pilotlight.sites.rules import are_host_names
 from pilotlight.support import atomic_files
 
 SECRET_BYTES = 32
@@ -55,7 +56,11 @@ scopes = ["admin"]
 
 
 def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
-    """Make a network's folder. Raises CliError if the folder has a network already."""
+    """Make a network's folder. Raises CliError if the folder has a network already, or `host` is invalid."""
+    try:
+        are_host_names((host,))
+    except ValueError as error:
+        raise CliError(f"--host: {error}.") from None
     folder = folder.expanduser().absolute()
     if (folder / "network.toml").exists() or (folder / "authority.pem").exists():
         raise CliError(f"{folder} holds a network already: `pilotlight network token {folder}` lets a machine join it.")
@@ -70,8 +75,8 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
         atomic_files.write(folder / "secret", secrets.token_hex(SECRET_BYTES).encode())
         city, latitude, longitude = place
         text = NETWORK.format(
-            folder=folder, city=json.dumps(city), latitude=latitude, longitude=longitude,
-            listen=json.dumps("::" if _is_ipv6(host) else "0.0.0.0"), port=port, digest=known.key_sha256,
+            folder=folder, city=toml_text.literal(city), latitude=latitude, longitude=longitude,
+            listen=toml_text.literal("::" if _is_ipv6(host) else "0.0.0.0"), port=port, digest=known.key_sha256,
         )  # fmt: skip
         atomic_files.write(folder / "network.toml", text.encode())
     except OSError as error:

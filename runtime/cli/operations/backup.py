@@ -111,9 +111,9 @@ def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
     _save_plain(backups, root, plain)
     databases = []
     for path in _files(root):
-        if path.name == R2_INDEX and path.parent.parent.name == "r2" and _is_database(path):
+        if path.name == R2_INDEX and path.parent.parent.name == "r2" and _is_database(root, path):
             databases.append(_save_bucket(backups, root, path, plain))
-        elif _is_database(path):
+        elif _is_database(root, path):
             with closing(_viewed(path)) as view:
                 databases.append(_save_database(backups, root, path, view))
     secrets = SecretStore(root.path)
@@ -130,7 +130,7 @@ def _save_plain(backups: BackupFolder, root: StateRoot, saved: dict[Path, SavedF
     A file that disappears meanwhile is skipped.
     """
     for path in _files(root):
-        if path in saved or _is_database(path):
+        if path in saved or _is_database(root, path):
             continue
         with suppress(FileNotFoundError), open(path, "rb") as file:
             saved[path] = _save_file(backups, root, path, file)
@@ -210,12 +210,19 @@ def _files(root: StateRoot) -> Iterator[Path]:
             folders[:] = [name for name in folders if not name.endswith(".history")]
         for name in names:
             path = here / name
-            is_side_file = any(name.endswith(end) and _is_database(here / name.removesuffix(end)) for end in SIDE_FILES)
+            is_side_file = any(
+                name.endswith(end) and _is_database(root, here / name.removesuffix(end)) for end in SIDE_FILES
+            )
             if not is_side_file and not path.is_symlink() and path.is_file():
                 yield path
 
 
-def _is_database(path: Path) -> bool:
+def _is_database(root: StateRoot, path: Path) -> bool:
+    """Tell whether a file is a database of ours.
+    Of functions' folders and of objects of buckets, which may be databases of others, every byte counts."""
+    parts = path.relative_to(root.path).parts
+    if parts[0] == "deployed" or (parts[:2] == ("bindings", "r2") and parts[3:4] == ("files",)):
+        return False
     try:
         with open(path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC

@@ -77,6 +77,35 @@ def test_a_database_is_the_same_after_export_and_import(
     assert 'INSERT INTO "' not in out.read_text()
 
 
+def test_every_value_is_the_same_after_export_and_import(
+    here: tuple[str, str], there: tuple[str, str], tmp_path: Path
+) -> None:
+    values = [
+        "CAST(x'610062' AS TEXT)",
+        "CAST(x'00' AS TEXT)",
+        "x'00'",
+        "9e999",
+        "-9e999",
+        "'Inf'",
+        "''",
+        "NULL",
+        "0.1 + 0.2",
+        "-1 << 63",
+    ]
+    made = "CREATE TABLE any_type (v); CREATE TABLE texts (v TEXT); CREATE TABLE numbers (v REAL);"
+    rows = "), (".join(values)
+    (tmp_path / "in.sql").write_text(
+        f"{made} INSERT INTO any_type VALUES ({rows}); INSERT INTO texts SELECT v FROM any_type; INSERT INTO numbers SELECT v FROM any_type;"
+    )
+    run("d1", "import", "DB", str(tmp_path / "in.sql"), *here)
+    run("d1", "export", "DB", "--output", str(tmp_path / "out.sql"), *here)
+    run("d1", "import", "DB", str(tmp_path / "out.sql"), *there)
+    for table in ("any_type", "texts", "numbers"):
+        query = f"SELECT typeof(v) AS kind, hex(v) AS bytes, v > 1e308 AS is_high, v < -1e308 AS is_low FROM {table}"
+        asked = ("d1", "execute", "DB", "--json", "--command", query)
+        assert run(*asked, *there) == run(*asked, *here)
+
+
 def test_what_cannot_be_exported_is_named(here: tuple[str, str], tmp_path: Path) -> None:
     out = str(tmp_path / "out.sql")
     with pytest.raises(CliError, match="DB has no data here"):
@@ -113,9 +142,14 @@ def test_keys_come_out_as_wrangler_reads_them_and_go_in_again(
     assert run("kv", "import", "KV", str(out), *there) == "1 keys were set\n"
     run("kv", "export", "KV", "--output", str(out), *there)
     assert json.loads(out.read_text()) == [{**binary, "metadata": {"a": 1}}]
-    out.write_text('[{"key": 1}]')
-    with pytest.raises(CliError, match="not a list of keys with values"):
-        run("kv", "import", "KV", str(out), *there)
+    out.write_text(json.dumps([{**text, "expiration_ttl": 3600}]))
+    run("kv", "import", "KV", str(out), *there)
+    run("kv", "export", "KV", "--output", str(out), *there)
+    assert abs(json.loads(out.read_text())[1]["expiration"] - binary["expiration"]) < 1800
+    for wrong in ({"key": 1}, {**text, "expiration": "soon"}):
+        out.write_text(json.dumps([wrong]))
+        with pytest.raises(CliError, match="not a list of keys with values"):
+            run("kv", "import", "KV", str(out), *there)
 
 
 def test_objects_lie_under_their_keys_and_those_that_are_no_paths_beside_them(

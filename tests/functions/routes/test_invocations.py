@@ -134,6 +134,21 @@ async def test_a_functions_url_has_no_dot_segments(path: str, seen: str, make_si
         assert answer.json[2] == "/fn/f"
 
 
+async def test_an_encoded_slash_stays_encoded(make_site: SiteMaker, tmp_path: Path) -> None:
+    async with make_site(functions=functions_table(tmp_path)) as site:
+        answer = await call(site.app, "/fn/f/a%2Fb/c%2f")
+        assert answer.json[1].split("/", 3)[3] == "a%2Fb/c%2f"
+
+
+@pytest.mark.parametrize("path", ["/fn/f%2Fb/c", "/fn/f%2Fb", "/fn%2Ff/c", "/fn%2ff"])
+async def test_a_name_with_an_encoded_slash_is_no_functions(path: str, make_site: SiteMaker, tmp_path: Path) -> None:
+    async with make_site(functions=functions_table(tmp_path)) as site:
+        answer = await call(site.app, path)
+        assert (answer.status, answer.json["error"]["code"]) == (404, "function_not_found")
+        assert path in answer.json["error"]["message"]
+        assert (await call(site.app, "/%66n/%66/c")).json[1].endswith("/c")
+
+
 async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_path: Path) -> None:
     async with make_server(functions=functions_table(tmp_path)) as server, aiohttp.ClientSession(server.url) as client:
         async with client.get("/fn/f/a/b?c=d") as answer:

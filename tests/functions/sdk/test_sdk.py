@@ -456,3 +456,36 @@ async def test_javascript_features_that_are_not_offered_here_are_refused_by_name
     served.add(default("from js import Intl"))
     with pytest.raises(Fault, match=r"js\.Intl is not offered"):
         await served.ask()
+
+
+async def test_requests_and_urls_are_written_as_browsers_write_them(served: Served) -> None:
+    served.add(default(
+        """
+from js import URL
+from workers import Request
+written = ["https://é.H/a/../b", "https://h:443/a/%2e%2E/b?c=/../d", r"https:\\\\h\\b?\\c", "https://h/b c#d e", "https://h?a", "wss://h/./"]
+seen = [Request(url).url for url in written]
+url = URL.new("https://h/a/./b")
+url.pathname = "/c/../d"
+refused = []
+for given in ("/only/a/path", "https://h:port/", "https://é..h/"):
+    try:
+        Request(given)
+    except TypeError as error:
+        refused.append(str(error))
+copies = [Request(request.url).clone().url == request.url, request.clone().url == request.url]
+return Response.json([seen, [URL.new(url).href for url in written] == seen, url.href, URL.new(r"\\x", url).href, refused, copies])
+"""
+    ))  # fmt: skip
+    seen, is_same, changed, relative, refused, copies = json.loads(await served.get("/a/..//b"))
+    assert seen == [
+        "https://xn--9ca.h/b",
+        "https://h/b?c=/../d",
+        "https://h/b?%5Cc",
+        "https://h/b%20c#d%20e",
+        "https://h/?a",
+        "wss://h/",
+    ]
+    assert (is_same, changed, relative, copies) == (True, "https://h/d", "https://h/x", [False, True])
+    assert all("is no URL" in each for each in refused)
+    assert len(refused) == 3

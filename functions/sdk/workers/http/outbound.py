@@ -53,9 +53,9 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
     headers = [("upgrade", "websocket"), *([("sec-websocket-protocol", ", ".join(protocols))] if protocols else [])]
     joint, request = Joint(), Request(url, headers=headers)
     socket, within = joint.socket, current_request.get()
-    socket.url = url
+    socket.url = request.url
     socket.accept()
-    sent = ("GET", url, request.headers.multi_items(), b"", True)
+    sent = ("GET", request.url, request.headers.multi_items(), b"", True)
     options = {"redirect": "manual", "websocket": True}
     event = frames.FetchEvent(frames.UNNUMBERED, *sent, options=options, within=within)
 

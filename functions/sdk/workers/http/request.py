@@ -7,6 +7,7 @@ from workers.face import as_record, options_of
 from workers.http.abort_signal import AbortSignal
 from workers.http.body import Body, ByteStream
 from workers.http.headers import Headers, HeadersInit
+from workers.http.urls import URL
 
 # Options of fetch. Those from "cache" on have no effect on a server.
 _KNOWN = (
@@ -38,7 +39,7 @@ class Request(Body):
         named = {"method": method, "headers": headers, "body": body, "redirect": redirect, "signal": signal, "cf": cf}
         options = options_of(_options(other_options), {**named, **further}, _KNOWN, "a request")
         base = _options(input) if isinstance(input, Request) else {}
-        self.url = input.url if isinstance(input, Request) else _with_path(str(input))
+        self.url = input.url if isinstance(input, Request) else URL(input).href
         self.method = method_of(options.get("method") or base.get("method") or "GET")
         self.headers = Headers(options.get("headers", base.get("headers")))
         self.redirect = options.get("redirect") or base.get("redirect") or "follow"
@@ -54,15 +55,7 @@ class Request(Body):
         return cls(input, init, **options)
 
     def clone(self) -> "Request":
-        return Request(
-            self.url,
-            method=self.method,
-            headers=self.headers,
-            body=self._shared_with_clone(),
-            redirect=self.redirect,
-            signal=self.signal,
-            cf=self.cf,
-        )
+        return Request(self, body=self._shared_with_clone())
 
     def _has_body(self) -> bool:
         return self._whole is not None or self._stream is not None
@@ -80,12 +73,6 @@ def method_of(given: Any) -> str:
     return HTTPMethod.__members__.get(method, method)
 
 
-def _with_path(url: str) -> str:
-    """Return an absolute URL with at least the path "/", as JavaScript does."""
-    rest = url.partition("://")[2]
-    return f"{url}/" if rest and not any(c in rest for c in "/?#") else url
-
-
 def _options(given: Any) -> dict[str, Any]:
     """Return options from a dict, or from another request without its URL."""
     if not isinstance(given, Request):
@@ -101,9 +88,10 @@ def _options(given: Any) -> dict[str, Any]:
 
 
 def received(method: str, url: str, headers: list[tuple[str, str]], whole: bytes | None, stream: Any) -> Request:
-    """Return an incoming request.
+    """Return an incoming request, with the URL as the site gives it.
     Unlike one made by a function, a GET may have a body."""
-    request = Request(url, headers=headers)
+    request = Request("http://localhost/", headers=headers)
+    request.url = url
     request.method = HTTPMethod.__members__.get(method, method)
     request._whole = whole or None
     request._stream = None if stream is None else ByteStream(stream)

@@ -3,19 +3,23 @@
 urllib splits and quotes; this module requires a host, and updates the other parts when one changes.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urljoin, urlsplit
 
+from pilotlight.wire.paths import without_dot_segments
+
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
 KEPT = "/:?#[]@!$&'()*+,;=%~|"  # characters that stay as they are, because a URL may be quoted already
+# The part of a web URL, or of a relative one, in which a backslash means a slash.
+_BEFORE_QUERY = re.compile(r"\A(?:(?:https?|wss?|ftp):[/\\]{2}|(?![a-z][a-z0-9+.-]*:))[^?#]*", re.IGNORECASE)
 
 
 def quoted(url: str) -> str:
     """Percent-encode the non-ASCII characters, spaces and quotes of a URL, for use in a header."""
     parts = urlsplit(url)
-    if not parts.netloc.isascii():
-        host = parts.hostname or ""
+    if not (host := parts.hostname or "").isascii():
         netloc = parts.netloc.replace(host, host.encode("idna").decode(), 1)
         url = parts._replace(netloc=netloc).geturl()
     return quote(url, safe=KEPT)
@@ -95,9 +99,9 @@ class URLSearchParams:
 
 class URL:
     def __init__(self, url: Any, base: Any = None) -> None:
-        text = str(url).strip()
+        text = _with_slashes(str(url).strip())
         self.searchParams = URLSearchParams()
-        self._parts = _read(text if base is None else urljoin(str(base), text))
+        self._parts = _read(text if base is None else urljoin(URL(base).href, text))
         self._take_search(self._parts.query)
 
     @classmethod
@@ -173,7 +177,8 @@ class URL:
     @pathname.setter
     def pathname(self, path: str) -> None:
         path = path.replace("?", "%3F").replace("#", "%23")
-        self._parts = self._parts._replace(path=path if path.startswith("/") else f"/{path}")
+        path = path if path.startswith(("/", "\\")) else f"/{path}"
+        self._parts = self._parts._replace(path=without_dot_segments(path))
 
     @property
     def search(self) -> str:
@@ -215,17 +220,23 @@ class URL:
         self._parts = _read(self._parts._replace(netloc=f"{user}{at}{host}").geturl())
 
 
+def _with_slashes(url: str) -> str:
+    return _BEFORE_QUERY.sub(lambda found: found[0].replace("\\", "/"), url)
+
+
 def _read(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
         parts.port  # noqa: B018 - raises ValueError for an invalid port
+        host = parts.hostname or ""
+        host = host if host.isascii() else host.encode("idna").decode()
     except ValueError as error:
         raise TypeError(f"{text!r} is no URL: {error}") from None
-    if not parts.scheme or (parts.scheme in DEFAULT_PORTS and not parts.hostname):
+    if not parts.scheme or (parts.scheme in DEFAULT_PORTS and not host):
         raise TypeError(f"{text!r} is no URL: it begins with a scheme and a host, as https://example.com/ does")
     if parts.scheme not in DEFAULT_PORTS:
         return parts
     user, at, _ = parts.netloc.rpartition("@")
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     port = "" if parts.port in (None, DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
-    return parts._replace(netloc=f"{user}{at}{host}{port}", path=parts.path or "/")
+    return parts._replace(netloc=f"{user}{at}{host}{port}", path=without_dot_segments(parts.path or "/"))

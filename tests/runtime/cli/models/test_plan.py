@@ -90,6 +90,8 @@ def test_weights_in_12_bits_are_planned_where_a_site_would_have_them() -> None:
         ({"devices": "h100", "tp": 2}, "tp 2, pp 1, ep 1 needs 2 devices; 1xh100 are given"),
         ({"devices": "8xh100", "context_length": 1}, "the context is 1 tokens; the model takes from 2"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"dtype": "int8"}, "--dtype must be one of auto, float32, bfloat16, not int8"),
+        ({"kv_dtype": "int8", "devices": "8xh100"}, "--kv-dtype must be one of auto, fp8, not int8"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_a_sentence(question: dict[str, Any], sentence: str) -> None:

@@ -159,3 +159,22 @@ def test_a_folder_without_a_network_is_said_to_be_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(CliError):
             command()
+
+
+@pytest.mark.parametrize(
+    "host", ["https://router.example", "router.example:8443", "router.exämple", "[::1]", "a b", ""]
+)
+def test_what_is_no_host_makes_no_network(host: str, tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"^--host: .* is not a host name"):
+        init(tmp_path / "net", host, 8443, ("Oslo", 59.9, 10.7), 5)
+    assert not (tmp_path / "net").exists()
+    init(tmp_path / "net", "::1", 8443, ("Oslo", 59.9, 10.7), 5)
+
+
+def test_a_city_may_have_any_letters(tmp_path: Path) -> None:
+    city = '𠮷野 "Zürich" \\ 😀'
+    init(tmp_path / "net", "10.0.0.1", 8443, (city, 34.4, 135.9), 5)
+    file = tmp_path / "net" / "network.toml"
+    add_site(file, "ams1", "https://10.0.0.2:8790", PLACE | {"city": city})
+    network = load_network(file)
+    assert [network.place.city, *(site.place.city for site in network.sites)] == [city, city]

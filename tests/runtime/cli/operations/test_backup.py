@@ -81,6 +81,28 @@ def test_an_object_that_is_replaced_all_the_time_is_there_as_its_index_names_it(
     assert (bucket / "files" / version[:2] / version).read_text() == version
 
 
+@pytest.mark.parametrize("journal_mode", ["DELETE", "WAL", "BROKEN"])
+def test_an_object_or_a_functions_file_may_be_a_database_itself(journal_mode: str, tmp_path: Path) -> None:
+    Bucket(tmp_path / "state")
+    (file,) = (tmp_path / "state").rglob("files/*/*")
+    file.unlink()
+    asset = tmp_path / "state" / "deployed" / "digest" / "cities.sqlite"
+    asset.parent.mkdir(parents=True)
+    if journal_mode == "BROKEN":
+        file.write_bytes(b"SQLite format 3\0 and nothing else")
+    else:
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute(f"PRAGMA journal_mode = {journal_mode}")
+            connection.execute("CREATE TABLE a (b)")
+    content = file.read_bytes()
+    asset.write_bytes(content)
+    backup(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "state")], None)
+    restore(tmp_path / "backups", [StateRoot("ams1/state", tmp_path / "restored")], None)
+    found = [path.read_bytes() for path in (file, asset, *(tmp_path / "restored").rglob("files/*/*"))]
+    found.append((tmp_path / "restored" / "deployed" / "digest" / "cities.sqlite").read_bytes())
+    assert found == [content] * 4
+
+
 def test_an_object_whose_file_is_lost_is_named(tmp_path: Path) -> None:
     Bucket(tmp_path / "state")
     (file,) = (tmp_path / "state").rglob("files/*/*")
