@@ -16,14 +16,14 @@ typedef struct {
     escapes escapes;
     long number;
     long escape_column;  // column of the next escape, LONG_MAX after the row's last; kept here because the list of escapes is in no cache
-    scalar *to;
+    packed *to;
 } coded_row;
 
 // The part of one row in one chain.
 typedef struct {
     coded_row *row;
     const uint8_t *codes;
-    scalar *to;
+    packed *to;
     long column, depth;
 } decoded_part;
 
@@ -40,7 +40,7 @@ INLINE long column_of_escape(const coded_row *row) {
     return next != row->escapes.end && *next < bound_of(row->number, MOST_COLUMNS) ? column_of(*next) : LONG_MAX;
 }
 
-INLINE coded_row coded_row_at(const coded *w, long row, scalar *to) {
+INLINE coded_row coded_row_at(const coded *w, long row, packed *to) {
     coded_row r = {.codes = codes_at(w, row, 0), .palette = palette_of(w, row), .number = row, .to = to};
     r.escapes = escapes_at(w, row, 0);
     r.escape_column = column_of_escape(&r);
@@ -67,18 +67,11 @@ INLINE void decode_step(const decoded_part *parts, long num_parts, long step) {
         if (k >= parts[i].depth) continue;
         coded_row *row = parts[i].row;
         const uint8_t *from = parts[i].codes + step / STEPS * GROUP_BYTES;
-        scalar *to = parts[i].to + k;
-        const long halves = parts[i].depth - k > HALF_GROUP ? 2 : 1;
-#ifdef SCALAR_BF16
-        if (__builtin_expect(halves == 2, 1)) store_group(2, from, load_palette(row->palette), to);
+        packed *to = parts[i].to + k;
+        if (__builtin_expect(parts[i].depth - k > HALF_GROUP, 1)) store_group(2, from, load_palette(row->palette), to);
         else store_group(1, from, load_palette(row->palette), to);
-#else
-        bf16 bits[GROUP];
-        store_group(halves, from, load_palette(row->palette), bits);
-        for (long n = 0; n < halves * HALF_GROUP; n += LANES) store(to + n, load_bf16(bits + n));
-#endif
         for (const long first = parts[i].column + k; __builtin_expect(row->escape_column < first + GROUP, 0);) {
-            scalar *at = to + row->escape_column - first;
+            packed *at = to + row->escape_column - first;
             *at = with_high_byte(*at, *row->escapes.next++ & 255);
             row->escape_column = column_of_escape(row);
         }

@@ -14,10 +14,10 @@ Function = Callable[..., Any]
 
 # C types by function: a letter for each argument and, after a colon, one for the result if any (p pointer, l long, q 64-bit integer, i int, f float).
 _OF_BOTH_TYPES = {
-    "linear": "pppplllliii",
-    "gemm": "pppplllliii",
-    "lossless_linear": "ppppppplllliii",
-    "lossless_gemm": "ppppppplllliii",
+    "linear": "pppplllliii:i",
+    "gemm": "pppplllliii:i",
+    "lossless_linear": "ppppppplllliii:i",
+    "lossless_gemm": "ppppppplllliii:i",
     "lossless_rows": "pppppplllfi",
     "coded_linear": "ppppppllllliiii:i",
     "block_linear": "ppppppllllllliii:i",

@@ -179,9 +179,9 @@ static void pack_vector(const void *given, long vector) {
     pack(rows, a->columns, to, vectors * SQUARE);
 }
 
-// Multiplies one chain of a unit, from `column` on, with a panel; sums [rows][vectors * LANES]. `decoded` has the chain if w is coded or widened. During
+// Multiplies one chain of a unit, from `column` on, with a panel; sums [rows][vectors * LANES]. `made` has the chain if w is coded or widened. During
 // the first panel the `decoder` decodes the next chain.
-static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const packed *decoded, decoder *decoder, float *sums) {
+static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const packed *made, decoder *decoder, float *sums) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
     const int is_last = column + CHAIN >= a->columns;
@@ -191,10 +191,10 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
         // The rows that this thread probably needs next. Fetches after the end of w have no effect.
         const long next_row = is_last ? row + count : row, next_column = is_last ? 0 : column + CHAIN;
         float *into = sums + part * per_unit * vectors * LANES;
-        if (decoded) {
+        if (made) {
             const fetching ahead = a->coded.codes ? (fetching){(const scalar *)codes_at(&a->coded, next_row, next_column), a->coded.row_bytes / (long)sizeof(scalar), 0}
                                                   : (fetching){a->w + next_row * a->columns + next_column, a->columns, 0};
-            multiply(vectors, x, decoded + part * per_unit * DECODED, count, DECODED, depth, ahead, column > 0, panel ? NULL : decoder, into);
+            multiply(vectors, x, made + part * per_unit * DECODED, count, DECODED, depth, ahead, column > 0, panel ? NULL : decoder, into);
         } else {
             const scalar *w = a->w + row * a->columns + column, *next = a->w + next_row * a->columns + next_column;
             const fetching ahead = {a->activation && !part ? w + a->outputs * a->columns : next, a->columns, 1};
@@ -203,15 +203,12 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
     }
 }
 
-// Widens one chain of a unit, in rows DECODED columns apart, from w or, if w is coded, from its decoded rows.
-static void make_chain(const arguments *a, long begin, long count, long column, const scalar *of_codes, packed *to) {
+// Widens one chain of a unit, in rows DECODED columns apart.
+static void widen_chain(const arguments *a, long begin, long count, long column, packed *to) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     for (long part = 0; part < 1 + (a->activation != 0); part++)
-        for (long n = 0; n < count; n++) {
-            const long row = begin + part * a->outputs + n;
-            packed *into = to + (part * per_unit + n) * DECODED;
-            copy_packed(of_codes ? of_codes + (part * per_unit + n) * DECODED : a->w + row * a->columns + column, depth, depth, into);
-        }
+        for (long n = 0; n < count; n++)
+            copy_packed(a->w + (begin + part * a->outputs + n) * a->columns + column, depth, depth, to + (part * per_unit + n) * DECODED);
 }
 
 // Computes the outputs of a unit. With an activation half of its rows are gates, and the other half the corresponding ups.
@@ -221,15 +218,14 @@ static void multiply_unit(const void *given, long unit) {
     const long count = a->outputs - begin < per_unit ? a->outputs - begin : per_unit;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
-    scalar decoded[2][UNIT * DECODED] __attribute__((aligned(64)));
-    packed made[UNIT * DECODED] __attribute__((aligned(64)));  // the widened chain
+    packed made[2][UNIT * DECODED] __attribute__((aligned(64)));  // the decoded or widened chain, and the next one
     const int is_coded = a->coded.codes != NULL, is_hidden = is_coded && !has_tiles && !IS_WIDENED;
     coded_row rows[UNIT];
-    decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = UNIT * DECODED};
+    decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = is_hidden ? UNIT * DECODED : 0};
     if (is_coded) {
         for (long part = 0; part < 1 + (a->activation != 0); part++) {
             const long row = begin + part * a->outputs;
-            for (long n = 0; n < count; n++) rows[decoder.num_rows++] = coded_row_at(&a->coded, row + n, decoded[0] + (part * per_unit + n) * DECODED);
+            for (long n = 0; n < count; n++) rows[decoder.num_rows++] = coded_row_at(&a->coded, row + n, made[0] + (part * per_unit + n) * DECODED);
             if (begin + per_unit < a->outputs) fetch_coded_rows(&a->coded, row + per_unit, per_unit);
         }
         if (is_hidden) begin_decoding(&decoder, TILE_ROWS(first_vector(a, 1)));
@@ -237,9 +233,8 @@ static void multiply_unit(const void *given, long unit) {
     begin_tiles();
     for (long column = 0; column < a->columns; column += CHAIN) {
         if (is_coded && !is_hidden) decode_chain(&decoder);
-        const scalar *of_codes = is_coded ? decoded[column / CHAIN & 1] : NULL;
-        if (IS_WIDENED) make_chain(a, begin, count, column, of_codes, made);
-        const packed *chain = IS_WIDENED ? made : (const packed *)of_codes;
+        if (!is_coded && IS_WIDENED) widen_chain(a, begin, count, column, made[0]);
+        const packed *chain = is_hidden ? made[column / CHAIN & 1] : is_coded || IS_WIDENED ? made[0] : NULL;
         for (long panel = 0; panel < a->panels; panel++)
             multiply_chain(a, begin, count, column, panel, chain, is_hidden ? &decoder : NULL, sums[panel]);
     }
@@ -256,9 +251,6 @@ static void multiply_unit(const void *given, long unit) {
     }
 }
 
-void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
-                  int wide_output, int threads);
-
 // gemm_is_fast: 1 if this file is used for all rows without a measurement. It is 0 for bf16 on CPUs with matrix units: oneDNN also uses them, and
 // crossover.py measures for which rows it is faster.
 //
@@ -273,17 +265,18 @@ const int NAME(gemm_is_fast) = 1, NAME(few_rows) = 23;
 const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 4;
 #elif defined(WIDE) && defined(__AVX512BF16__)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
-// The weight is widened once for all rows. One thread, GFLOP/s of linear.c, this file and torch: AVX-512 90, 97 and 28 at 16 rows, 89, 135 and 36 at 512;
-// AVX2 30, 52 and 15 at 8.
+// The weight is widened once for all rows. One thread, GFLOP/s of linear.c, this file and torch: AVX-512 90, 97 and 28 at 16 rows, 89, 135 and 36 at 512.
+// AVX2, two threads of Zen 3, 8,192 x 4,096, in ms for linear.c and this file: 5.0 and 6.3 at 8 rows, 7.4 and 8.1 at 12, 8.5 and 8.1 at 14.
 #else
-const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LANES == 8 ? 6 : 15;
+const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LANES == 8 ? 12 : 15;
 #endif
 
+// Returns 1 if there is no memory.
 static int multiply_by(const scalar *x, const scalar *w, coded coded, const scalar *bias, void *y, long rows, long outputs,
                        long columns, long x_stride, int activation, int wide_output, int threads) {
     const long most = rows < PANELS * PANEL ? rows : PANELS * PANEL, padded = whole_squares(columns), per_unit = UNIT / (activation ? 2 : 1);
     packed *packed_x = shared_scratch((most + LANES - 1) / LANES * LANES * padded * sizeof(packed));
-    if (!packed_x) return 0;
+    if (!packed_x) return 1;
     for (long top = 0; top < rows; top += PANELS * PANEL) {
         const long count = rows - top < PANELS * PANEL ? rows - top : PANELS * PANEL, vectors = (count + LANES - 1) / LANES;
         char *into = (char *)y + top * outputs * (wide_output ? sizeof(float) : sizeof(scalar));
@@ -292,25 +285,19 @@ static int multiply_by(const scalar *x, const scalar *w, coded coded, const scal
         share(pack_vector, &a, vectors, threads);
         share(multiply_unit, &a, (outputs + per_unit - 1) / per_unit, threads);
     }
-    return 1;
+    return 0;
 }
 
 // As `linear`, for more rows.
-void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
-                int wide_output, int threads) {
-    if (!multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // without memory, more slowly
-        NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
+int NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
+               int wide_output, int threads) {
+    return multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }
 
-void NAME(lossless_linear)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes,
-                           const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
-                           int threads);
-
 // As `lossless_linear`, for more rows.
-void NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes,
-                         const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
-                         int threads) {
+int NAME(lossless_gemm)(const scalar *x, const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes,
+                        const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation, int wide_output,
+                        int threads) {
     const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
-    if (!multiply_by(x, NULL, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))
-        NAME(lossless_linear)(x, codes, palettes, starts, escapes, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
+    return multiply_by(x, NULL, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }

@@ -254,6 +254,10 @@ INLINE lanes only_between(lanes v, long begin, long end) {
 INLINE float sum_of(lanes v) {
 #ifdef WIDE
     return _mm512_reduce_add_ps((__m512)v);
+#elif LANES == 8
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    const __m128 quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 #else
     float part[LANES];
     memcpy(part, &v, sizeof v);

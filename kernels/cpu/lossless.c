@@ -9,10 +9,21 @@ typedef struct {
     float scale;
 } unpacking;
 
+// Returns a decoded number as a scalar, with the same bits; `put` would replace NaN.
+INLINE scalar exact(packed value) {
+#if PER_LANE == 1 && defined(SCALAR_BF16)
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (scalar)(bits >> 16);
+#else
+    return value;
+#endif
+}
+
 static void unpack_rows(const void *given, long piece) {
     const unpacking *a = given;
     const long begin = piece * a->rows_per_piece, end = begin + a->rows_per_piece;
-    scalar decoded[MOST_DECODED];
+    packed decoded[MOST_DECODED];
     for (long i = begin; i < end && i < a->rows; i++) {
         const int64_t number = a->numbers ? a->numbers[i] : i;
         const int is_there = number >= 0 && number < a->table_rows;
@@ -23,9 +34,10 @@ static void unpack_rows(const void *given, long piece) {
         for (long k = 0; k < a->columns; k += MOST_DECODED) {
             const long depth = a->columns - k < MOST_DECODED ? a->columns - k : MOST_DECODED;
             decode_rows(&a->w, is_there ? number : 0, 1, k, depth, &left, decoded, MOST_DECODED);
-            if (factor == 1.0f) memcpy(to + k, decoded, depth * sizeof *to);
+            if (factor == 1.0f)
+                for (long j = 0; j < depth; j++) to[k + j] = exact(decoded[j]);
             else
-                for (long j = 0; j < depth; j++) to[k + j] = put(get(decoded[j]) * factor);
+                for (long j = 0; j < depth; j++) to[k + j] = put(get(exact(decoded[j])) * factor);
         }
     }
 }

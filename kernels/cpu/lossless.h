@@ -38,52 +38,81 @@ INLINE const uint8_t *palette_of(const coded *w, long row) { return w->palettes 
 // Returns the column within a group whose low byte is at index `place`.
 INLINE long column_at(long place) { return place / 64 * 64 + place % 16 / 8 * 32 + place % 64 / 16 * 8 + place % 8; }
 
+// A vector of joined bytes has the columns of one or two pieces.
 #ifdef WIDE
-typedef __m512i palette;
+typedef __m512i palette, joined;
+#define JOINED 32
 INLINE palette load_palette(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 
-// to[i] = columns 32 * i .. of one or both halves of a group.
-INLINE void decode_group(const int halves, const uint8_t *from, palette high, __m512i *to) {
+// to[i] = the columns of a half of a group, from JOINED * i on.
+INLINE void decode_half(const int half, const uint8_t *from, palette high, joined *to) {
     const __m512i places = _mm512_loadu_si512(from), low = _mm512_set1_epi8(15);
-#pragma GCC unroll 2
-    for (int i = 0; i < halves; i++) {
-        const __m512i found = _mm512_shuffle_epi8(high, _mm512_and_si512(i ? _mm512_srli_epi16(places, 4) : places, low));
-        const __m512i bytes = _mm512_loadu_si512(from + 64 + 64 * i);
-        to[2 * i] = _mm512_unpacklo_epi8(bytes, found);
-        to[2 * i + 1] = _mm512_unpackhi_epi8(bytes, found);
-    }
+    const __m512i found = _mm512_shuffle_epi8(high, _mm512_and_si512(half ? _mm512_srli_epi16(places, 4) : places, low));
+    const __m512i bytes = _mm512_loadu_si512(from + 64 + 64 * half);
+    to[0] = _mm512_unpacklo_epi8(bytes, found);
+    to[1] = _mm512_unpackhi_epi8(bytes, found);
 }
 
-INLINE void store_group(const int halves, const uint8_t *from, palette high, bf16 *to) {
-    __m512i columns[4];
-    decode_group(halves, from, high, columns);
-#pragma GCC unroll 4
-    for (int i = 0; i < 2 * halves; i++) _mm512_storeu_si512(to + 32 * i, columns[i]);
+INLINE void pieces_of(joined columns, piece *to) {
+#if PER_LANE == 2
+    to[0] = columns;
+#else
+    to[0] = widen_lanes((lanes_u16)_mm512_castsi512_si256(columns));
+    to[1] = widen_lanes((lanes_u16)_mm512_extracti64x4_epi64(columns, 1));
+#endif
 }
 #elif defined(__AVX2__)
-typedef __m256i palette;
+typedef __m256i palette, joined;
+#define JOINED 16
 INLINE palette load_palette(const uint8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 
-INLINE void store_group(const int halves, const uint8_t *from, palette high, bf16 *to) {
+INLINE void decode_half(const int half, const uint8_t *from, palette high, joined *to) {
     const __m256i low = _mm256_set1_epi8(15);
-    for (int part = 0; part < 2; part++) {
-        const __m256i places = _mm256_loadu_si256((const __m256i *)(from + 32 * part));
-        for (int i = 0; i < halves; i++) {
-            const __m256i found = _mm256_shuffle_epi8(high, _mm256_and_si256(i ? _mm256_srli_epi16(places, 4) : places, low));
-            const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 + 64 * i + 32 * part));
-            _mm256_storeu_si256((__m256i *)(to + 64 * i + 16 * part), _mm256_unpacklo_epi8(bytes, found));
-            _mm256_storeu_si256((__m256i *)(to + 64 * i + 16 * part + 32), _mm256_unpackhi_epi8(bytes, found));
-        }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        const __m256i places = _mm256_loadu_si256((const __m256i *)(from + 32 * i));
+        const __m256i found = _mm256_shuffle_epi8(high, _mm256_and_si256(half ? _mm256_srli_epi16(places, 4) : places, low));
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(from + 64 + 64 * half + 32 * i));
+        to[i] = _mm256_unpacklo_epi8(bytes, found);
+        to[i + 2] = _mm256_unpackhi_epi8(bytes, found);
     }
+}
+
+INLINE void pieces_of(joined columns, piece *to) {
+    const __m256i zero = _mm256_setzero_si256(), low = _mm256_unpacklo_epi16(zero, columns), high = _mm256_unpackhi_epi16(zero, columns);
+    to[0] = (piece)_mm256_permute2x128_si256(low, high, 0x20);
+    to[1] = (piece)_mm256_permute2x128_si256(low, high, 0x31);
 }
 #else
 typedef const uint8_t *palette;
+typedef piece joined;
+#define JOINED LANES
 INLINE palette load_palette(const uint8_t *p) { return p; }
 
-INLINE void store_group(const int halves, const uint8_t *from, palette high, bf16 *to) {
-    for (long i = 0; i < halves * HALF_GROUP; i++) to[column_at(i)] = (bf16)(high[from[i % 64] >> i / 64 * 4 & 15] << 8 | from[64 + i]);
+INLINE void decode_half(const int half, const uint8_t *from, palette high, joined *to) {
+    bf16 bits[HALF_GROUP];
+    for (long i = 0; i < HALF_GROUP; i++) bits[column_at(i)] = (bf16)(high[from[i] >> 4 * half & 15] << 8 | from[64 + 64 * half + i]);
+    for (long i = 0; i < HALF_GROUP / LANES; i++) to[i] = load_bf16(bits + i * LANES);
 }
+
+INLINE void pieces_of(joined columns, piece *to) { to[0] = columns; }
 #endif
+
+// Stores the columns of one or both halves of a group.
+INLINE void store_group(const int halves, const uint8_t *from, palette high, packed *to) {
+    joined columns[HALF_GROUP / JOINED];
+    piece pieces[JOINED / PIECE];
+#pragma GCC unroll 2
+    for (int half = 0; half < halves; half++) {
+        decode_half(half, from, high, columns);
+#pragma GCC unroll 16
+        for (int i = 0; i < HALF_GROUP / JOINED; i++, to += JOINED) {
+            pieces_of(columns[i], pieces);
+#pragma GCC unroll 2
+            for (int e = 0; e < JOINED / PIECE; e++) memcpy(to + e * PIECE, &pieces[e], sizeof pieces[e]);
+        }
+    }
+}
 
 INLINE long column_of(uint32_t escape) { return escape >> 8 & (2 * MOST_COLUMNS - 1); }
 
@@ -111,9 +140,9 @@ INLINE escapes escapes_at(const coded *w, long row, long column) {
 }
 
 // Returns a decoded value with the high byte of its escape.
-INLINE scalar with_high_byte(scalar value, uint32_t high) {
-#ifdef SCALAR_BF16
-    return (scalar)(high << 8 | (value & 255));
+INLINE packed with_high_byte(packed value, uint32_t high) {
+#if PER_LANE == 2
+    return (packed)(high << 8 | (value & 255));
 #else
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -121,30 +150,19 @@ INLINE scalar with_high_byte(scalar value, uint32_t high) {
 #endif
 }
 
-// Decodes `depth` columns of a row from `column` on, which must be the first of a group; also the rest of the last group. `left`: the row's escapes from
-// there on; moves to the first one after these columns.
-INLINE void decode_bits(const coded *w, long row, long column, long depth, escapes *left, bf16 *to) {
-    const uint8_t *from = codes_at(w, row, column);
-    const palette high = load_palette(palette_of(w, row));
-    long k = 0;
-    for (; k + HALF_GROUP < depth; k += GROUP, from += GROUP_BYTES) store_group(2, from, high, to + k);
-    if (k < depth) store_group(1, from, high, to + k);
-    for (; left->next != left->end && *left->next < bound_of(row, column + depth); left->next++) {
-        bf16 *at = to + column_of(*left->next) - column;
-        *at = (bf16)((*left->next & 255) << 8 | (*at & 255));
-    }
-}
-
-// As decode_bits, for several rows, which are written `stride` apart and each have their escapes in `left`. `depth` is at most MOST_DECODED.
-static __attribute__((noinline, unused)) void decode_rows(const coded *w, long row, long rows, long column, long depth, escapes *left, scalar *to,
+// Decodes `depth` columns of each of several rows from `column` on, which must be the first of a group; also the rest of the last group. Rows are
+// written `stride` apart. `left`: each row's escapes from there on; moves to the first one after these columns.
+static __attribute__((noinline, unused)) void decode_rows(const coded *w, long row, long rows, long column, long depth, escapes *left, packed *to,
                                                           long stride) {
     for (long end = row + rows; row < end; row++, left++, to += stride) {
-#ifdef SCALAR_BF16
-        decode_bits(w, row, column, depth, left, to);
-#else
-        bf16 bits[MOST_DECODED];
-        decode_bits(w, row, column, depth, left, bits);
-        for (long k = 0; k < (depth + HALF_GROUP - 1) / HALF_GROUP * HALF_GROUP; k += LANES) store(to + k, load_bf16(bits + k));
-#endif
+        const uint8_t *from = codes_at(w, row, column);
+        const palette high = load_palette(palette_of(w, row));
+        long k = 0;
+        for (; k + HALF_GROUP < depth; k += GROUP, from += GROUP_BYTES) store_group(2, from, high, to + k);
+        if (k < depth) store_group(1, from, high, to + k);
+        for (; left->next != left->end && *left->next < bound_of(row, column + depth); left->next++) {
+            packed *at = to + column_of(*left->next) - column;
+            *at = with_high_byte(*at, *left->next & 255);
+        }
     }
 }

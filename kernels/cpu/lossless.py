@@ -71,11 +71,11 @@ def linear(
     outputs = weight_rows >> 1 if activation else weight_rows
     y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
     by_type = library.lossless_linear if rows <= library.few_rows[dtype] else library.lossless_gemm
-    by_type[dtype](
+    lacks_memory = by_type[dtype](
         p_x, *_addresses(weight), p_bias or None, y.data_ptr(), rows, outputs, columns, row_stride, activation, wide_output,
         get_num_threads(),
     )  # fmt: skip
-    return y
+    return None if lacks_memory else y
 
 
 def rows(

@@ -65,10 +65,10 @@ def linear(
         return None
     outputs = weight_rows >> 1 if activation else weight_rows
     y = x.new_empty((rows, outputs), dtype=_FP32) if wide_output else x.new_empty((rows, outputs))
-    library.function_of(rows, dtype)(
+    lacks_memory = library.function_of(rows, dtype)(
         p_x, p_weight, p_bias or None, y.data_ptr(), rows, outputs, columns, row_stride, activation, wide_output, get_num_threads()
     )  # fmt: skip
-    return y
+    return None if lacks_memory else y
 
 
 def rows_of(library: Library, table: Tensor, numbers: Tensor, scale: float = 1.0) -> Tensor | None:
