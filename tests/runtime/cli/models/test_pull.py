@@ -24,7 +24,8 @@ def test_what_is_here_already_is_named(tmp_path: Path) -> None:
 
 def test_a_hub_id_is_downloaded_and_its_place_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     async def downloaded(hub_id: str, on_progress: Progress | None) -> Path:
-        assert (hub_id, on_progress is None) == ("org/name", False)
+        assert hub_id == "org/name"
+        assert on_progress is not None
         on_progress(1, 2)
         return tmp_path
 
