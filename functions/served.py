@@ -26,7 +26,7 @@ from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.deployed import DeployedFunctions
 from pilotlight.functions.function_bindings import FunctionBindings
-from pilotlight.functions.host.dependencies.layers import LayerBudget
+from pilotlight.functions.host.dependencies.layers import LayerBudget, Layers
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LOGS, LogStore
 from pilotlight.functions.host.pool import FunctionPool
@@ -94,7 +94,7 @@ class ServedFunctions:
             egress_allow=config.egress_allow,
             own_ports=own_ports,
             zygotes_mib=config.zygotes_mib,
-            layer_budget=LayerBudget(config.layers_mib, config.layers_days),
+            layers=Layers(state_dir / "layers", LayerBudget(config.layers_mib, config.layers_days)),
             logs=LogStore(state_dir / LOGS, days=config.logs_days, mib=config.logs_mib) if config.logs_mib else None,
             log_export=LogExport(config.logs_otlp, site) if config.logs_otlp else None,
             on_cpu=self._computed,

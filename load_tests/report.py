@@ -281,9 +281,11 @@ def marks(region: str) -> tuple[str, str]:
     return f"<!-- measured: {region} -->\n", f"<!-- end of {region} -->\n"
 
 
-def heading(record: Record, region: Region) -> str:
+def heading(
+    record: Record, region: Region, has_changed: Callable[[str, tuple[str, ...]], bool] = has_changed_since
+) -> str:
     machine, made = record["machine"], f"{record['date'][:10]}, commit {record['commit']}"
-    made += STALE if has_changed_since(record["commit"], region.code) else ""
+    made += STALE if has_changed(record["commit"], region.code) else ""
     if region.is_simulated:
         return f"Simulated time, from its seeds alone; {made}:"
     where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"

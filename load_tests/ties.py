@@ -48,9 +48,9 @@ class TieJudge:
         if sampling["temperature"]:
             seed = torch.tensor([sampling["seed"]])
             drawn = uniform(seed, torch.zeros_like(seed), torch.tensor([len(tokens)])).item()
-        return margin_of(self._logprobs(tokens), sampling["temperature"], drawn, one[same], other[same])
+        return margin_of(self.logprobs(tokens), sampling["temperature"], drawn, one[same], other[same])
 
-    def _logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
+    def logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
         """Return the logprobs [vocab] of the token after these tokens."""
         name, vocab = str(next(self._numbers)), self._engine.info.vocab_size
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, num_logprobs=vocab)

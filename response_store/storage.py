@@ -59,7 +59,7 @@ class ResponseStore:
         self._is_unwritable = False
         self._keeping = keeping
         self.database = database
-        self._maker = os.urandom(8).hex()
+        self.maker = os.urandom(8).hex()  # name of this process in the database
         # background responses of this process whose end is not stored yet
         self._made: dict[Name, KeptResponse] = {}
         self._unwritten: list[_Write] = []
@@ -218,7 +218,7 @@ class ResponseStore:
         """Write all responses or none; those that other processes have ended are left as they are.
         Return False if the database failed."""
         found = [write.row for write in batch]
-        add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
+        add = partial(rows.add, rows=found, maker=self.maker, max_bytes=self._keeping.max_bytes)
         try:
             taken = await self._do(add, is_write=True)
         except ApiError:  # the error was logged
@@ -257,7 +257,7 @@ class ResponseStore:
         started = [made for made in self._made.values() if made.is_started and not made.is_settled]
         progress = [Progress.of(made) for made in started]
         shown = [made.fields for made in started]
-        work = partial(rows.confirm, maker=self._maker, told=progress)
+        work = partial(rows.confirm, maker=self.maker, told=progress)
         confirmed = await self._do(work, is_write=True, within_s=self.timings.answer_s)
         for made, fields, one in zip(started, shown, progress, strict=True):
             made.told = (one.till, fields)
@@ -266,7 +266,7 @@ class ResponseStore:
         # The start of a response may have been stored although the database did not answer and the response was refused.
         unknown = confirmed.made - self._made.keys()
         if unknown:
-            await self._do(partial(rows.drop, maker=self._maker, names=unknown), is_write=True)
+            await self._do(partial(rows.drop, maker=self.maker, names=unknown), is_write=True)
 
     async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
         """Run work in the database. Raises ApiError."""

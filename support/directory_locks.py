@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -48,12 +48,12 @@ def remove_if_dead(directory: Path, names: Sequence[str], title: str) -> None:
         log.debug("%s stays: %s", directory, error)
 
 
-def try_lock(directory: Path, name: str) -> int | None:
+def try_lock(directory: Path, name: str, lock: Callable[[int, int], None] = fcntl.flock) -> int | None:
     """Return the lock's descriptor; None if another process has the lock, or has removed its file."""
     path = directory / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(fd).st_ino == os.stat(path).st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):

@@ -87,7 +87,7 @@ class UpstreamAttempt:
         self._time_limit_s = upstream.config.answer_timeout_s if request.is_generated_whole else limits.first_byte_s
         self._pace = pace
         self._log = log
-        self._heard_at = self._look_again_at = self._started_at = time.monotonic()
+        self.heard_at = self._look_again_at = self._started_at = time.monotonic()
         self._until = self._started_at + self._time_limit_s
         self._is_over = False
         self._connecting: asyncio.Timeout | None = None
@@ -132,14 +132,14 @@ class UpstreamAttempt:
 
         A request that no other site can answer waits until the silence is long: this is called again after each further failed probe.
         """
-        if self._pace.may_leave() or time.monotonic() - self._heard_at >= self._limits.lost_s:
+        if self._pace.may_leave() or time.monotonic() - self.heard_at >= self._limits.lost_s:
             self._lost_because = because
             self._expire()
 
     def look(self, now: float, awake_since: float) -> None:
         if now >= self._until:
             return self._expire()
-        if now < self._look_again_at or now - max(self._heard_at, awake_since) < self._limits.stall_s:
+        if now < self._look_again_at or now - max(self.heard_at, awake_since) < self._limits.stall_s:
             return
         self._look_again_at = now + LOOK_AGAIN_S
         if self._pace.may_leave():
@@ -227,7 +227,7 @@ class UpstreamAttempt:
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)
-            self._heard_at = time.monotonic()
+            self.heard_at = time.monotonic()
         return first
 
     async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":

@@ -136,7 +136,7 @@ class CostPolicy:
         ]
         if len(priced) == 1:
             return [Preference(priced[0].backend, priced[0].cost_ms, priced[0].terms, "only")]
-        scored = self._scored(priced, _usual_ms(models))
+        scored = self.scored(priced, _usual_ms(models))
         order, reason = self._among_equals(request, scored, network_load)
         return self._preferences(order, scored, reason)
 
@@ -163,7 +163,7 @@ class CostPolicy:
         last = order[-1]
         return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
 
-    def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
+    def scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
         """Return the sites with their scores, best first. `usual_ms` is the usual wait; 0 if unknown."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
         over = least_ms / usual_ms if usual_ms else 0.0

@@ -67,7 +67,7 @@ class Channel(asyncio.Protocol):
         self._max_frame_bytes = max_frame_bytes
         self._max_open = max_open
         self._max_held_bytes = max_held_bytes if is_runtime else sys.maxsize
-        self._held_bytes = 0
+        self.held_bytes = 0  # of open calls
         self._open = OpenExchanges(0 if is_runtime else 1)
         self._decoder = FrameDecoder(max_frame_bytes)
         self._transport: asyncio.Transport | None = None
@@ -287,13 +287,13 @@ class Channel(asyncio.Protocol):
 
     def hold(self, size: int) -> None:
         """Count bytes kept in memory here for the other side, until `release`. Raises Failure above the limit."""
-        if self._held_bytes and self._held_bytes + size > self._max_held_bytes:
-            sentence = f"open calls hold {self._held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
+        if self.held_bytes and self.held_bytes + size > self._max_held_bytes:
+            sentence = f"open calls hold {self.held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
             raise Failure(sentence, code="overloaded", status=429)
-        self._held_bytes += size
+        self.held_bytes += size
 
     def release(self, size: int) -> None:
-        self._held_bytes -= size
+        self.held_bytes -= size
 
     def write(self, frame: AnyFrame) -> None:
         self.write_bytes(self.encode(frame))

@@ -19,7 +19,7 @@ from pilotlight.functions.channel.exchanges import ExchangeResult, StreamingRepl
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.answer_headers import checked_headers
-from pilotlight.functions.host.dependencies.layers import LayerBudget
+from pilotlight.functions.host.dependencies.layers import Layers
 from pilotlight.functions.host.invocations.invocation_log import FunctionJournal, InvocationLog
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LogStore
@@ -70,7 +70,7 @@ class SiteFunctions:
         own_ports: Callable[[], Iterable[int]] = lambda: (),
         open_bindings: Opener | None = None,
         zygotes_mib: int = 1024,
-        layer_budget: LayerBudget = LayerBudget(),  # noqa: B008 - it is frozen
+        layers: Layers | None = None,
         logs: LogStore | None = None,
         log_export: LogExport | None = None,
         on_cpu: Callable[[str, float], None] = lambda function, seconds: None,
@@ -90,7 +90,7 @@ class SiteFunctions:
         self._open_bindings = open_bindings
         self._on_cpu = on_cpu
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
-        self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
+        self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layers or Layers(Path()))
         self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._stack = AsyncExitStack()
         self._unwatched: WeakSet[FunctionPool] = WeakSet()  # pools whose error was logged

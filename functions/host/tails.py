@@ -22,8 +22,11 @@ class Tails:
     def __init__(self) -> None:
         self._followers: defaultdict[str, list[asyncio.Queue[Line]]] = defaultdict(list)
 
+    def is_followed(self, function: str) -> bool:
+        return function in self._followers
+
     def publish(self, function: str, text: str) -> None:
-        if function not in self._followers:
+        if not self.is_followed(function):
             return
         line = Line(time.time(), text)
         for queue in self._followers[function]:

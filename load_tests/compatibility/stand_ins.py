@@ -35,7 +35,7 @@ class StandIns:
     async def __aenter__(self) -> "StandIns":
         if os.geteuid() != 0:
             raise SystemExit("stand-ins for internet hosts need root: a mount namespace, and port 443")
-        self._write_files()
+        self.write_files()
 
         async def answer(request: web.Request) -> web.StreamResponse:
             handler = self._handlers.get(request.host.partition(":")[0])
@@ -68,7 +68,7 @@ class StandIns:
         """Return options of `pilotlight dev` that allow these hosts, whose addresses are not public."""
         return [word for host in self._handlers for word in ("--egress-allow", host)]
 
-    def _write_files(self) -> None:
+    def write_files(self) -> None:
         hosts = Path("/etc/hosts").read_text() + "".join(f"{ADDRESS} {host}\n" for host in self._handlers)
         (self._folder / "hosts").write_text(hosts)
         authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

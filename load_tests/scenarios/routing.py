@@ -10,11 +10,12 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from load_tests.records import spread, write_record
 from load_tests.scenarios.routing_scale import decision_costs, status_bytes
@@ -43,42 +44,50 @@ FEW_SEEDS = 2  # troubles and pools are measured with this many of the record's 
 POOL_LOADS = (0.3, 0.6)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+class Sources(NamedTuple):
+    """The measurements that a record contains."""
+
+    simulate: Callable[..., Outcome] = simulate
+    decisions: Callable[[], dict[str, Any]] = decision_costs
+    statuses: Callable[[], dict[str, Any]] = status_bytes
+
+
+def main(arguments: Sequence[str] | None = None, sources: Sources = Sources()) -> None:  # noqa: B008 - it is frozen
     asked = _arguments(arguments)
     if asked.tune:
-        return _tune(asked.policies)
+        return _tune(asked.policies, sources)
     began = perf_counter()
     traces: dict[str, Trace | TraceFile] = {name: TRACES[name] for name in asked.traces}
     if asked.trace_file is not None:
         file = TraceFile.read(asked.trace_file)
         traces[file.name] = file
-    known = _kept(asked.resume)
+    runs_of = partial(_runs, sources, _kept(asked.resume), asked)
     cells = []
     for trace in traces.values():
         for load in asked.loads:
             for policy in asked.policies:
-                if runs := _runs(known, asked, policy, trace, load):
+                if runs := runs_of(policy, trace, load):
                     cells.append(runs)
                     print(row(runs), flush=True)
                     if asked.explain:
                         print(_explained(runs), flush=True)
     troubled = {
-        (policy, trouble.name): _runs(known, asked, policy, TRACES[TROUBLED_TRACE], "heavy", trouble, FEW_SEEDS)
+        (policy, trouble.name): runs_of(policy, TRACES[TROUBLED_TRACE], "heavy", trouble, FEW_SEEDS)
         for trouble in (TROUBLES.values() if asked.troubles else ())
         for policy in TROUBLED
     }
     troubled = {key: runs for key, runs in troubled.items() if runs}
     for (_, trouble_name), runs in troubled.items():
         print(f"{trouble_name}: {row(runs)}", flush=True)
-    quiet = [run for policy in asked.quiet for run in _runs(known, asked, policy, TRACES["chat"], "quiet")]
-    results = _results(asked, traces, cells, troubled, quiet)
+    quiet = [run for policy in asked.quiet for run in runs_of(policy, TRACES["chat"], "quiet")]
+    results = _results(sources, asked, traces, cells, troubled, quiet)
     print(f"{perf_counter() - began:.0f} s, {results['seconds_on_one_core']} s of simulation")
     if asked.seeds != TUNING_SEEDS:
         path = write_record(asked.subject, results, ("numpy",))
         print(path)
 
 
-def _tune(policies: Iterable[str]) -> None:
+def _tune(policies: Iterable[str], sources: Sources) -> None:
     """Try every grid on the tuning seed.
 
     The score, where less is better, is the mean of log p95 + log p99 over the traces.
@@ -88,7 +97,8 @@ def _tune(policies: Iterable[str]) -> None:
         for parameters in contender.grid:
             one = Contender(contender.make_with, (parameters,))
             runs = [
-                simulate(name, one.make, TRACES[trace], "heavy", TUNING_REQUESTS, TUNING_SEEDS[0]) for trace in TUNED_ON
+                sources.simulate(name, one.make, TRACES[trace], "heavy", TUNING_REQUESTS, TUNING_SEEDS[0])
+                for trace in TUNED_ON
             ]
             loss = statistics.fmean(math.log(run.p95_ms) + math.log(run.p99_ms) for run in runs)
             tried.append((loss, str(dict(parameters))))
@@ -97,15 +107,15 @@ def _tune(policies: Iterable[str]) -> None:
 
 
 def _runs(
-    known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, trouble: Trouble = NONE,
+    sources: Sources, known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, trouble: Trouble = NONE,
     most_seeds: int | None = None,
 ) -> list[Outcome]:  # fmt: skip
-    runs = [_run(known, asked, policy, trace, load, seed, trouble) for seed in asked.seeds[:most_seeds]]
+    runs = [_run(sources, known, asked, policy, trace, load, seed, trouble) for seed in asked.seeds[:most_seeds]]
     return [run for run in runs if run is not None]
 
 
 def _run(
-    known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, seed: int, trouble: Trouble
+    sources: Sources, known: dict[str, Any], asked: argparse.Namespace, policy: str, trace: Trace | TraceFile, load: str, seed: int, trouble: Trouble
 ) -> Outcome | None:  # fmt: skip
     requests = LONGER.get(trace.name, 1) * asked.requests // (4 if load == "quiet" else 1)
     key = f"{policy} {trace.name} {load} {seed} {requests} {trouble.name}"
@@ -113,7 +123,7 @@ def _run(
         return Outcome(**known[key])
     if asked.known:
         return None
-    outcome = simulate(policy, CONTENDERS[policy].make, trace, load, requests, seed, trouble=trouble)
+    outcome = sources.simulate(policy, CONTENDERS[policy].make, trace, load, requests, seed, trouble=trouble)
     if asked.resume is not None:
         with asked.resume.open("a", encoding="utf-8") as file:
             file.write(json.dumps([key, asdict(outcome)]) + "\n")
@@ -127,7 +137,7 @@ def _kept(path: Path | None) -> dict[str, Any]:
 
 
 def _results(
-    asked: argparse.Namespace, traces: dict[str, Trace | TraceFile], cells: list[list[Outcome]],
+    sources: Sources, asked: argparse.Namespace, traces: dict[str, Trace | TraceFile], cells: list[list[Outcome]],
     troubled: dict[tuple[str, str], list[Outcome]], quiet: list[Outcome],
 ) -> dict[str, Any]:  # fmt: skip
     """Return medians and extremes over the seeds; results of single runs are not recorded."""
@@ -157,8 +167,8 @@ def _results(
         "cells": [_cell(each) for each in cells],
         "troubles": [{**_cell(each), "trouble": trouble} for (_, trouble), each in troubled.items()],
         "quiet": [_cell([run for run in quiet if run.policy == policy]) for policy in dict.fromkeys(run.policy for run in quiet)],
-        "decisions": decision_costs(),
-        "statuses": status_bytes(),
+        "decisions": sources.decisions(),
+        "statuses": sources.statuses(),
         "pools": _pools(asked.seeds[:FEW_SEEDS], asked.pool_requests) if asked.pools else [],
     }  # fmt: skip
 

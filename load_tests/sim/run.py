@@ -92,7 +92,7 @@ class Simulation:
         self._measured = measured
         self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
-        self._live: list[dict[int, Call]] = [{} for _ in self.sites]  # per site, waiting and decoding calls by id
+        self.live: list[dict[int, Call]] = [{} for _ in self.sites]  # per site, waiting and decoding calls by id
         self._due: list[float] = [float("inf")] * len(self.sites)  # when each site's next event was last expected
         self._ever: set[bytes] = set()  # digests in the infinite cache
         for session in arrivals:
@@ -169,7 +169,7 @@ class Simulation:
         call.life, call.job, call.arrived_at = site.life, job, self.now
         call.ideal = min(matched(turn.prefixes, self._ever), turn.prompt_tokens - 1)
         self._ever.update(prefix.digest for prefix in turn.prefixes)
-        self._live[call.site][id(call)] = call
+        self.live[call.site][id(call)] = call
         self._await(call.site)
 
     def _hinted(self, number: int) -> None:
@@ -228,7 +228,7 @@ class Simulation:
 
     def _finished(self, call: Call) -> None:
         self._ever.add(call.turn.answer.digest)
-        self._live[call.site].pop(id(call), None)
+        self.live[call.site].pop(id(call), None)
         self.at(self.now + self._path(call) / 2, self._last_token, call)
 
     def _last_token(self, call: Call) -> None:
@@ -244,7 +244,7 @@ class Simulation:
         self.at(self.now + call.turn.think_s, self._next_turn, call.session)
 
     def _leave(self, call: Call) -> None:
-        self._live[call.site].pop(id(call), None)
+        self.live[call.site].pop(id(call), None)
         if call.scope is not None:
             call.scope.__exit__(None, None, None)
             call.scope = None
@@ -282,7 +282,7 @@ class Simulation:
         """
         self.sites[number].crash()
         self._due[number] = float("inf")
-        for call in list(self._live[number].values()):
+        for call in list(self.live[number].values()):
             assert call.ticket is not None
             call.is_dead = True
             if call.ticket.has_answered:
@@ -294,7 +294,7 @@ class Simulation:
                 )  # fmt: skip
                 successor.scope, successor.ticket, call.scope = call.scope, call.ticket, None
                 self.at(self.now + self._path(call) / 2, self._unreachable, successor)
-        self._live[number].clear()
+        self.live[number].clear()
 
     def _revive(self, number: int) -> None:
         self.sites[number].is_up = True

@@ -20,11 +20,19 @@ HELP = (
 )
 
 
-def chat(api: Api, prompt: str | None, model: str | None, system: str | None, options: dict[str, Any]) -> None:
-    """Answer a prompt or piped standard input; without either, hold a conversation until Ctrl-D."""
+def chat(
+    api: Api,
+    prompt: str | None,
+    model: str | None,
+    system: str | None,
+    options: dict[str, Any],
+    console: Console | None = None,
+) -> None:
+    """Answer a prompt or piped standard input; without either, hold a conversation until Ctrl-D.
+    The conversation is held at `console`, if it is given, instead of standard input."""
     model = first_model(api) if model is None else known_model(api, model)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    if prompt is None and not sys.stdin.isatty():
+    if prompt is None and console is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().strip()
         if not prompt:
             raise CliError('There is nothing to ask: pass a prompt, as in `pilotlight chat "Hello"`.')
@@ -32,14 +40,13 @@ def chat(api: Api, prompt: str | None, model: str | None, system: str | None, op
         messages.append({"role": "user", "content": prompt})
         answer(api, {"model": model, "messages": messages, **options})
         return
-    converse(api, model, messages, options)
+    converse(api, model, messages, options, console or Console())
 
 
-def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
+def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any], console: Console) -> None:
     """Hold a conversation.
 
     `messages` are the earlier messages; the new ones are appended to them."""
-    console = Console()
     images: list[dict[str, Any]] = []  # images for the next message
     console.print(
         f"Talking to {model} at {api.url}. /help lists the commands, Ctrl-D ends.", style="dim", highlight=False
@@ -114,11 +121,11 @@ def image_part(path: Path) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 
 
-def answer(api: Api, body: dict[str, Any]) -> str:
+def answer(api: Api, body: dict[str, Any], shows_thoughts: bool | None = None) -> str:
     """Print an answer while it arrives, and return its text.
-    Reasoning is printed only if standard output is a terminal."""
-    text = ""
-    is_thinking, shows_thoughts = False, sys.stdout.isatty()
+    Reasoning is printed with `shows_thoughts`; by default only if standard output is a terminal."""
+    text, is_thinking = "", False
+    shows_thoughts = sys.stdout.isatty() if shows_thoughts is None else shows_thoughts
     for chunk in api.stream("/v1/chat/completions", {**body, "stream": True}):
         for choice in chunk["choices"]:
             thought = choice["delta"].get("reasoning_content") or ""

@@ -19,6 +19,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.ray_head import ray_head
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
+from pilotlight.runtime.hosts.devices import ReadGpus
 from pilotlight.runtime.hosts.gpus import installed_gpus
 from pilotlight.runtime.models.sources import name_of, source_of
 from pilotlight.sites.accounts import KeysFile
@@ -73,6 +74,7 @@ class Served(NamedTuple):
     dp: int = 1
     speculate: str | None = None  # None for the default of a site's file
     ray: str | None = None  # HOST:PORT of a cluster with more devices, "auto" or "start"; None if all are here
+    read_gpus: ReadGpus = installed_gpus
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class Served(NamedTuple):
         """Return the devices of all ranks. Raises CliError if Ray is requested but no device is missing here."""
         if self.ray is None:
             return ["cpu"] * ranks if self._is_on_cpu else [f"cuda:{i}" for i in range(ranks)]
-        here = ["cpu"] if self._is_on_cpu else [f"cuda:{i}" for i in range(len(installed_gpus() or ()))]
+        here = ["cpu"] if self._is_on_cpu else [f"cuda:{i}" for i in range(len(self.read_gpus() or ()))]
         if not here or len(here) >= ranks:
             raise CliError(
                 f"--ray adds devices of other machines, but this one has {len(here)} of the {ranks} of --tp {self.tp} --pp {self.pp}: "
@@ -124,7 +126,7 @@ class Served(NamedTuple):
 
     @property
     def _is_on_cpu(self) -> bool:
-        return self.device == "cpu" or (self.device == "auto" and not installed_gpus())
+        return self.device == "cpu" or (self.device == "auto" and not self.read_gpus())
 
     @property
     def source(self) -> str:
@@ -167,7 +169,7 @@ class Served(NamedTuple):
     def _hosts(self) -> list[dict[str, str]]:
         """Return the hosts with their roles: each on its own GPU, or else all on the CPU."""
         roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
-        on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(installed_gpus()))
+        on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(self.read_gpus()))
         return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]
 
 

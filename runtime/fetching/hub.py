@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tiktoken.model", "additional
 _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
-async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
-    """Download a model from the hub and return its directory. Raises FetchError.
+async def downloaded(hub_id: str, on_progress: Progress | None = None, python: str = sys.executable) -> Path:
+    """Download a model from the hub in a process of `python`, and return its directory. Raises FetchError.
     Cancellation ends the download."""
-    async with aclosing(_messages(hub_id)) as messages:
+    async with aclosing(_messages(hub_id, python=python)) as messages:
         async for message in messages:
             if "path" in message:
                 return Path(message["path"])
@@ -50,13 +50,13 @@ async def searched(words: str, timeout_s: float = SEARCH_TIMEOUT_S) -> list[dict
     raise AssertionError("messages end with a result or an error")
 
 
-async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
+async def _messages(*arguments: str, python: str = sys.executable) -> AsyncGenerator[dict[str, Any], None]:
     """Run this module as a process and yield its messages. Raises FetchError.
 
     Closing the iterator kills the process.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pilotlight.runtime.fetching.hub", *arguments,
+        python, "-m", "pilotlight.runtime.fetching.hub", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env={**os.environ, PARENT_PID_ENV: str(os.getpid())},
     )  # fmt: skip
     assert process.stdout is not None
@@ -74,8 +74,9 @@ async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
         await process.wait()
 
 
-def download(hub_id: str, on_progress: Progress) -> Path:
-    """Download a model in this process and return its directory. Raises FetchError."""
+def download(hub_id: str, on_progress: Progress, snapshot: Callable[..., str] | None = None) -> Path:
+    """Download a model in this process and return its directory. Raises FetchError.
+    `snapshot` replaces the hub library's function."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -85,7 +86,7 @@ def download(hub_id: str, on_progress: Progress) -> Path:
     )
 
     try:
-        path = snapshot_download(
+        path = (snapshot or snapshot_download)(
             hub_id,
             allow_patterns=_PATTERNS,
             ignore_patterns=_NOT_NEEDED,

@@ -6,7 +6,7 @@ count cores count only these. Works on Linux; on other systems cores are not div
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -16,16 +16,19 @@ Cores = frozenset[int]
 _NODES = Path("/sys/devices/system/node")
 
 
-def divided(parts: Sequence[int], nodes: Path = _NODES) -> list[Cores | None]:
+def divided(parts: Sequence[int], nodes: Path = _NODES, allowed: Iterable[int] | None = None) -> list[Cores | None]:
     """Return the cores of each host, in proportion to its ranks (`parts`), neighbors together.
 
-    The entries are None if there are fewer cores than ranks, or if the system cannot bind processes to cores.
+    `allowed` are the cores to divide; None for all of this process. The entries are None if there are fewer cores than ranks, or if the system cannot
+    bind processes to cores.
     """
     num_ranks = sum(parts)
     if not hasattr(os, "sched_getaffinity"):
         return [None] * len(parts)
     node_of = _node_of_each(nodes)
-    cores = sorted(os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), core))
+    cores = sorted(
+        os.sched_getaffinity(0) if allowed is None else allowed, key=lambda core: (node_of.get(core, 0), core)
+    )
     if len(cores) < num_ranks:
         return [None] * len(parts)
     bounds = [len(cores) * ranks // num_ranks for ranks in accumulate(parts, initial=0)]

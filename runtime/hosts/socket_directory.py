@@ -8,6 +8,7 @@ import shutil
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from pilotlight.support.directory_locks import remove_if_dead, try_lock
@@ -18,10 +19,10 @@ _LOCK = "site.lock"
 
 
 class SocketDirectory:
-    def __init__(self, root: Path | None = None) -> None:
-        """Create the directory and lock it. Raises OSError."""
+    def __init__(self, root: Path | None = None, make: Callable[..., str] = tempfile.mkdtemp) -> None:
+        """Create the directory, by `make`, and lock it. Raises OSError."""
         while True:
-            self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # with mode 0700
+            self.directory = Path(make(prefix=_PREFIX, dir=root))  # with mode 0700
             lock = None
             try:
                 lock = try_lock(self.directory, _LOCK)
@@ -56,12 +57,13 @@ class SocketDirectory:
             self._lock = None
 
 
-def remove_dead(root: Path | None = None) -> None:
-    """Remove the directories that dead sites of this user have left."""
+def remove_dead(root: Path | None = None, user: int | None = None) -> None:
+    """Remove the directories that dead sites of a user have left; None for this process's user."""
+    user = os.geteuid() if user is None else user
     for directory in (root or Path(tempfile.gettempdir())).glob(_PREFIX + "*"):
         try:
             status = os.lstat(directory)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != user:
                 continue  # all users share the parent folder
         except OSError:  # another site removes it at this moment
             continue

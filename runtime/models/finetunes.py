@@ -215,5 +215,9 @@ def as_api_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = "this site's disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+        why = (
+            "this site's disk is full"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            else str(error.strerror)
+        )
         raise ApiError("overloaded", f"the fine-tune cannot be stored: {why}", retry_after_s=60) from error

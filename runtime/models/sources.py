@@ -7,6 +7,7 @@ sources never use the network; runtime/fetching downloads. Independent of the fi
 import asyncio
 import os
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -22,7 +23,10 @@ class SourceError(Exception):
     """The model's files cannot be obtained; the message names the change to make."""
 
 
-async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
+Download = Callable[[str, Progress | None], Awaitable[Path]]  # downloads a model of the hub by its id
+
+
+async def directory_of(source: str, on_progress: Progress | None = None, download: Download = downloaded) -> Path:
     """Return the model's directory, after a download if necessary. Raises SourceError.
 
     Cancellation ends the download; the next one resumes it."""
@@ -31,7 +35,7 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
         return local
     try:
         return await (
-            _fetched(source, on_progress) if is_url(source) else downloaded(ON_HUB.get(source, source), on_progress)
+            _fetched(source, on_progress) if is_url(source) else download(ON_HUB.get(source, source), on_progress)
         )
     except FetchError as error:
         raise SourceError(str(error)) from None

@@ -36,41 +36,41 @@ Statuses = Callable[[], Iterable[ModelStatus]]
 class Metrics:
     def __init__(self, site: str, read_gpus: Callable[[], Sequence[GpuState]] = read_states) -> None:
         self._read_gpus = read_gpus
-        self._registry = CollectorRegistry()
-        self.requests = RequestMetrics(self._registry)
-        self.engines = EngineMetrics(self._registry)
+        self.registry = CollectorRegistry()
+        self.requests = RequestMetrics(self.registry)
+        self.engines = EngineMetrics(self.registry)
         self._responses = Counter(
             "pilotlight_http_responses",
             "HTTP responses by endpoint and status",
             ["endpoint", "status"],
-            registry=self._registry,
+            registry=self.registry,
         )
-        Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self._registry).labels(site).set(1)
+        Gauge("pilotlight_site_info", "Always 1", ["site"], registry=self.registry).labels(site).set(1)
 
     def watch(self, loads: Loads, gauges: dict[str, tuple[str, Callable[[], float]]], statuses: Statuses) -> None:
         """Export more metrics at each scrape: the engine's, `gauges` and residency.
 
         `gauges` maps a name to its description and a function that reads the value."""
-        self._registry.register(_ModelCollector(loads, statuses))
+        self.registry.register(_ModelCollector(loads, statuses))
         if self._read_gpus():
-            self._registry.register(_GpuCollector(self._read_gpus))
+            self.registry.register(_GpuCollector(self._read_gpus))
         for name, (meaning, read) in gauges.items():
-            Gauge(f"pilotlight_{name}", meaning, registry=self._registry).set_function(read)
+            Gauge(f"pilotlight_{name}", meaning, registry=self.registry).set_function(read)
 
     def watch_certificate(self, read: Callable[[], float]) -> None:
         about = "Unix time at which the certificate of this listener expires"
-        Gauge("pilotlight_certificate_ends_seconds", about, registry=self._registry).set_function(read)
+        Gauge("pilotlight_certificate_ends_seconds", about, registry=self.registry).set_function(read)
 
     def watch_function_logs(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
         """Export the number of dropped records of functions' logs, by destination."""
-        self._registry.register(_LogCollector(num_dropped))
+        self.registry.register(_LogCollector(num_dropped))
 
     def response(self, endpoint: str, status: int) -> None:
         self._responses.labels(endpoint, status).inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class RequestMetrics:

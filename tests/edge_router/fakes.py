@@ -56,7 +56,7 @@ class FakeSite:
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()  # releases a waiting behaviour
         self.port = 0
-        self._sequence = 0
+        self.num_probes = 0
         self._runner: web.AppRunner | None = None
 
     @property
@@ -83,10 +83,10 @@ class FakeSite:
     async def _status(self, request: web.Request) -> web.Response:
         if (refusal := self._refusal(request)) is not None:
             return refusal
-        self._sequence += 1
+        self.num_probes += 1
         body = self.status_body
         if body is None:
-            body = encode_status(site_status(self.name, self._sequence, **self.status_fields))
+            body = encode_status(site_status(self.name, self.num_probes, **self.status_fields))
         return web.Response(body=body, content_type="application/json")
 
     def _refusal(self, request: web.Request) -> web.Response | None:

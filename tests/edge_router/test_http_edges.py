@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from pilotlight.edge_router.requests.request import AT_ONCE_BYTES, RequestParser
+from pilotlight.wire.http.client import Origin
 from tests.edge_router.fakes import DONE, FakeSite, answer, begin, event, hang, raw_stream, router, sites, stream_of
 from tests.edge_router.raw import post, status_of, wire
 
@@ -189,16 +190,16 @@ async def test_small_events_leave_at_once_on_both_sides() -> None:
         fakes[0].behave = raw_stream(event(0), end="on command")
         async with running.chat() as response:
             assert await response.content.readany() == event(0)
-            transports = [connection.transport for connection in running.server.connections]
-            transports += [link._transport for link in running.proxy.upstream.pool._open]
-            options = [
-                transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-                for transport in transports
-            ]
-            assert len(options) >= 2
-            assert all(options)
             fakes[0].go_on.set()
             await response.read()
+            await running.until(lambda: running.counted("pilotlight_router_open_requests") == 0)
+            upstream = running.proxy.upstream.pool.idle(Origin.of(fakes[0].url))
+            assert upstream is not None
+            transports = [connection.transport for connection in running.server.connections]
+            for transport in (*transports, upstream.transport):
+                assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert transports
+            running.proxy.upstream.pool.put_back(upstream)
 
 
 async def test_http_2_is_served_on_the_same_port_where_the_file_says_so() -> None:

@@ -19,8 +19,11 @@ from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRe
 from pilotlight.edge_router.routing.selection import AttemptPace, first_token_limit_s, stall_limit_s
 from pilotlight.edge_router.routing.views import Preference, RouteRequest
 from pilotlight.sites.network import RelayConfig
+from pilotlight.wire.hop.continuation import ResumePoint
 from pilotlight.wire.sse import HEARTBEAT
+from tests.asgi import eventually
 from tests.edge_router.builders import Clock, model_status, view
+from tests.edge_router.fakes import marked_event
 
 RELAY = RelayConfig(stall_s=2.0)
 LIMITS = AttemptLimits(60.0, 10.0, is_continuation=False)
@@ -204,11 +207,30 @@ async def test_a_heartbeat_is_as_good_as_a_word_for_a_site_before_its_first_toke
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     async with silent_site(head + HEARTBEAT) as (upstream, url):
         attempt = UpstreamAttempt(upstream, "ams1", url, request(), LIMITS, pace, DeliveryLog())
-        attempt._heard_at = time.monotonic() - LIMITS.stall_s
+        started = attempt.heard_at
         waiting = asyncio.ensure_future(attempt.response())
-        while attempt._heard_at < time.monotonic() - 1:
-            await asyncio.sleep(0.001)
-        attempt.look(time.monotonic() + LIMITS.stall_s - 2, float("-inf"))
+        await eventually(lambda: attempt.heard_at > started)
+        attempt.look(started + LIMITS.stall_s, float("-inf"))
         assert not pace.asked
+        attempt.look(attempt.heard_at + LIMITS.stall_s, float("-inf"))
+        assert pace.asked
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.process
+async def test_a_site_whose_time_is_over_as_its_first_events_come_has_answered() -> None:
+    """Events that have arrived count as delivered. If another site sent its first events, too, they would be there twice."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-pilotlight-marks: 1\r\n\r\n"
+
+    class Late(DeliveryLog):
+        """Runs out of time as it records the first token."""
+
+        def add(self, point: ResumePoint) -> None:
+            super().add(point)
+            attempt.look(time.monotonic() + 1000, float("-inf"))
+
+    async with silent_site(head + marked_event(0)) as (upstream, url):
+        attempt = UpstreamAttempt(upstream, "ams1", url, request(), LIMITS, _Pace(), Late())
+        with await attempt.response() as response:
+            assert (response.status, response.has_answered) == (200, True)

@@ -11,6 +11,7 @@ from pilotlight.edge_router.forwarding.request_state import (
     RetryBudget,
 )
 from tests.edge_router.builders import Clock
+from tests.memory import bytes_kept_by
 
 
 def spend(budget: RetryBudget) -> int:
@@ -81,7 +82,13 @@ def test_an_account_s_share_grows_with_its_requests() -> None:
 
 
 def test_the_shares_of_accounts_are_bounded() -> None:
-    budget = RetryBudget(Clock())
-    for number in range(3 * MAX_ACCOUNTS):
-        budget.deposit(str(number))
-    assert len(budget._accounts) == MAX_ACCOUNTS
+    def kept_of(num_accounts: int) -> int:
+        budget = RetryBudget(Clock())
+
+        def deposit() -> None:
+            for number in range(num_accounts):
+                budget.deposit(str(number))
+
+        return bytes_kept_by(deposit)
+
+    assert kept_of(4 * MAX_ACCOUNTS) < 2 * kept_of(MAX_ACCOUNTS)

@@ -55,8 +55,7 @@ async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio
     finally:
         if running.returncode is None:
             running.kill()
-        await running.wait()
-        running._transport.close()  # type: ignore[attr-defined]  # asyncio leaves the pipe to the garbage collector
+        await running.communicate()  # to the end of the pipe, which closes it
 
 
 def refused_start(file: Path) -> subprocess.CompletedProcess[str]:

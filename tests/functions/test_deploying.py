@@ -19,8 +19,6 @@ from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.services.deployments import TRY_TIMEOUT_S, DeployGuard, DeploymentApi
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
-from pilotlight.functions import deployed
-from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.cli.deploy import delete_secret, deploy, put_secret, rollback, secret_names, tail, versions
 from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host.dependencies.layers import INSTALL_S
@@ -51,7 +49,12 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 async def started(site: Site) -> None:
     """Wait until the site follows its router's deployments."""
     served = site.app.functions.served
-    await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
+    await eventually(
+        lambda: (
+            served.deployed is not None
+            and any(task.get_name() == "following deployments" for task in asyncio.all_tasks())
+        )
+    )
 
 
 class Network:
@@ -249,8 +252,7 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
     with pytest.raises(Exception, match="bad-name"):
         await network.deploy()
     assert (await network.ask()).body == b"one"
-    queue = Queue.of("jobs", tmp_path / "state", network.site.app.functions.served._services)
-    assert queue.consumer is not None
+    assert network.site.app.functions.served.queue("jobs").consumer is not None
 
 
 ANSWERS_500 = """
@@ -402,9 +404,9 @@ async def test_bytes_that_are_not_the_bundle_are_never_run(network: Network, tmp
     other = bundle.read_bytes().replace(b'Response("one")', b'Response("bad")')
     bundle.write_bytes(other)
     served = network.site.app.functions.served
-    version = served.deployed._known["greeter"].versions[0]
-    served.functions.remove(deployed.pool_name("greeter", version))
-    folder = Path(network.site.config.functions.state_dir or "") / "deployed" / version.digest
+    (pool,) = served.functions.pools
+    served.functions.remove(pool)
+    folder = Path(network.site.config.functions.state_dir or "") / "deployed" / bundle.stem
     folder.rename(tmp_path / "away")
     answer = await network.ask()
     assert answer.status == 503
@@ -417,13 +419,15 @@ async def test_a_version_that_cannot_be_fetched_leaves_its_clients_to_the_one_be
 ) -> None:
     network.write("one")
     await network.deploy()
+    served = network.site.app.functions.served
+    before = {*served.functions.pools}, {*(tmp_path / "router/bundles").glob("*.tar")}
     network.write("two")
     await network.deploy(percent=40)
-    served = network.site.app.functions.served
-    newest = served.deployed._known["greeter"].versions[-1]
-    served.functions.remove(deployed.pool_name("greeter", newest))
-    (Path(network.site.config.functions.state_dir or "") / "deployed" / newest.digest).rename(tmp_path / "away")
-    (tmp_path / "router/bundles" / f"{newest.digest}.tar").unlink()
+    (pool,) = {*served.functions.pools} - before[0]
+    (bundle,) = {*(tmp_path / "router/bundles").glob("*.tar")} - before[1]
+    served.functions.remove(pool)
+    (Path(network.site.config.functions.state_dir or "") / "deployed" / bundle.stem).rename(tmp_path / "away")
+    bundle.unlink()
     answers = [await network.ask(f"client {n}") for n in range(30)]
     assert {answer.body for answer in answers} == {b"one"}
 
@@ -435,7 +439,7 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
     token = {"authorization": "Bearer token"}
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{network.api.url}/deployments/greeter/tail", headers=token) as answer:
-            await eventually(lambda: "greeter" in tails._followers)
+            await eventually(lambda: tails.is_followed("greeter"))
             await network.ask()
             async for line in answer.content:
                 if line.startswith(b"data:"):
@@ -444,7 +448,7 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
         assert (event["site"], event["line"]) == ("ams1", "version one answers")
         async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
             assert refused.status == 403
-    await eventually(lambda: "greeter" not in tails._followers)  # a follower that leaves is removed
+    await eventually(lambda: not tails.is_followed("greeter"))  # a follower that leaves is removed
 
 
 async def test_the_log_of_a_function_is_read_through_the_router(

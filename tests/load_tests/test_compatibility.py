@@ -36,7 +36,7 @@ def test_a_stand_in_is_trusted_by_who_reads_its_authorities(tmp_path: Path) -> N
         raise AssertionError
 
     stand_ins = StandIns(tmp_path, {"example.test": nobody})  # type: ignore[dict-item]
-    stand_ins._write_files()
+    stand_ins.write_files()
     context = ssl.create_default_context(cafile=tmp_path / "authorities.pem")
     assert any(("commonName", "stand-ins") in pairs for each in context.get_ca_certs() for pairs in each["subject"])  # type: ignore[attr-defined]
     ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tmp_path / "server.pem")

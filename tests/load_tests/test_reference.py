@@ -77,7 +77,7 @@ def test_every_metric_of_a_scrape_has_an_entry() -> None:
     site = Metrics("ams1")
     site.watch(list, {}, list)
     router = RouterMetrics([])
-    for registry, package in ((site._registry, "runtime"), (router.registry, "edge_router")):
+    for registry, package in ((site.registry, "runtime"), (router.registry, "edge_router")):
         known = {metric.name for metric in declared_metrics(package)}
         assert names_of(registry) - known == set()
 

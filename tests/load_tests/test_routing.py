@@ -34,6 +34,11 @@ class FakeSimulation:
 
     def __init__(self) -> None:
         self.runs: list[tuple[str, str, str, int, str]] = []
+        self.sources = routing.Sources(
+            self,
+            lambda: {"330": {"rank_us": 250.0, "llm_d_rank_us": 1000.0}},
+            lambda: {"full_bytes": 44_000, "without_digest_bytes": 600},
+        )
 
     def __call__(
         self, policy: str, make: Callable[[], Policy], trace: Trace, load: str, requests: int, seed: int, trouble: Trouble = NONE
@@ -48,15 +53,13 @@ class FakeSimulation:
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSimulation:
     fake = FakeSimulation()
-    monkeypatch.setattr(routing, "simulate", fake)
-    monkeypatch.setattr(routing, "decision_costs", lambda: {"330": {"rank_us": 250.0, "llm_d_rank_us": 1000.0}})
-    monkeypatch.setattr(routing, "status_bytes", lambda: {"full_bytes": 44_000, "without_digest_bytes": 600})
     monkeypatch.setenv("OUT", str(tmp_path))
     return fake
 
 
-def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    routing.main(["--policies", OURS, "llm-d", "round robin", "--pool-requests", "60", *arguments])
+def run(simulation: FakeSimulation, tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    asked = ["--policies", OURS, "llm-d", "round robin", "--pool-requests", "60", *arguments]
+    routing.main(asked, simulation.sources)
     (written,) = tmp_path.glob("*routing.json")
     record: dict[str, Any] = json.loads(written.read_text())["results"]
     return record
@@ -64,7 +67,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.process
 def test_a_record_has_every_cell_and_trouble_and_its_tables(simulation: FakeSimulation, tmp_path: Path) -> None:
-    results = run(tmp_path, "--traces", "chat", "agent")
+    results = run(simulation, tmp_path, "--traces", "chat", "agent")
     assert len(results["cells"]) == 2 * 2 * 3
     assert results["seeds"] == list(HELD_OUT_SEEDS[:3])
     assert not set(results["seeds"]) & set(TUNING_SEEDS)
@@ -106,7 +109,7 @@ def test_a_part_has_a_subject_of_its_own(simulation: FakeSimulation, tmp_path: P
     routing.main([
         "--policies", OURS, "--traces", "chat", "--loads", "heavy", "--no-troubles", "--no-pools", "--quiet",
         "--subject", "routing-part",
-    ])  # fmt: skip
+    ], simulation.sources)  # fmt: skip
     (written,) = tmp_path.iterdir()
     assert json.loads(written.read_text())["subject"] == "routing-part"
 
@@ -125,9 +128,9 @@ def test_ten_million_conversations_are_planned_by_what_an_entry_was_measured_to_
 @pytest.mark.long
 def test_what_was_simulated_is_not_repeated(simulation: FakeSimulation, tmp_path: Path) -> None:
     arguments = ("--traces", "chat", "--resume", str(tmp_path / "runs"))
-    first = run(tmp_path, *arguments)
+    first = run(simulation, tmp_path, *arguments)
     simulated = len(simulation.runs)
-    assert run(tmp_path, *arguments) == first
+    assert run(simulation, tmp_path, *arguments) == first
     assert len(simulation.runs) == simulated
 
 
@@ -135,10 +138,10 @@ def test_a_record_of_what_is_known_simulates_nothing_and_says_of_how_many_seeds_
     simulation: FakeSimulation, tmp_path: Path
 ) -> None:
     kept = ("--traces", "chat", "--loads", "heavy", "--no-troubles", "--quiet", "--resume", str(tmp_path / "runs"))
-    run(tmp_path, *kept, "--seeds", "91", "92")
+    run(simulation, tmp_path, *kept, "--seeds", "91", "92")
     simulated = len(simulation.runs)
     assert simulated == 2 * 3
-    results = run(tmp_path, *kept[2:], "--traces", "chat", "agent", "--known", "--seeds", "91", "92", "93")
+    results = run(simulation, tmp_path, *kept[2:], "--traces", "chat", "agent", "--known", "--seeds", "91", "92", "93")
     assert len(simulation.runs) == simulated
     assert [(cell["policy"], cell["trace"], cell["p95_ms"]["n"]) for cell in results["cells"]] == [
         (policy, "chat", 2) for policy in (OURS, "llm-d", "round robin")
@@ -151,7 +154,7 @@ def test_a_record_of_what_is_known_simulates_nothing_and_says_of_how_many_seeds_
 def test_tuning_tries_every_grid_on_a_tuning_seed_alone(
     simulation: FakeSimulation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    routing.main(["--tune", "--policies", "llm-d", "llm-d, declining"])
+    routing.main(["--tune", "--policies", "llm-d", "llm-d, declining"], simulation.sources)
     assert {seed for *_, seed, _ in simulation.runs} == {TUNING_SEEDS[0]}
     assert len(simulation.runs) == (6 + 16) * len(routing.TUNED_ON)
     assert capsys.readouterr().out.count("best") == 2

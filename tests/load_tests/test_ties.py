@@ -23,7 +23,7 @@ def test_the_likeliest_two_are_a_tie_where_they_are_equal() -> None:
 
 def test_the_models_own_choice_is_distinguished_from_another_by_its_distribution() -> None:
     judge, prompt = TieJudge(), tuple(range(40, 80))
-    logprobs = judge._logprobs(prompt)
+    logprobs = judge.logprobs(prompt)
     second, best = logprobs.topk(2).indices.flip(0).tolist()
     gap = (logprobs[best] - logprobs[second]).item()
     assert judge.margin(prompt, [best], [second], {"temperature": 0}) == pytest.approx(gap, abs=TIE)

@@ -1,17 +1,21 @@
 """Stored responses as rows: a conversation is stored once, belongs to one tenant, and deletions leave rows that other responses need."""
 
+import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pilotlight.edge_router.metering.ledger.postgres import PostgresDatabase
 from pilotlight.edge_router.services.shared_responses import PostgresResponses, TranslatedConnection
 from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.kept_responses import KeptResponse, PreviousResponse
-from pilotlight.response_store.response_database import RowConnection
+from pilotlight.response_store.response_database import ResponseDatabase, RowConnection
 from pilotlight.response_store.response_file import ResponseFile
 from pilotlight.response_store.response_rows import EXPIRES_S, ROW_BYTES, Progress, ResponseRow
 from tests.edge_router.conftest import postgres, without_responses  # noqa: F401
@@ -25,14 +29,30 @@ MAKER = "maker"
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowConnection]:
     """Yield a connection to an empty SQLite or PostgreSQL database."""
     if request.param == "sqlite":
-        database = ResponseFile(tmp_path / "responses.sqlite", LARGE)._database
-        yield database._opened()
-        database._close()
+        with opened(tmp_path / "responses.sqlite") as connection:
+            yield connection
         return
-    shared = PostgresResponses(without_responses(request.getfixturevalue("postgres")).url)._database
-    with shared.working() as opened:
-        yield TranslatedConnection(opened)
+    url = without_responses(request.getfixturevalue("postgres")).url
+    asyncio.run(made_by(PostgresResponses(url)))
+    shared = PostgresDatabase(url, lambda connection: None)
+    with shared.working() as working:
+        yield TranslatedConnection(working)
     shared.close()
+
+
+async def made_by(database: ResponseDatabase) -> None:
+    """Let a database create or update its tables."""
+    await database.run(lambda connection: None, 60.0, is_write=False)
+    await database.close()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection to a SQLite file, after a process has used the file."""
+    asyncio.run(made_by(ResponseFile(path, LARGE)))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.create_function("now_s", 0, time.time)
+        yield connection
 
 
 def response(
@@ -369,16 +389,14 @@ def test_a_file_of_an_earlier_version_is_read_and_written(tmp_path: Path) -> Non
     earlier = sqlite3.connect(path)
     earlier.executescript(EARLIER)
     earlier.close()
-    database = ResponseFile(path, LARGE)._database
-    connection = database._opened()
-    assert there(connection, ["old"]) == [True]
-    assert rows.items(connection, "t", ["msg_old"], LONG_S).keys() == {"msg_old"}
-    add(connection, response("new"))
-    assert num_bytes(connection) > 0
-    for name in ("old", "new"):
-        rows.delete(connection, "t", name)
-    assert [count(connection, table) for table in ("responses", "response_items", "response_tenants")] == [0, 0, 0]
-    database._close()
+    with opened(path) as connection:
+        assert there(connection, ["old"]) == [True]
+        assert rows.items(connection, "t", ["msg_old"], LONG_S).keys() == {"msg_old"}
+        add(connection, response("new"))
+        assert num_bytes(connection) > 0
+        for name in ("old", "new"):
+            rows.delete(connection, "t", name)
+        assert [count(connection, table) for table in ("responses", "response_items", "response_tenants")] == [0, 0, 0]
 
 
 EARLIER = f"""

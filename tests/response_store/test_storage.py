@@ -22,7 +22,6 @@ from pilotlight.response_store.response_database import ResponsesFault, Retentio
 from pilotlight.response_store.response_file import ResponseFile
 from pilotlight.response_store.response_rows import ResponseRow
 from pilotlight.response_store.storage import ResponseStore, StoreTimings
-from pilotlight.support.database import Database
 from pilotlight.wire.errors import ApiError
 from tests.asgi import eventually
 from tests.response_store.hindered import HinderedDatabase
@@ -80,11 +79,6 @@ def write(path: Path, content: bytes) -> None:
         old.unlink()
     path.write_bytes(content)
     path.chmod(0o644)
-
-
-def in_file(store: ResponseStore) -> Database:
-    assert isinstance(store.database, ResponseFile)
-    return store.database._database
 
 
 async def there(store: ResponseStore, *names: str) -> list[bool]:
@@ -291,10 +285,11 @@ async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is
         assert await there(store, "a") == [False], "until then no reader may find it"
         late.is_late = False
         assert await store.keep(response("b"))
-        async with asyncio.timeout(60):
-            while store._refused:
-                await asyncio.sleep(0.01)
-        assert await late.database.run(kept, 5.0, is_write=False) is None
+
+        async def is_removed() -> bool:
+            return await late.database.run(kept, 5.0, is_write=False) is None
+
+        await eventually(is_removed)
         assert await there(store, "a", "b") == [False, True]
 
 
@@ -498,8 +493,8 @@ async def test_a_file_that_is_damaged_under_way_is_set_aside_by_the_next_that_is
             connection.execute("PRAGMA writable_schema = ON")
             connection.execute("UPDATE sqlite_master SET rootpage = 100000 WHERE type = 'table' AND name = 'responses'")
 
-        await in_file(store).run(spoil)
-        await in_file(store).close()
+        await store.database.run(spoil, 60.0, is_write=False)
+        await store.database.close()
         with pytest.raises(ApiError) as refused:
             await store.find("a", "t")
         assert refused.value.word == "overloaded"
@@ -513,8 +508,9 @@ async def test_a_row_that_cannot_be_read_at_the_start_keeps_no_process_from_keep
 ) -> None:
     async with opened(path, days) as store:
         await store.begin(response("a", status="queued"))
-        await in_file(store).run(lambda connection: connection.execute("UPDATE responses SET fields = x'00'").close())
-        store._made.clear()
+        await store.database.run(
+            lambda connection: connection.execute("UPDATE responses SET fields = x'00'"), 60.0, is_write=True
+        )
     async with opened(path, days) as store:
         assert await there(store, "a") == [False]
         assert await store.keep(response("b"))
@@ -569,7 +565,7 @@ async def test_a_disk_that_hangs_delays_no_caller_for_long(path: Path, days: Day
     async with opened(path, days) as store:
         assert await store.keep(response("a"))
         store.timings = store.timings._replace(answer_s=0.1)
-        standing = asyncio.create_task(in_file(store).run(lambda connection: goes_on.wait(20)))
+        standing = asyncio.create_task(store.database.run(lambda connection: goes_on.wait(20), 60.0, is_write=False))
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)

@@ -1,17 +1,16 @@
 """A site's devices: models are spread over them, each has its own budget and cores, and unusable devices are refused."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pilotlight.runtime.cli import serve_command
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.serve_command import Served
 from pilotlight.runtime.hosts.cores import divided
 from pilotlight.runtime.hosts.devices import check_devices, is_surely_cpu
+from pilotlight.runtime.hosts.gpus import Gpu
 from pilotlight.runtime.hosts.launch import host_config
 from pilotlight.sites.config import ConfigError
 from tests.asgi import call
@@ -136,11 +135,11 @@ def test_serve_has_one_cpu_here_and_leaves_the_others_to_ray(ranks: int, expecte
     assert (table["devices"], table["ray_address"]) == ([expected], "auto")
 
 
-def test_serve_leaves_to_ray_what_gpus_are_missing_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_command, "installed_gpus", lambda: ["one", "two"])
-    assert Served("ember", "127.0.0.1", 8000, tp=3, ray="auto").engine["devices"] == [["cuda:0", "cuda:1", "ray:cuda"]]
+def test_serve_leaves_to_ray_what_gpus_are_missing_here() -> None:
+    served = Served("ember", "127.0.0.1", 8000, tp=3, ray="auto", read_gpus=lambda: 2 * (Gpu("one", 1 << 30),))
+    assert served.engine["devices"] == [["cuda:0", "cuda:1", "ray:cuda"]]
     with pytest.raises(CliError, match="this one has 2 of the 2 of --tp 2 --pp 1: leave it out"):
-        _ = Served("ember", "127.0.0.1", 8000, tp=2, ray="auto").engine
+        _ = served._replace(tp=2).engine
 
 
 def test_a_model_that_is_to_sleep_in_host_memory_cannot_be_shared(model_directory: Path) -> None:
@@ -172,16 +171,14 @@ def test_gpus_that_the_machine_does_not_have_are_refused(tmp_path: Path, monkeyp
     check_devices(["auto"], root=tmp_path, read_gpus=lambda: None)
 
 
-def test_cores_are_divided_between_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_divided_between_sockets(tmp_path: Path) -> None:
     for node, cores in ((0, "0-1,4-5"), (1, "2-3,6-7")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(cores + "\n")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert divided([1, 1], tmp_path) == [{0, 1, 4, 5}, {2, 3, 6, 7}]
-    assert divided([1] * 4, tmp_path) == [{0, 1}, {4, 5}, {2, 3}, {6, 7}]
-    assert divided([1, 3], tmp_path) == [{0, 1}, {2, 3, 4, 5, 6, 7}], "each rank has as many"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5})
-    assert divided([1, 1], tmp_path) == [None, None], "one core cannot be divided"
+    assert divided([1, 1], tmp_path, range(8)) == [{0, 1, 4, 5}, {2, 3, 6, 7}]
+    assert divided([1] * 4, tmp_path, range(8)) == [{0, 1}, {4, 5}, {2, 3}, {6, 7}]
+    assert divided([1, 3], tmp_path, range(8)) == [{0, 1}, {2, 3, 4, 5, 6, 7}], "each rank has as many"
+    assert divided([1, 1], tmp_path, {5}) == [None, None], "one core cannot be divided"
 
 
 def test_auto_is_surely_a_cpu_only_where_no_kind_of_gpu_is_shown(

@@ -125,24 +125,17 @@ async def test_after_two_crashes_before_an_answer_a_host_believes_no_generated_f
     assert launcher.launched_afresh == [False, False, False, False, True, True]
 
 
-async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launcher, waited = FakeLauncher(), list[FakeHost]()
-
-    def take() -> FakeHost:
-        waited.append(FakeHost(FakeEngineClient()))
-        return waited[-1]
-
+async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those_files() -> None:
+    launcher, waited = FakeLauncher(), [FakeHost(FakeEngineClient()) for _ in range(2)]
     async with Supervisor(launcher, EngineConfig(standby=False)) as device:
         await eventually(lambda: len(launcher.hosts) == 1)
-        monkeypatch.setattr(device.standby, "take", take)
-        for hosts in (launcher.hosts, waited):
-            await eventually(lambda hosts=hosts: bool(hosts) and device.client is hosts[0].client)
-            hosts[0].has_crashed = True
-            hosts[0].die()
+        for host, standby in zip((launcher.hosts[0], waited[0]), waited, strict=True):
+            await eventually(lambda host=host: device.client is host.client)
+            device.standby.running = standby
+            host.has_crashed = True
+            host.die()
         await eventually(lambda: launcher.launched_afresh == [False, True], 10)
-        assert len(waited) == 1
+        assert device.standby.running is waited[1], "it was not taken"
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from aiohttp import web
 from pilotlight.runtime.fetching import chunks, store, tries
 from pilotlight.runtime.fetching.errors import FetchError
 from pilotlight.runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
-from pilotlight.runtime.fetching.remote import Remote
+from pilotlight.runtime.fetching.remote import Remote, fetch
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 
 pytestmark = pytest.mark.process
@@ -250,18 +250,17 @@ async def test_a_pin_that_does_not_fit_is_an_error(server: Server) -> None:
         await directory_of(server.source("0" * 64))
 
 
-async def test_without_its_server_the_last_version_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_its_server_the_last_version_serves_on(server: Server) -> None:
     listed(server.folder)
     remote = Remote(server.url, None)  # like an https URL without a pin
-    monkeypatch.setattr(Remote, "parse", classmethod(lambda cls, source: remote))
-    there = await directory_of(server.url)
+    there = await fetch(remote)
     server.fault = lambda name, nth: "503"
     asked = server.asked
-    assert await directory_of(server.url) == there
+    assert await fetch(remote) == there
     assert server.asked == asked + 1, "a site with something to serve does not insist"
     shutil.rmtree(there)
-    with pytest.raises(SourceError, match="cannot be fetched: the server answers 503"):
-        await directory_of(server.url)
+    with pytest.raises(FetchError, match="cannot be fetched: the server answers 503"):
+        await fetch(remote)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_directory_stays_while_its_site_lives_and_is_removed_after_its_death(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_a_directory_of_ours_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_a_directory_of_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "pilotlight-ipc-file").touch()
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (elsewhere / "precious").touch()
@@ -61,28 +61,22 @@ def test_what_is_not_a_directory_of_ours_is_left_alone(tmp_path: Path, monkeypat
     remove_dead(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "pilotlight-ipc-dead").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        remove_dead(tmp_path)
+    remove_dead(tmp_path, user=os.getuid() + 1)
     assert (tmp_path / "pilotlight-ipc-dead").is_dir(), "it is another user's"
     remove_dead(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_was_taken_for_dead_before_it_had_its_lock_is_made_anew(tmp_path: Path) -> None:
     made: list[str] = []
-    make = tempfile.mkdtemp
 
     def overtaken(**options: object) -> str:
-        made.append(make(**options))  # type: ignore[call-overload]
+        made.append(tempfile.mkdtemp(**options))  # type: ignore[call-overload]
         if len(made) < 3:
             remove_dead(tmp_path)
         return made[-1]
 
-    monkeypatch.setattr(tempfile, "mkdtemp", overtaken)
-    place = SocketDirectory(tmp_path)
+    place = SocketDirectory(tmp_path, overtaken)
     assert [str(place.directory)] == made[2:]
     remove_dead(tmp_path)
     assert list(tmp_path.iterdir()) == [place.directory]

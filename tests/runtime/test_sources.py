@@ -5,13 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from transformers import LlamaConfig
 
+from pilotlight.runtime.fetching import hub
 from pilotlight.runtime.fetching.hub import download
 from pilotlight.runtime.fetching.short_names import EMBEDDED, PackagedModel
 from pilotlight.runtime.models import sources
@@ -71,19 +72,18 @@ def test_a_model_inside_a_package_is_the_file_in_it(tmp_path: Path, monkeypatch:
     assert (directory / "model.gguf").resolve() == package / "tiny.gguf"
 
 
-async def test_a_short_name_is_downloaded_by_its_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_name_is_downloaded_by_its_hub_id() -> None:
     asked: list[str] = []
 
     async def downloaded(hub_id: str, on_progress: object) -> Path:
         asked.append(hub_id)
         return Path("here")
 
-    monkeypatch.setattr(sources, "downloaded", downloaded)
-    assert await directory_of("qwen2.5-coder-1.5b") == Path("here")
+    assert await directory_of("qwen2.5-coder-1.5b", download=downloaded) == Path("here")
     assert asked == ["Qwen/Qwen2.5-Coder-1.5B-Instruct"]
 
 
-def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def snapshot(hub_id: str, **options: Any) -> str:
@@ -98,26 +98,25 @@ def test_a_hub_id_is_downloaded_with_progress(tmp_path: Path, monkeypatch: pytes
         files.update(1)
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert download("org/name", lambda done, total: seen.append((done, total))) == tmp_path
+    assert download("org/name", lambda done, total: seen.append((done, total)), snapshot) == tmp_path
     assert seen == [(50, 100), (100, 100), (125, 150), (150, 150)]
 
 
 @pytest.mark.process
-async def test_what_the_downloading_process_says_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_downloading_process_says_is_heard(tmp_path: Path) -> None:
     said = [{"done": 1, "total": 2}, {"done": 2, "total": 2}, {"path": str(tmp_path)}]
     script = _program(tmp_path / "python", "; ".join(f"echo '{json.dumps(each)}'" for each in said))
-    monkeypatch.setattr(sys, "executable", script)
     seen: list[tuple[int, int]] = []
-    assert await directory_of("org/name", lambda done, total: seen.append((done, total))) == tmp_path
+    by_script = partial(hub.downloaded, python=script)
+    assert await directory_of("org/name", lambda done, total: seen.append((done, total)), by_script) == tmp_path
     assert seen == [(1, 2), (2, 2)]
 
 
 @pytest.mark.process
-async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", _program(tmp_path / "python", "exit 7"))
+async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path) -> None:
+    dies = partial(hub.downloaded, python=_program(tmp_path / "python", "exit 7"))
     with pytest.raises(SourceError, match="org/name ended with exit status 7"):
-        await directory_of("org/name")
+        await directory_of("org/name", download=dies)
 
 
 @pytest.mark.process

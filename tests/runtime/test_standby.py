@@ -159,7 +159,9 @@ async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(
         if launches:
             await eventually(lambda s=standby: s.state == "ready")
         else:
-            await asyncio.sleep(0.05)
+            await eventually(
+                lambda w=wanted, task=task: task.done() or (w is None and "memory are available" in caplog.text)
+            )
         assert len(launcher.standbys) == launches
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

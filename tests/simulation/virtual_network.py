@@ -166,10 +166,10 @@ class VirtualTransport(asyncio.Transport):
         self._network, self._link = network, link
         self._protocol: asyncio.BaseProtocol | None = None
         self._arrived: deque[_Arrival] = deque()
-        self._arrived_bytes = 0
+        self.arrived_bytes = 0
         self._is_delivering = False
         self._pumped_at = 0.0  # when `_deliver` is scheduled next
-        self._is_reset = False  # the other side reset the connection, which overtakes unread bytes
+        self.is_reset = False  # the other side reset the connection, which overtakes unread bytes
         self._is_reading = True
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
@@ -177,12 +177,12 @@ class VirtualTransport(asyncio.Transport):
         self._is_full = False
         self._is_closing = False
         self._has_ended = False  # this side writes no more
-        self._is_lost = False
+        self.is_lost = False
 
     # The functions below are called by the network.
 
     def accept(self, factory: Factory) -> None:
-        if not self._is_lost:
+        if not self.is_lost:
             self.begin(factory())
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
@@ -192,7 +192,7 @@ class VirtualTransport(asyncio.Transport):
 
     def reset(self) -> None:
         """Reset the connection, as the kernel does for a killed process."""
-        if not self._is_lost:
+        if not self.is_lost:
             self._is_closing = True
             self._unsent.clear()
             self._tell_reset()
@@ -200,9 +200,9 @@ class VirtualTransport(asyncio.Transport):
 
     def pump(self) -> None:
         """Schedule the delivery of the next bytes, unless the protocol does not read."""
-        if self._is_lost or self._is_delivering or self._link.is_cut or self._protocol is None:
+        if self.is_lost or self._is_delivering or self._link.is_cut or self._protocol is None:
             return
-        if not self._is_reset:
+        if not self.is_reset:
             if not self._arrived or not self._is_reading:
                 return
             at = self._arrived[0].at
@@ -216,9 +216,9 @@ class VirtualTransport(asyncio.Transport):
 
     def _deliver(self) -> None:
         self._is_delivering = False
-        if self._is_lost or self._link.is_cut:
+        if self.is_lost or self._link.is_cut:
             return
-        if self._is_reset:
+        if self.is_reset:
             self._is_closing = True
             return self._lose(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         if not self._is_reading or not self._arrived or self._is_closing:
@@ -231,7 +231,7 @@ class VirtualTransport(asyncio.Transport):
             if not self._protocol.eof_received():
                 self.close()
         else:
-            self._arrived_bytes -= len(data)
+            self.arrived_bytes -= len(data)
             self._network.on_delivery(f"{self._network.now:.6f} {self.process.name} {len(data)}")
             self.peer.flush()
             self._feed(data)
@@ -248,53 +248,53 @@ class VirtualTransport(asyncio.Transport):
         else:
             cast(asyncio.Protocol, protocol).data_received(data)
 
-    def _take(self, data: bytes | None) -> None:
+    def take(self, data: bytes | None) -> None:
         """Receive bytes of the other side, or None at their end; they arrive after the link's latency."""
-        if self._is_lost or self._is_closing:
+        if self.is_lost or self._is_closing:
             if data is not None:
                 self._tell_reset()
             return
         self._arrived.append(_Arrival(self._network.now + self._link.latency_s, data))
-        self._arrived_bytes += len(data or b"")
+        self.arrived_bytes += len(data or b"")
         self.pump()
 
     def flush(self) -> None:
         """Send as much as the other side's window allows."""
         peer = self.peer
-        while self._unsent and (peer._is_lost or peer._arrived_bytes < WINDOW_BYTES):
+        while self._unsent and (peer.is_lost or peer.arrived_bytes < WINDOW_BYTES):
             part = self._unsent.popleft()
             self._unsent_bytes -= len(part)
             if self.process.state != "dead":
-                peer._take(part)
+                peer.take(part)
         if self._is_full and self._unsent_bytes <= self._low:
             self._is_full = False
             self._network.call_soon(self._resume_writing, context=self.context)
         if self._has_ended and not self._unsent:
             self._has_ended = False
-            peer._take(None)
+            peer.take(None)
         if self._is_closing and not self._unsent:
             self._network.call_soon(self._lose, None, context=self.context)
 
     def _resume_writing(self) -> None:
-        if not self._is_lost and self._protocol is not None:
+        if not self.is_lost and self._protocol is not None:
             self._protocol.resume_writing()
 
     def _tell_reset(self) -> None:
         network, peer = self._network, self.peer
 
         def arrive() -> None:
-            peer._is_reset = True
+            peer.is_reset = True
             peer.pump()
 
         network.call_later(self._link.latency_s, arrive, context=Context())
 
     def _lose(self, error: Exception | None) -> None:
-        if self._is_lost:
+        if self.is_lost:
             return
-        self._is_lost = True
+        self.is_lost = True
         self._link.ends.pop(self, None)
         self._network.forget(self)
-        if self._arrived_bytes:  # closing with unread bytes resets the connection
+        if self.arrived_bytes:  # closing with unread bytes resets the connection
             self._tell_reset()
         if self._protocol is not None:
             self._network.call_soon(self._protocol.connection_lost, error, context=self.context)
@@ -302,7 +302,7 @@ class VirtualTransport(asyncio.Transport):
     # The functions below are called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._is_closing or self._is_lost or not data:
+        if self._is_closing or self.is_lost or not data:
             return
         self._unsent.append(bytes(data))
         self._unsent_bytes += len(data)
@@ -327,7 +327,7 @@ class VirtualTransport(asyncio.Transport):
             self.flush()
 
     def abort(self) -> None:
-        if self._is_lost:
+        if self.is_lost:
             return
         self._is_closing = True
         self._unsent.clear()

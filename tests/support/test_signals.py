@@ -78,8 +78,11 @@ def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signa
     ],
 )
 def test_a_terminal_is_gone_where_there_was_one_that_the_process_was_to_end_with(
-    monkeypatch: pytest.MonkeyPatch, handler: signal.Handlers, had_one: bool, has_one: bool, is_gone: bool
+    handler: signal.Handlers, had_one: bool, has_one: bool, is_gone: bool
 ) -> None:
-    monkeypatch.setattr(signals.signal, "getsignal", lambda number: handler)
-    answers = iter((had_one, has_one))
-    assert signals.Terminal(lambda: next(answers)).is_gone is is_gone
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        answers = iter((had_one, has_one))
+        assert signals.Terminal(lambda: next(answers)).is_gone is is_gone
+    finally:
+        signal.signal(signal.SIGHUP, before)

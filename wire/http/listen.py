@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 try:
     import resource
@@ -71,7 +72,7 @@ def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     return f"http{'s' * is_tls}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def follow_parent() -> bool:
+def follow_parent(platform: str = sys.platform) -> bool:
     """Make the kernel send SIGTERM to this process when its parent dies, if the parent asked for it.
 
     So a killed `pilotlight up` leaves nothing running.
@@ -79,7 +80,7 @@ def follow_parent() -> bool:
     Returns False if the parent is gone already, and this process should end.
     """
     parent = os.environ.pop(PARENT_PID_ENV, None)  # removed, so that this process's children do not inherit it
-    if parent is None or sys.platform != "linux":
+    if parent is None or platform != "linux":
         return True
     import ctypes
 
@@ -88,21 +89,22 @@ def follow_parent() -> bool:
     return parent == str(os.getppid())  # False if the parent died before the call
 
 
-def raise_file_limit() -> None:
+def raise_file_limit(limits: Any = resource) -> None:
     """Raise the limit of open files to the system's maximum.
 
-    Each client and each connection to a site needs a file descriptor, and the usual limit of 1024 is too low.
+    Each client and each connection to a site needs a file descriptor, and the usual limit of 1024 is too low. `limits` is the module `resource`;
+    None if the system has no such limits.
     """
-    if resource is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits is not None:
+        _, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # some systems report a hard limit that they do not allow
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            limits.setrlimit(limits.RLIMIT_NOFILE, (hard, hard))
 
 
-def file_limit() -> int | None:
+def file_limit(limits: Any = resource) -> int | None:
     """Return the limit of open files; None if there is none or it is unknown."""
-    limit = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if limit is None or limit == resource.RLIM_INFINITY else int(limit)
+    limit = None if limits is None else limits.getrlimit(limits.RLIMIT_NOFILE)[0]
+    return None if limit is None or limit == limits.RLIM_INFINITY else int(limit)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -43,12 +43,18 @@ class Server:
         limits: HttpLimits | None = None,
         overload_headers: Iterable[tuple[str, str]] = (),
         wall_clock: Callable[[], float] = time.time,
+        give_back: Callable[[], None] | None = None,
+        has_vanished: "Callable[[socket.socket | TransportSocket | None], bool] | None" = None,
     ) -> None:
-        """`overload_headers` are added to a refusal for too many connections."""
+        """`overload_headers` are added to a refusal for too many connections.
+
+        `give_back` returns freed memory to the system; `has_vanished` tells whether a connection's client is gone.
+        """
         self.app = app
         self.limits = limits or HttpLimits()
         self.overload_headers = tuple(overload_headers)
         self._wall_clock = wall_clock
+        self._give_back, self._has_vanished = give_back or give_back_memory, has_vanished or client_has_vanished
         self.connections: set[HttpConnection] = set()
         self.by_client: Counter[str] = Counter()
         self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by the limit's name
@@ -161,14 +167,14 @@ class Server:
         self._most_unread = max(self._most_unread, total)
         if self._most_unread > self.limits.given_back_bytes and total < self._most_unread / 4:
             self._most_unread = total
-            give_back_memory()
+            self._give_back()
 
     def _look(self, now: float, connection: HttpConnection) -> None:
         if connection not in self.connections:
             return  # it was lost while others were checked
         if now > connection.deadline:
             connection.overdue()
-        elif connection.task is not None and has_vanished(connection.transport.get_extra_info("socket")):
+        elif connection.task is not None and self._has_vanished(connection.transport.get_extra_info("socket")):
             self.cut["vanished"] += 1
             connection.abort()  # stop computing an answer without a client
 
@@ -186,7 +192,7 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def has_vanished(sock: "socket.socket | TransportSocket | None", silent_ms: int = SILENT_MS) -> bool:
+def client_has_vanished(sock: "socket.socket | TransportSocket | None", silent_ms: int = SILENT_MS) -> bool:
     """Ask the kernel whether a client is gone; return False on systems other than Linux.
 
     Writing does not show it while the kernel's buffers accept bytes.

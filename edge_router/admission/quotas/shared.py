@@ -189,9 +189,13 @@ class SharedQuotas:
             else:
                 await asyncio.sleep(TRY_AGAIN_S)
             self._wake.clear()
-            due = self._due(self._clock())
-            if due or self.fault is not None:
-                await self._exchange(due)
+            await self.report()
+
+    async def report(self) -> None:
+        """Report the leases that are due, if any; while the store fails, try it even so."""
+        due = self._due(self._clock())
+        if due or self.fault is not None:
+            await self._exchange(due)
 
     def _due(self, now: float) -> list[QuotaLease]:
         """Return the leases that requests wait for; every TICK_S return all leases that need a report instead."""

@@ -7,7 +7,6 @@ start again if the router is killed.
 import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import orjson
@@ -102,11 +101,12 @@ _FILE = ", ".join(StoredFile._fields)
 
 
 class BatchStore:
-    """Batches in the SQLite file `path`. Raises sqlite3.Error, OSError."""
+    """Batches in a SQLite database. Raises sqlite3.Error."""
 
-    def __init__(self, path: Path, limits: BatchLimits) -> None:
+    def __init__(self, connection: sqlite3.Connection, limits: BatchLimits) -> None:
+        """Take over a connection."""
         self.limits = limits
-        self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+        self._connection = connection
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         claim_version(self._connection)

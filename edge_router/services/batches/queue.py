@@ -41,7 +41,7 @@ class BatchQueue:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`clock` returns seconds since the epoch. Raises sqlite3.Error, OSError."""
-        self.store = BatchStore(path, limits)
+        self.store = BatchStore(sqlite3.connect(path, timeout=5.0, check_same_thread=False), limits)
         self._admission = proxy.admission
         self._sender = BatchSender(proxy, access, limits.first_wait_s, clock, sleep)
         self._clock, self._sleep = clock, sleep

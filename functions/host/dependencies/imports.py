@@ -3,7 +3,7 @@
 import ast
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +13,9 @@ MAX_SOURCES = 500  # files that are parsed at most
 _parsing = threading.Lock()  # Python 3.11 adds up the tree depths of all threads that parse, and raises SystemError
 
 
-def imports_of(manifest: Manifest, max_sources: int = MAX_SOURCES) -> list[str]:
+def imports_of(
+    manifest: Manifest, max_sources: int = MAX_SOURCES, parse: Callable[[bytes], ast.Module] = ast.parse
+) -> list[str]:
     """Return the packages that a function imports; its zygote imports them once for all isolates."""
     folder, own_root = manifest.directory, manifest.main.parent
     local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
@@ -21,7 +23,7 @@ def imports_of(manifest: Manifest, max_sources: int = MAX_SOURCES) -> list[str]:
     for path in islice(_sources(folder), max_sources):
         try:
             with _parsing:
-                tree = ast.parse(path.read_bytes())
+                tree = parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError):
             continue  # the isolate's own import reports the error to the author
         for name in _imported(tree):

@@ -122,7 +122,7 @@ class Layers:
 
     async def prune(self) -> None:
         """Delete unused layers: first expired ones, then the oldest until the others fit the budget."""
-        found, budget = await asyncio.to_thread(self._measured), self._budget
+        found, budget = await asyncio.to_thread(self.measured), self._budget
         in_use, doomed = set(self._used.values()), []
         spare = [layer for layer in found if layer.path.name not in in_use]
         size = sum(layer.size for layer in spare)
@@ -138,7 +138,7 @@ class Layers:
             log.info("no function uses the packages %s any longer: deleted", path.name.removeprefix(".gone-"))
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
-    def _measured(self) -> list["_Layer"]:
+    def measured(self) -> list["_Layer"]:
         """Measure all complete layers; delete incomplete ones of an earlier run."""
         found = []
         for path in self.directory.iterdir() if self.directory.is_dir() else ():

@@ -43,12 +43,12 @@ class IsolateFactory:
         self._on_subrequest = on_subrequest
         self._reports = reports
         self._throttle = StreamThrottle(self.limits.response_mib_per_s * 2**20)
-        self._scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.user)
+        self.scratch = Scratch(context.scratch / f"{manifest.name}-{next(_numbers)}", limits.disk_mib, context.user)
         self._user = context.user
         self._has_own_files = context.tier >= 2  # each isolate has its own file system
         self._enforcing: asyncio.Future[None] | None = None
         self._is_closed = False
-        self.zygote = PoolZygote(manifest, self.limits, context, packages, self._scratch, reports.new_log)
+        self.zygote = PoolZygote(manifest, self.limits, context, packages, self.scratch, reports.new_log)
 
     async def prepare(self) -> None:
         """Create the zygote before the first request. Raises ZygoteError and OSError."""
@@ -80,7 +80,7 @@ class IsolateFactory:
     def enforce_disk(self, isolates: Sequence[IsolateHandle]) -> None:
         """Start to check the isolates' disk usage, unless their tier limits it or a check is running."""
         if isolates and not self._has_own_files and (self._enforcing is None or self._enforcing.done()):
-            self._enforcing = asyncio.ensure_future(self._scratch.enforce(isolates))
+            self._enforcing = asyncio.ensure_future(self.scratch.enforce(isolates))
 
     async def close(self) -> None:
         self._is_closed = True
@@ -88,7 +88,7 @@ class IsolateFactory:
             self._enforcing.cancel()
             await asyncio.gather(self._enforcing, return_exceptions=True)
         self.zygote.close()
-        await self._scratch.remove()
+        await self.scratch.remove()
         self._user.release()
 
 

@@ -60,9 +60,16 @@ NOT_PUBLIC = tuple(  # addresses that some versions of Python take for global
 class Egress:
     """Makes the outgoing requests of functions; an async context manager."""
 
-    def __init__(self, allowed: Collection[str] = (), own_ports: Callable[[], Collection[int]] = lambda: ()) -> None:
+    def __init__(
+        self,
+        allowed: Collection[str] = (),
+        own_ports: Callable[[], Collection[int]] = lambda: (),
+        is_own: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`is_own` tells whether an address is this machine's."""
         self._allowed = tuple(allowed)
         self._own_ports = own_ports
+        self._is_own = is_own or is_of_this_machine
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Egress":
@@ -185,7 +192,7 @@ class Egress:
             if fnmatch.fnmatch(host.lower(), name.lower()) and number in ("", str(port)):
                 return ""
         end = meant(address)
-        if is_of_this_machine(str(end)):
+        if self._is_own(str(end)):
             whose = "this site's own" if port in self._own_ports() else "on the site's own machine"
             return f"{host}:{port} is {whose}; reach models and functions through bindings"
         if not is_public(end):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pilotlight.functions.host.dependencies.interpreters import Interpreters, InterpreterZygote
-from pilotlight.functions.host.dependencies.layers import LayerBudget, Layers, requirements_of
+from pilotlight.functions.host.dependencies.layers import Layers, requirements_of
 from pilotlight.functions.host.dependencies.python_versions import OWN
 from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
 from pilotlight.functions.manifest import Manifest
@@ -35,18 +35,23 @@ class Provision(NamedTuple):
 
 class ProcessSupply:
     def __init__(
-        self, tiers: tuple[int, int], oci_runtime: str | None, state_dir: Path | None, layer_budget: LayerBudget
+        self,
+        tiers: tuple[int, int],
+        oci_runtime: str | None,
+        state_dir: Path | None,
+        layers: Layers,
+        interpreters: Interpreters | None = None,
     ) -> None:
         """`tiers` are the lowest acceptable one and the highest one to try."""
         self.isolation = Isolation(0, "not tried yet")
         self._tiers = tiers
         self._oci_runtime = oci_runtime
         self._state_dir = state_dir
-        self._layers = Layers(Path(), layer_budget)
+        self._layers = layers
         self._user_ids = UserIds()
         self._zygote = SiteZygote()
         self._zygotes: ZygoteFactory = self._zygote
-        self._interpreters = Interpreters(self._zygote, self._layers)
+        self._interpreters = interpreters or Interpreters(self._zygote, layers)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "ProcessSupply":

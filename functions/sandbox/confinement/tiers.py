@@ -134,6 +134,12 @@ def _scratch(limits: Confinement) -> str:
 
 
 def set_limits(limits: Confinement) -> None:
+    for which, value in resource_limits(limits).items():
+        resource.setrlimit(which, (value, value))
+
+
+def resource_limits(limits: Confinement) -> dict[int, int]:
+    """Return the limits of setrlimit(2), by resource."""
     memory, disk = limits.memory_mib << 20, limits.disk_mib << 20
     wanted = {
         # private writable memory; above it Python raises MemoryError at a line of the code
@@ -148,8 +154,7 @@ def set_limits(limits: Confinement) -> None:
     }
     if limits.uid is not None or limits.tier >= 2:  # else the limit would count the site's other processes
         wanted[resource.RLIMIT_NPROC] = limits.threads
-    for which, value in wanted.items():
-        resource.setrlimit(which, (value, value))
+    return wanted
 
 
 def _map_users(proc: int, uid: int, gid: int) -> None:
@@ -217,12 +222,7 @@ def reveal(needed: Iterable[str]) -> None:
     If a directory above a needed path is closed to other users (an interpreter in /root), a private mount covers it, for this process, with a
     directory that has only the needed entries. If no directory is closed, no namespace is created.
     """
-    closed: dict[str, list[str]] = {}
-    for path in top_most(needed):
-        for parent in [*reversed(Path(path).parents)]:
-            if not parent.stat().st_mode & 0o001:
-                closed.setdefault(str(parent), []).append(path)
-                break
+    closed = closed_above(needed)
     if not closed:
         return
     system.unshare(system.CLONE_NEWNS)
@@ -232,6 +232,17 @@ def reveal(needed: Iterable[str]) -> None:
         system.mount("none", hidden, "tmpfs", system.MS_NOSUID | system.MS_NODEV, "size=1m,mode=755")
         for path, source in sources:
             _bind(source, path, 0)
+
+
+def closed_above(needed: Iterable[str]) -> dict[str, list[str]]:
+    """Return the outermost directories that are closed to other users, with the needed paths inside."""
+    closed: dict[str, list[str]] = {}
+    for path in top_most(needed):
+        for parent in [*reversed(Path(path).parents)]:
+            if not parent.stat().st_mode & 0o001:
+                closed.setdefault(str(parent), []).append(path)
+                break
+    return closed
 
 
 def _bind(source: int, target: str, flags: int) -> None:

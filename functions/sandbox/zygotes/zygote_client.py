@@ -290,6 +290,11 @@ class FunctionZygote:
         self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
 
     @property
+    def pid(self) -> int:
+        """Return the id of its process; 0 until it exists."""
+        return self._child.pid
+
+    @property
     def is_alive(self) -> bool:
         return not self._connection.closed and not self.why_failed and not self._child.died.done()
 
@@ -314,7 +319,7 @@ class FunctionZygote:
 
     def set_priority(self, priority_class: PriorityClass) -> None:
         """Set the zygote's priority, which its children inherit."""
-        if priority_class is not self._priority and self._child.pid > 0:
+        if priority_class is not self._priority and self.pid > 0:
             self._priority = priority_class
             self._child.set_priority(priority_class)
 
@@ -322,7 +327,7 @@ class FunctionZygote:
         """Return why the zygote must end, because its packages exceed the function's limits.
         Return "" if they do not, or if no check is due yet."""
         now = self._clock()
-        if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
+        if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self.pid <= 0:
             return ""
         self._looked_at = now
         if self._connection.is_settled:
@@ -344,7 +349,7 @@ class FunctionZygote:
         if (
             self._connection.is_settled
             and self._connection.is_guarded
-            and descendants(self._child.pid) - self._connection.pids
+            and descendants(self.pid) - self._connection.pids
         ):
             return "its packages started processes"
         return ""

@@ -53,13 +53,21 @@ def _measured_cpu(dtype: str) -> Device:
     return measured_cpu(getattr(torch, dtype))
 
 
-def plan(question: PlanRequest, as_json: bool = False, measure: Callable[[str], Device] = _measured_cpu) -> None:
-    """Print the plan. `measure` returns this machine's CPU with its speed in a dtype. Raises CliError."""
+def plan(
+    question: PlanRequest,
+    as_json: bool = False,
+    measure: Callable[[str], Device] = _measured_cpu,
+    here: Callable[[], DeviceSet] = this_machine,
+) -> None:
+    """Print the plan.
+
+    `measure` returns this machine's CPU with its speed in a dtype, `here` this machine's devices. Raises CliError.
+    """
     for option, given, known in (("dtype", question.dtype, Dtype), ("kv-dtype", question.kv_dtype, KvDtype)):
         if given not in get_args(known):
             raise CliError(f"--{option} must be one of {', '.join(get_args(known))}, not {given}.")
     try:
-        devices = parse_devices(question.devices, this_machine)
+        devices = parse_devices(question.devices, here)
         model = read_model(_config_of(question.model), question.dtype, on_cpu=devices.device.is_cpu)
         if devices.device.is_cpu:
             devices = devices._replace(device=measure(model.dtype))

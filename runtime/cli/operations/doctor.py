@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rich.console import Console
@@ -164,12 +165,12 @@ def port(host: str, number: int) -> Finding:
     return Finding("ok", f"port {number} on {host} is free")
 
 
-def disk(root: StateRoot, least: int = LEAST_DISK) -> Finding:
+def disk(root: StateRoot, least: int = LEAST_DISK, may: Callable[[Path, int], bool] = os.access) -> Finding:
     """Check the directory of a state root, or the parent where it will be created.
 
-    At least `least` bytes must be free."""
+    At least `least` bytes must be free. `may` tells whether a path may be used in a mode of access(2)."""
     there = next(path for path in (root.path, *root.path.parents) if path.exists())
-    if not os.access(there, os.W_OK):
+    if not may(there, os.W_OK):
         return Finding(
             "wrong", f"{root.path} cannot be written ({root.name})", f"chown {there}, or name another directory"
         )

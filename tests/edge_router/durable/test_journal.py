@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import resource
 import signal
 import struct
 import threading
@@ -34,6 +33,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import ResumePoint
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, UsageRecord
+from tests.asgi import eventually
 from tests.edge_router.builders import Clock, network
 from tests.edge_router.durable.test_streams import ALICE, ASKED, BOB, DURABLE, data, events, read_again
 from tests.edge_router.fakes import (
@@ -48,6 +48,7 @@ from tests.edge_router.fakes import (
     sites,
 )
 from tests.edge_router.test_serve import network_file, process, ready
+from tests.full_disk import files_of_at_most
 
 SECRET = "sixteen bytes long"
 NAME = "0123456789abcdef" * 2
@@ -187,20 +188,12 @@ def test_a_disk_that_takes_some_bytes_at_a_time_gets_all_of_them(
         file.close()
 
 
-def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path) -> None:
     file = whole_file(tmp_path / "j")
     file.append(ASKED)
-    before, pwrite = (tmp_path / "j").read_bytes(), os.pwrite
-
-    def full(fd: int, data: memoryview, at: int) -> int:
-        if at > len(before):
-            raise OSError(errno.ENOSPC, "full")
-        return pwrite(fd, data[:7], at)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        with pytest.raises(OSError, match="full"):
-            file.append(JournalEvents(event(0), points(100)))
+    before = (tmp_path / "j").read_bytes()
+    with files_of_at_most(len(before) + 7), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        file.append(JournalEvents(event(0), points(100)))
     assert (tmp_path / "j").read_bytes() == before
     file.append(StreamEnded())
     file.close()
@@ -352,15 +345,9 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
 ) -> None:
     async with sites("ams1") as fakes, two_routers(fakes, tmp_path) as (one, other):
         fakes[0].behave = continued_stream(6)
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+        with files_of_at_most(600):
             async with one.chat(headers=ALICE, **DURABLE) as response:
                 name, body = response.headers["x-pilotlight-stream"], await response.read()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         assert data(body) == WHOLE
         assert os.strerror(errno.EFBIG) in caplog.text
         assert (await read_again(one, name))[1] == body
@@ -369,13 +356,9 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
         assert (await read_again(other, name))[0] == 404
 
 
-async def test_a_journal_that_cannot_be_started_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: JournalFile, entry: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+async def test_a_journal_that_cannot_be_started_leaves_no_file(tmp_path: Path) -> None:
     journals = Journals(tmp_path)
-    with monkeypatch.context() as full:
-        full.setattr(JournalFile, "append", fail)
+    with files_of_at_most(7):
         assert await journals.begin(NAME, ASKED) is None
     assert os.listdir(tmp_path) == []
     made = await journals.begin(NAME, ASKED)
@@ -384,9 +367,13 @@ async def test_a_journal_that_cannot_be_started_leaves_no_file(tmp_path: Path, m
     journals.close()
 
 
-async def test_a_journal_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
+def of_another_version() -> bytes:
     entry = b'["Later", 1]'
-    (tmp_path / NAME).write_bytes(struct.pack("!II", len(entry), zlib.crc32(entry)) + entry)
+    return struct.pack("!II", len(entry), zlib.crc32(entry)) + entry
+
+
+async def test_a_journal_of_another_version_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(of_another_version())
     journals = Journals(tmp_path)
     with pytest.raises(OSError, match="was written by another version"):
         journals.parts(NAME)
@@ -397,24 +384,14 @@ async def never_done(recording: DurableStream) -> None:
     raise AssertionError
 
 
-async def test_a_journal_that_cannot_be_read_costs_only_its_readers_the_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_journal_that_cannot_be_read_costs_only_its_readers_the_stream(tmp_path: Path) -> None:
     streams = DurableStreams(DurableConfig(directory=str(tmp_path)), Clock())
-    assert streams.journals is not None
-    journal = await streams.journals.begin(NAME, ASKED)
-    assert journal is not None
-
-    def fail(self: JournalFile) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(JournalFile, "read", fail)
+    (tmp_path / NAME).write_bytes(of_another_version())
     with pytest.raises(ApiError, match="there is no such stream"):
         await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant, never_done)
     request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
     record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
     assert streams.corrected_usage(record) is record, "billed twice rather than not at all"
-    journal.release()
     await streams.close()
 
 
@@ -437,9 +414,7 @@ async def test_it_sweeps_again_after_a_sweep_that_failed(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("fault", ["full memory", "an impossible point", "a caller that leaves"])
-async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_asks(tmp_path: Path, fault: str) -> None:
     journals = Journals(tmp_path)
     journal = await journals.begin(NAME, ASKED)
     assert journal is not None
@@ -451,10 +426,8 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     journal.release()
     journals.close()
     before = set(os.listdir("/proc/self/fd"))
-    config = DurableConfig(directory=str(tmp_path))
+    config = DurableConfig(directory=str(tmp_path), max_total_mib=0 if fault == "full memory" else 1)
     streams, head = DurableStreams(config, Clock()), Head("GET", "/", "/", [])
-    if fault == "full memory":
-        monkeypatch.setattr(DurableStreams, "num_bytes", property(lambda self: 1e12))
     for _ in range(3):
         asking = asyncio.create_task(streams.find(NAME, head, ASKED.tenant, never_done))
         if fault == "a caller that leaves":
@@ -466,13 +439,16 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     other = Journals(tmp_path)
     found = await other.find(NAME)
     assert found is not None
-    await asyncio.get_running_loop().run_in_executor(cast("Journals", streams.journals)._thread, lambda: None)
-    await found.read()
-    assert found.is_ours, "it has the lock"
+
+    async def is_free() -> bool:
+        await found.read()
+        return found.is_ours
+
+    await eventually(is_free)
     found.release()
     other.close()
     await streams.close()
-    assert set(os.listdir("/proc/self/fd")) <= before
+    await eventually(lambda: set(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_journal_that_cannot_be_deleted_keeps_no_other_from_it(

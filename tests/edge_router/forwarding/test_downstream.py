@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pilotlight.edge_router.forwarding.downstream import DISCARD_TIMES, STALL_S, Downstream, DownstreamGone, head_of
+from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 
 NEVER = float("-inf")
@@ -57,19 +58,17 @@ Look = Callable[[Downstream, float], None]
 
 
 async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look) -> Any:
-    """Run a client's work in a task, and meanwhile call each look with the client and the start time."""
+    """Do a client's work, and meanwhile call each look with the client and the start time."""
+    began = time.monotonic()
 
-    async def run() -> Any:
-        client.downstream._task = asyncio.current_task()
+    async def look_on() -> None:
+        for look in looks:
+            for _ in range(4):
+                await asyncio.sleep(0)
+            look(client.downstream, began)
+
+    async with background.running(look_on, "the looks"), asyncio.timeout(60):
         return await work
-
-    task, began = asyncio.create_task(run()), time.monotonic()
-    for look in looks:
-        for _ in range(4):
-            await asyncio.sleep(0)
-        look(client.downstream, began)
-    async with asyncio.timeout(60):
-        return await task
 
 
 def at(seconds: float, awake_since: float | None = None) -> Look:
@@ -222,10 +221,11 @@ async def test_work_that_is_cut_ends_with_the_reason_and_none_starts_after_it() 
 
 async def test_a_cancellation_from_elsewhere_wins_over_a_cut_in_the_same_step() -> None:
     for is_cut_first in (True, False):
-        client, seen = Client(), list[int]()
+        clients, seen = list[Client](), list[int]()
 
-        async def run(client: Client = client, seen: list[int] = seen) -> None:
-            task = client.downstream._task = asyncio.current_task()
+        async def run(clients: list[Client] = clients, seen: list[int] = seen) -> None:
+            clients.append(client := Client())
+            task = asyncio.current_task()
             assert task is not None
             try:
                 await client.downstream.while_present(asyncio.sleep(60))
@@ -234,6 +234,7 @@ async def test_a_cancellation_from_elsewhere_wins_over_a_cut_in_the_same_step() 
 
         task = asyncio.create_task(run())
         await asyncio.sleep(0)
+        (client,) = clients
         if is_cut_first:
             client.downstream.cut(ApiError("aborted", "cut"))
             task.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -22,6 +23,7 @@ from tests.edge_router.fakes import (
     sites,
     stream_of,
 )
+from tests.edge_router.nearest import NearestPolicy
 
 pytestmark = pytest.mark.process
 
@@ -126,7 +128,7 @@ async def test_a_client_that_pauses_gets_every_event_once_and_in_order() -> None
         fakes[0].behave = raw_stream(*events, *(event(i) for i in range(20)), DONE)
         async with running.chat() as response:
             first = await response.content.readany()
-            await asyncio.sleep(0.3)
+            await running.until(lambda: any(each.is_full for each in running.server.connections))
             rest = await response.read()
         whole = b"".join([*events, *(event(i) for i in range(20)), DONE])
         assert len(first + rest) == len(whole)
@@ -171,18 +173,21 @@ async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
 
 
 async def test_a_fault_of_the_router_itself_is_reported_and_counted_and_frees_its_requests(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
+    class FailingOnce(NearestPolicy):
+        has_failed = False
 
-        async def fail(proxied: object) -> None:
-            raise ValueError("a fault")
+        def rank(self, request: Any, backends: Any) -> Any:
+            if not self.has_failed:
+                self.has_failed = True
+                raise ValueError("a fault")
+            return super().rank(request, backends)
 
-        with monkeypatch.context() as broken:
-            broken.setattr(running.proxy.selector, "next_site", fail)
-            async with running.chat(headers={"x-request-id": "mine-1"}) as response:
-                assert response.status == 500
-                told = (await response.json())["error"]
+    async with sites("ams1") as fakes, router(fakes, policy=FailingOnce()) as running:
+        async with running.chat(headers={"x-request-id": "mine-1"}) as response:
+            assert response.status == 500
+            told = (await response.json())["error"]
         assert (told["code"], "its log has the reason under this request id" in told["message"]) == (
             "internal_error",
             True,

@@ -1,6 +1,8 @@
 """A router's answers to requests for fine-tunes, while its sites answer, refuse or fail."""
 
+import asyncio
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +14,7 @@ from pilotlight.edge_router.requests.request import Head
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
+from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.credentials import tenant_of
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
@@ -36,12 +39,15 @@ class Sites:
         self.answers: dict[str, SiteAnswer] = dict.fromkeys(self.has, TAKEN)
         self.posted: list[tuple[str, str, dict[str, str]]] = []
         self.carried: list[tuple[str, str]] = []
-        backends: Any = {name: self._backend(name, ms) for name, ms in (("iad1", 90.0), ("ams1", 5.0))}
+        self.backends: Any = {name: self._backend(name, ms) for name, ms in (("iad1", 90.0), ("ams1", 5.0))}
         nobodys: Any = SimpleNamespace(accounts=(), models=())
         self.finetunes = SiteFinetunes(
-            backends, DataPlaces(nobodys), cast("Any", SimpleNamespace(exchange=self.exchange, secret=""))
+            self.backends, DataPlaces(nobodys), cast("Any", SimpleNamespace(exchange=self.exchange, secret=""))
         )
-        self.routes = RoutedFinetunes(cast("Any", None), self.finetunes)
+        proxy: Any = SimpleNamespace(
+            config=RelayConfig(), parser=SimpleNamespace(secret="s"), admission=self, handle=lambda client, work: work
+        )
+        self.routes = RoutedFinetunes(proxy, self.finetunes)
 
     def _backend(self, name: str, ms: float) -> Any:
         view = SimpleNamespace(model=lambda model: SimpleNamespace(name=model) if model == "tiny" else None)
@@ -64,10 +70,20 @@ class Sites:
         return SiteAnswer(200, b"a file")
 
     async def ask(self, method: str, body: bytes = b"", id: str | None = None, *, is_file: bool = False) -> Any:
-        headers = [("authorization", "Bearer ann"), ("content-type", "x/y"), ("x-other", "z")]
-        client: Any = SimpleNamespace(head=Head(method, PATH, PATH, headers))
-        status, answer = await self.routes._answer(client, id, is_file, body)
-        return status, json.loads(answer)
+        headers = [(b"authorization", b"Bearer ann"), (b"content-type", b"x/y"), (b"x-other", b"z")]
+        path = PATH + (f"/{id}" if id else "") + ("/finetune-assets" if is_file else "")
+        received = asyncio.Queue[Any]()
+        received.put_nowait({"type": "http.request", "body": body})
+        sent = list[Any]()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.routes({"type": "http", "method": method, "path": path, "headers": headers}, received.get, send)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+    async def admit(self, head: Head, address: str) -> Any:
+        return nullcontext()
 
     async def refusal(self, *asked: Any, **options: Any) -> str:
         with pytest.raises(ApiError) as refused:
@@ -154,7 +170,7 @@ async def test_a_file_that_a_site_did_not_take_goes_nowhere(answer: SiteAnswer, 
 async def test_a_file_whose_site_is_away_waits() -> None:
     sites = Sites("ams1")
     await sites.finetunes.look()
-    sites.finetunes._backends["ams1"].state = "unhealthy"  # type: ignore[misc]
+    sites.backends["ams1"].state = "unhealthy"
     told = await sites.refusal("POST", b"file", "7", is_file=True)
     assert told == "no_site_available: no site that has tone is reachable: send its file again later"
 

@@ -20,8 +20,8 @@ from load_tests.postgres import Postgres
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.services.shared_responses import WRITERS_LOCK, PostgresResponses, WriterLimits
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
-from pilotlight.response_store.response_database import RetentionPolicy
-from pilotlight.response_store.response_rows import EXPIRES_S
+from pilotlight.response_store.response_database import Result, RetentionPolicy, Work
+from pilotlight.response_store.response_rows import EXPIRES_S, confirm
 from pilotlight.response_store.storage import ResponseStore, StoreTimings
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.errors import ApiError
@@ -43,12 +43,26 @@ def server(postgres: Postgres) -> Postgres:
 OFTEN = StoreTimings(progress_s=0.02, presence_s=0.1, follow_s=0.02, retry_s=0.05)
 
 
+class Database(PostgresResponses):
+    """The routers' database, with which a router's reports can be held back."""
+
+    def __init__(self, url: str, limits: WriterLimits | None) -> None:
+        super().__init__(url, limits)
+        self.may_report = asyncio.Event()
+        self.may_report.set()
+
+    async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
+        if isinstance(work, partial) and work.func is confirm:
+            await self.may_report.wait()
+        return await super().run(work, within_s, is_write=is_write)
+
+
 @asynccontextmanager
 async def opened(
     server: Postgres, max_bytes: int = 1 << 30, limits: WriterLimits | None = None, **timings: float
 ) -> AsyncIterator[ResponseStore]:
     policy = RetentionPolicy(Path("nowhere"), max_bytes, 30 * DAY_S)
-    store = ResponseStore(policy, PostgresResponses(server.url, limits), OFTEN._replace(**timings))
+    store = ResponseStore(policy, Database(server.url, limits), OFTEN._replace(**timings))
     try:
         yield store
     finally:
@@ -121,15 +135,14 @@ def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) 
 
     `lost` is dead; `watching` has reported without a gap.
     """
-    ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
-    ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching._maker}'")
+    ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost.maker}'")
+    ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching.maker}'")
 
 
 async def stop(store: ResponseStore) -> None:
     """Stop the reports of a router, as if it had stopped."""
-    assert store._confirming is not None
-    store._confirming.cancel()
-    await asyncio.gather(store._confirming, return_exceptions=True)
+    assert isinstance(store.database, Database)
+    store.database.may_report.clear()
     await idle(store)
 
 
@@ -210,9 +223,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         made.add_event(b"data: 1\n\n")
         await stop(a)
         following = asyncio.create_task(b.after(shown, 2))
-        await until(
-            partial(asyncio.to_thread, ask, server, f"SELECT 1 FROM response_makers WHERE maker = '{b._maker}'")
-        )
+        await until(partial(asyncio.to_thread, ask, server, f"SELECT 1 FROM response_makers WHERE maker = '{b.maker}'"))
         time_passes(server, a, b)
         async with asyncio.timeout(30):
             (last,), is_last = await following
@@ -224,10 +235,12 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "the row can be read again"
 
-        a._confirming = None  # router a reports again from here on, beginning with the end of one of its responses
+        # router a is back, beginning with the end of one of its responses
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
+        assert isinstance(a.database, Database)
+        a.database.may_report.set()
         assert made.task is not None
         with suppress(asyncio.CancelledError):
             async with asyncio.timeout(30):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -16,10 +16,11 @@ from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import ScheduledEvent
 from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.manifest import ManifestError, load_manifest
-from pilotlight.support.database import Database, Databases, create
+from pilotlight.support.database import Database, Databases, Work, create
 from tests.asgi import eventually
 from tests.functions.bindings.set_clock import SetClock
 
+T = TypeVar("T")
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 
 
@@ -40,14 +41,36 @@ async def looked(clock: SetClock, times: int = 6) -> None:
     await eventually(lambda: clock.num_reads >= before + times)
 
 
+class SpyDatabase(Database):
+    """A database whose work a test fails or holds up."""
+
+    fault: Exception | None = None  # error of the next work
+    worked = may_go_on = cast("asyncio.Event", None)
+
+    async def run(self, work: Work[T], time_limit_s: float = 30.0) -> T:
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+        result = await super().run(work, time_limit_s)
+        if self.may_go_on is not None:
+            self.worked.set()
+            await self.may_go_on.wait()
+        return result
+
+
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]]:
+def databases() -> list[SpyDatabase]:
+    """The databases of the started cron triggers."""
+    return []
+
+
+@pytest.fixture
+async def start(databases: list[SpyDatabase], tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]]:
     made: list[Crons] = []
-    databases: list[Database] = []
 
     async def begin(site: Site, clock: SetClock, *expressions: str) -> Crons:
         """Start cron triggers at the clock's time."""
-        database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
+        database = SpyDatabase(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
         made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, 0.005))
         query = "SELECT COUNT(*) FROM fired"
@@ -113,22 +136,15 @@ async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[...
 
 
 async def test_a_trigger_continues_after_a_fault_of_its_file(
-    start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Awaitable[Crons]], databases: list[SpyDatabase]
 ) -> None:
-    site, clock, claims, failures = Site(), SetClock(NOON - 30), Crons._claims, 0
-
-    async def failing(self: Crons, *asked: Any) -> bool:
-        nonlocal failures
-        failures += 1
-        if failures == 1:
-            raise RuntimeError("a fault")
-        return await claims(self, *asked)
-
-    monkeypatch.setattr(Crons, "_claims", failing)
+    site, clock = Site(), SetClock(NOON - 30)
     await start(site, clock, "* * * * *")
-    for minute in range(2):
-        clock.now = NOON + 60 * minute
-        await eventually(lambda minute=minute: failures == minute + 1)
+    (database,) = databases
+    database.fault = RuntimeError("a fault")
+    clock.now = NOON
+    await eventually(lambda: database.fault is None)
+    clock.now = NOON + 60
     await eventually(lambda: site.fired == [("* * * * *", "12:01")])
 
 
@@ -145,23 +161,16 @@ async def test_a_clock_that_is_set_back_repeats_nothing(start: Callable[..., Awa
 
 
 async def test_a_minute_that_is_claimed_while_its_clock_stops_is_run(
-    start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Awaitable[Crons]], databases: list[SpyDatabase]
 ) -> None:
     site, clock = Site(), SetClock(NOON - 30)
     made = await start(site, clock, "* * * * *")
-    claiming, may_go_on, claims = asyncio.Event(), asyncio.Event(), made._claims
-
-    async def slowly(*asked: Any) -> bool:
-        is_claimed = await claims(*asked)
-        claiming.set()
-        await may_go_on.wait()
-        return is_claimed
-
-    monkeypatch.setattr(made, "_claims", slowly)
+    (database,) = databases
+    database.worked, database.may_go_on = asyncio.Event(), asyncio.Event()
     clock.now = NOON + 1
-    await asyncio.wait_for(claiming.wait(), 60)
+    await asyncio.wait_for(database.worked.wait(), 60)
     made.stop()
-    may_go_on.set()
+    database.may_go_on.set()
     await eventually(lambda: site.fired == [("* * * * *", "12:00")])
 
 

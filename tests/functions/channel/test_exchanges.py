@@ -319,12 +319,12 @@ async def test_open_requests_and_unread_replies_may_hold_so_many_bytes_together(
         await peer.hear(3)
         peer.channel.pause_writing()  # as if the isolate did not read
         peer.say(*(BindingCall(id, "X", "get") for id in (7, 9, 11, 13)))
-        await eventually(lambda: peer.channel._held_bytes > 800)
+        await eventually(lambda: peer.channel.held_bytes > 800)
         await asyncio.sleep(0)
         peer.channel.resume_writing()
         heard = (await peer.hear(7))[3:]
         assert sorted(type(frame).__name__ for frame in heard) == ["Fail", "Fail", "Reply", "Reply"]
-        await eventually(lambda: peer.channel._held_bytes == 0)
+        await eventually(lambda: peer.channel.held_bytes == 0)
         peer.say(BindingCall(15, "X", "put", [bytes(5000)]))
         assert (await peer.hear(8))[7] == Reply(15, "done"), "a single call may be as large as a frame"
 

@@ -165,7 +165,7 @@ def _container_of(served: Served, name: str = "f") -> int:
     """Return the pid of the container's first process."""
     zygote = served.functions.pools[name].factory.zygote.current
     assert zygote is not None
-    return zygote._child.pid
+    return zygote.pid
 
 
 def _is_there(pid: int) -> bool:

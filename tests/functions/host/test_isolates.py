@@ -129,7 +129,8 @@ async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_
         )
         first = await served.get()
         slow = asyncio.create_task(served.get("/slow"))
-        await asyncio.sleep(0.1)
+        (isolate,) = served.functions.pools["f"].isolates.living
+        await eventually(lambda: isolate.work.load == 1)
         with pytest.raises(Fault, match=r"MemoryError|memory"):
             await served.get("/hoard")
         assert await slow == first

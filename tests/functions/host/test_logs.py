@@ -52,7 +52,7 @@ async def test_a_line_that_never_ends_takes_no_more_memory_than_a_line() -> None
     log, followed = log_of()
     for _ in range(3):
         os.write(log.write_fd, b"x" * READ_BYTES)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
     await eventually(lambda: len(followed) >= 1)
     assert {len(line) for line in followed} == {MAX_LINE}
     log.close()
@@ -71,7 +71,8 @@ async def test_the_end_of_the_process_ends_the_reading() -> None:
     log, _ = log_of()
     log.close_write_end()
     log.close_write_end()
-    await asyncio.sleep(0.01)
+    for _ in range(10):
+        await asyncio.sleep(0)
     log.close()
 
 

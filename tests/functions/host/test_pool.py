@@ -10,6 +10,7 @@ import pytest
 from pilotlight.functions.channel.connection import Channel
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.sandbox.processes import descendants
 from tests.asgi import eventually
 from tests.functions.conftest import Served, ServedMaker
 
@@ -71,7 +72,7 @@ async def test_a_waiter_learns_that_an_isolate_could_not_be_started(
     assert [isinstance(answer, Fault) and answer.code for answer in answers] == ["no_isolate"] * 3
     zygote = served.functions.pools["f"].factory.zygote.current
     assert zygote is not None
-    await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # no process is left
+    await eventually(lambda: zygote.can_fork and not descendants(zygote.pid))  # no process is left
 
 
 async def test_a_waiter_learns_that_those_have_left_for_whom_an_isolate_was_started(

@@ -11,7 +11,9 @@ from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, FetchEvent
 from pilotlight.functions.host.invocations.invocation_log import FunctionJournal, InvocationLog
 from pilotlight.functions.host.pool import FunctionPool, is_started
+from pilotlight.functions.host.zygotes.pool_zygote import PoolContext
 from pilotlight.functions.manifest import Manifest
+from pilotlight.functions.sandbox.confinement.user_ids import FunctionUser, UserIds
 from pilotlight.functions.sandbox.limits import FunctionLimits
 
 LIMITS = FunctionLimits(concurrency=4, max_isolates=3, sockets=2)
@@ -31,9 +33,12 @@ class Pool:
     def __init__(self, *usable: Any, is_closed: bool = False) -> None:
         self.new = isolate()
         self.num_waits = 0
-        self.pool = object.__new__(FunctionPool)
-        self.pool.factory = cast("Any", SimpleNamespace(limits=LIMITS))
-        self.pool.isolates = cast("Any", SimpleNamespace(usable=list(usable), start=self.start))
+        manifest, nothing = Manifest("hello", Path(), Path()), cast("Any", None)
+        context = PoolContext(nothing, 1, FunctionUser(UserIds(is_root=False)), Path())
+        journal = FunctionJournal(InvocationLog(nothing), manifest, "")
+        self.pool = FunctionPool(manifest, LIMITS, context, cast("Any", self.wait), journal=journal)
+        isolates = SimpleNamespace(usable=list(usable), start=self.start, is_at_work=False)
+        self.pool.isolates = cast("Any", isolates)
         self.pool.waiters = cast("Any", SimpleNamespace(is_closed=is_closed, wait=self.wait))
 
     async def start(self) -> Any:
@@ -109,14 +114,7 @@ async def test_objects_live_in_the_oldest() -> None:
 async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
     pool = Pool(*(isolate(1, 2) for _ in range(3)))
     made = pool.pool
-    made.num_asked = made.num_failed = made._num_open = 0
-    made.manifest = cast("Any", SimpleNamespace(name="hello"))
-
-    async def nothing() -> None: ...
-
-    made._journal = FunctionJournal(InvocationLog(made.ask), Manifest("hello", Path(), Path()), "")
-    made._packages = cast("Any", SimpleNamespace(install=nothing))
     with pytest.raises(Failure, match="'hello' has reached its limit of open WebSockets") as refused:
         await made.ask(FetchEvent(UNNUMBERED, "GET", "http://host/"), is_socket=True)
     assert refused.value.status == 503
-    assert made._num_open == 0
+    assert not made.is_at_work

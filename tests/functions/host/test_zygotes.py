@@ -45,7 +45,7 @@ def add(served: Served, package: str) -> None:
 
 def zygote_pid(served: Served, name: str = "bad") -> int:
     zygote = served.functions.pools[name].factory.zygote.current
-    return 0 if zygote is None else zygote._child.pid
+    return 0 if zygote is None else zygote.pid
 
 
 async def test_a_package_starts_no_process_when_it_is_imported(served: Served) -> None:

@@ -2,17 +2,19 @@
 and a router knows a status only once it can have arrived.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import pytest
 
 from load_tests.sim.contenders import CONTENDERS
-from load_tests.sim.router import HEALTH, SimRouter
+from load_tests.sim.router import HEALTH
 from load_tests.sim.run import Simulation, prepare, simulate
 from load_tests.sim.traces import TRACES
 from load_tests.sim.trouble import Trouble
 from load_tests.sim.world import HELD_OUT_SEEDS, TUNING_SEEDS
 from pilotlight.edge_router.routing.cost import CostPolicy
+from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest
 
 pytestmark = pytest.mark.long
 
@@ -35,10 +37,10 @@ def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(p
 def test_sites_and_routers_count_the_same_requests(trace: str) -> None:
     simulation = ran("Pilotlight", trace)
     for number, site in enumerate(simulation.sites):
-        assert site.running + site.waiting == len(simulation._live[number])  # requests at the site
+        assert site.running + site.waiting == len(simulation.live[number])  # requests at the site
         outstanding = sum(router.backends[number].outstanding for router in simulation.routers)
         assert outstanding >= site.running + site.waiting  # and requests on their way to it
-    assert sum(b.outstanding for r in simulation.routers for b in r.backends) <= sum(map(len, simulation._live))
+    assert sum(b.outstanding for r in simulation.routers for b in r.backends) <= sum(map(len, simulation.live))
 
 
 @pytest.mark.parametrize("trace", TRACES)
@@ -59,26 +61,28 @@ def test_equal_seeds_replay_exactly_and_others_do_not(policy: str) -> None:
 
 
 def test_a_status_is_known_only_after_half_a_round_trip() -> None:
-    simulation = prepare(CostPolicy, TRACES["chat"], "heavy", 400, 11, faults=False)
-    apply, ages = SimRouter._catch_up, []
+    policies = list[CostPolicy]()
+    ages: dict[tuple[int, int, int], float] = {}  # of a site's statuses, when a router first decides by them
 
-    def watched(router: SimRouter, now: float, published: list[list[object]]) -> None:
-        before = list(router._seen)
-        apply(router, now, published)  # type: ignore[arg-type]
-        for i, backend in enumerate(router.backends):
-            if router._seen[i] != before[i]:
-                delay = simulation.world.rtt_s[router.number][i] / 2
-                published_at = backend.published.at + delay
-                assert now >= published_at + delay
-                ages.append(now - published_at)
+    class WatchingPolicy(CostPolicy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = len(policies)
+            policies.append(self)
 
-    SimRouter._catch_up = watched  # type: ignore[method-assign, assignment]
-    try:
-        simulation.run()
-    finally:
-        SimRouter._catch_up = apply  # type: ignore[method-assign]
+        def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
+            for i, view in enumerate(backends):
+                if view.status is not None:
+                    delay = simulation.world.rtt_s[self.router][i] / 2
+                    published_at = view.status_at_s + delay
+                    assert request.now_s >= published_at + delay - 1e-9
+                    ages.setdefault((self.router, i, view.status.sequence), request.now_s - published_at)
+            return super().rank(request, backends)
+
+    simulation = prepare(WatchingPolicy, TRACES["chat"], "heavy", 400, 11, faults=False)
+    simulation.run()
     assert len(ages) > 1000
-    assert sum(ages) / len(ages) > 0.1
+    assert sum(ages.values()) / len(ages) > 0.1
     assert HEALTH.interval_s == 1.0
 
 

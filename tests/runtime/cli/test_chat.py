@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.chat import answer, chat
@@ -37,20 +38,19 @@ class FakeApi(Api):
             raise KeyboardInterrupt
 
 
-def conversation(monkeypatch: pytest.MonkeyPatch, *typed: str | BaseException, system: str | None = None) -> FakeApi:
+def conversation(*typed: str | BaseException, system: str | None = None) -> FakeApi:
     """Type lines at a terminal, and end with Ctrl-D."""
     lines = iter([*typed, EOFError()])
 
-    def typing(*_: object) -> str:
-        line = next(lines)
-        if isinstance(line, BaseException):
-            raise line
-        return line
+    class Typing(Console):
+        def input(self, *_: object, **__: object) -> str:
+            line = next(lines)
+            if isinstance(line, BaseException):
+                raise line
+            return line
 
-    monkeypatch.setattr("builtins.input", typing)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     api = FakeApi()
-    chat(api, None, "ember", system, {})
+    chat(api, None, "ember", system, {}, Typing())
     return api
 
 
@@ -58,19 +58,17 @@ def contents(messages: list[dict[str, Any]]) -> list[str]:
     return [message["content"] for message in messages]
 
 
-def test_a_conversation_is_sent_whole_with_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = conversation(monkeypatch, "say one", "", "say two", system="Be brief.")
+def test_a_conversation_is_sent_whole_with_every_turn() -> None:
+    api = conversation("say one", "", "say two", system="Be brief.")
     assert [contents(asked) for asked in api.asked] == [
         ["Be brief.", "say one"],
         ["Be brief.", "say one", "one", "say two"],
     ]
 
 
-def test_commands_change_the_conversation_and_are_not_sent(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_change_the_conversation_and_are_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
     api = conversation(
-        monkeypatch, "say one", "/system Be kind.", "say two", "/clear", "say three", "/system", "/help", "/what",
+        "say one", "/system Be kind.", "say two", "/clear", "say three", "/system", "/help", "/what",
         "say four", "/bye", "never said",
     )  # fmt: skip
     assert [contents(asked) for asked in api.asked] == [
@@ -82,13 +80,13 @@ def test_commands_change_the_conversation_and_are_not_sent(
     assert "There is no /what." in capsys.readouterr().out
 
 
-def test_quotes_hold_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = conversation(monkeypatch, '"""first', "", "  last", '"""', '"""all of it"""')
+def test_quotes_hold_several_lines() -> None:
+    api = conversation('"""first', "", "  last", '"""', '"""all of it"""')
     assert [contents(asked)[-1] for asked in api.asked] == ["first\n\n  last", "all of it"]
 
 
-def test_ctrl_c_stops_an_answer_or_a_line_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = conversation(monkeypatch, "stop me", KeyboardInterrupt(), "say two")
+def test_ctrl_c_stops_an_answer_or_a_line_and_not_the_program() -> None:
+    api = conversation("stop me", KeyboardInterrupt(), "say two")
     assert [contents(asked) for asked in api.asked] == [["stop me"], ["say two"]]
 
 
@@ -96,10 +94,9 @@ def test_ctrl_c_stops_an_answer_or_a_line_and_not_the_program(monkeypatch: pytes
     ("is_terminal", "shown"), [(True, "\x1b[2mHm. Well.\x1b[0m\nthink\n"), (False, "think\n")], ids=["terminal", "pipe"]
 )
 def test_reasoning_is_shown_on_terminals_and_is_no_part_of_the_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, shown: str
+    capsys: pytest.CaptureFixture[str], is_terminal: bool, shown: str
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
-    assert answer(FakeApi(), {"messages": [{"role": "user", "content": "think"}]}) == "think"
+    assert answer(FakeApi(), {"messages": [{"role": "user", "content": "think"}]}, is_terminal) == "think"
     assert capsys.readouterr().out == shown
 
 
@@ -109,10 +106,10 @@ def test_a_model_that_is_not_served_is_refused_before_anything_is_typed() -> Non
 
 
 def test_an_image_goes_with_the_next_message_and_stays_in_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cat.png").write_bytes(b"meow")
-    api = conversation(monkeypatch, f"/image {tmp_path}/dog.png", f"/image {tmp_path}/cat.png", "a cat?", "and now?")
+    api = conversation(f"/image {tmp_path}/dog.png", f"/image {tmp_path}/cat.png", "a cat?", "and now?")
     part = {"type": "image_url", "image_url": {"url": "data:;base64,bWVvdw=="}}
     with_image = [part, {"type": "text", "text": "a cat?"}]
     assert [asked[-1]["content"] for asked in api.asked] == [with_image, "and now?"]

@@ -1,10 +1,8 @@
 """Adapters that accounts upload: their owners, the accepted files, and their names in requests."""
 
-import errno
 import io
 import json
 import os
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from starlette.datastructures import UploadFile
 
 from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, digest_of
 from pilotlight.runtime.api.routes.finetune_routes import MOST_UPLOADS
@@ -22,6 +19,7 @@ from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import FinetunesConfig
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, packed, unpacked
 from tests.asgi import Exchange, call, start
+from tests.full_disk import files_of_at_most
 from tests.runtime.conftest import Site, SiteMaker
 from tests.runtime.test_identity import SECRET, signed
 from tests.uploads import BOUNDARY, FORM, TINY, adapter_files, form, write_files
@@ -259,23 +257,15 @@ async def test_a_client_that_leaves_half_way_leaves_nothing(
         assert [path.name for path in (tmp_path / "kept" / "ams1" / id).iterdir()] == ["finetune.json"]
 
 
-async def test_a_full_disk_is_named_and_keeps_what_there_was(
-    make_site: SiteMaker, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+async def test_a_full_disk_is_named_and_keeps_what_there_was(make_site: SiteMaker, tables: dict[str, Any]) -> None:
     async with make_site(**tables) as site:
         id = (await create(site)).json["result"]["id"]
         config, weights = adapter_files().items()
         assert (await put(site, id, *config)).status == 200
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "copyfileobj", full)
-            refused = await put(site, id, *weights)
-            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be stored: this site's disk is full")
-        with monkeypatch.context() as patch:
-            patch.setattr(UploadFile, "write", full)
-            refused = await put(site, id, *weights)
+        too_large = (weights[0], bytes(3 << 20))  # while it arrives, it is kept in memory only up to 1 MiB
+        for num_bytes, (name, content) in ((100, weights), (2 << 20, too_large)):
+            with files_of_at_most(num_bytes):
+                refused = await put(site, id, name, content)
             assert (refused.status, why(refused)) == (429, "the fine-tune cannot be stored: this site's disk is full")
         assert (await put(site, id, *weights)).status == 200
         assert (await ask(site, lora="tone")).status == 200

@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -236,7 +238,10 @@ async def test_of_an_origin_that_is_asked_no_more_nothing_is_kept() -> None:
     pool.put_back(connection)
     transport.is_open = False  # the site closed it
     pool.sweep()
-    assert pool._idle == {}
+    kept = weakref.ref(connection)
+    del connection, transport
+    gc.collect()
+    assert kept() is None
 
 
 async def test_a_pool_that_ends_closes_what_it_has_opened_but_for_what_it_gave_away() -> None:

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.http import connection as connection_module
 from pilotlight.wire.http.connection import (
     EARLY_BYTES,
     EVENTS_AT_ONCE,
@@ -309,24 +308,16 @@ async def test_connections_beyond_a_limit_get_an_error_and_far_beyond_it_are_clo
     assert dict(first.server.cut) == {"quota_exceeded": 1, "overloaded": REFUSED_AT_ONCE, "closed": 1}
 
 
-async def test_bytes_before_a_handshakes_answer_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[bytearray] = []
-
+async def test_bytes_before_a_handshakes_answer_are_bounded() -> None:
     async def nothing(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(60)
 
-    def app(connection: Any, exchange: Any, early: bytearray) -> Any:
-        kept.append(early)
-        return nothing
-
-    monkeypatch.setattr(connection_module, "_websocket_app", app)
-    client = Client()
+    client = Client(Server(nothing, LIMITS))
     await client.says(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nab")
     await client.says(b"c" * (EARLY_BYTES - 2))
     assert client.transport.told == []
     await client.says(b"d")
     assert client.transport.told == ["pause_reading"]
-    assert kept == [b"ab" + b"c" * (EARLY_BYTES - 2) + b"d"]
     assert client.connection.task is not None
     client.connection.task.cancel()
     await asyncio.gather(client.connection.task, return_exceptions=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pilotlight.wire.http.connection import HttpLimits
-from pilotlight.wire.http.server import SILENT_MS, has_vanished, is_silent
+from pilotlight.wire.http.server import SILENT_MS, client_has_vanished, is_silent
 from tests.asgi import eventually
 from tests.edge_router.raw import wire
 from tests.wire.http.test_connection import Client, Transport
@@ -31,11 +31,11 @@ def test_bytes_that_are_not_acknowledged_for_long_are_silence(unacked: int, last
 
 def test_what_is_no_tcp_connection_has_not_vanished() -> None:
     ends = socket.socketpair()
-    assert not any(map(has_vanished, ends))
+    assert not any(map(client_has_vanished, ends))
     for end in ends:
         end.close()
-    assert not has_vanished(ends[0])
-    assert not has_vanished(None)
+    assert not client_has_vanished(ends[0])
+    assert not client_has_vanished(None)
     assert not is_silent(b"")
 
 
@@ -46,18 +46,18 @@ def test_a_connection_whose_client_does_not_read_has_not_vanished() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
-            assert not has_vanished(server, silent_ms)
+            assert not client_has_vanished(server, silent_ms)
             server.setblocking(False)
             with suppress(BlockingIOError):
                 while True:
                     server.send(bytes(65536))
             assert client.getpeername() == server.getsockname()
             info = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-            assert has_vanished(server, silent_ms) == (struct.unpack_from("=I", info, 24)[0] > 0)
+            assert client_has_vanished(server, silent_ms) == (struct.unpack_from("=I", info, 24)[0] > 0)
 
 
 @pytest.mark.process
-async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_not_computed_on_for_a_client_that_client_has_vanished() -> None:
     at_work, ended = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -67,10 +67,12 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
         ended.set()
 
     limits = HttpLimits(sweep_s=0.01)
-    async with served(app, limits) as server, wire(server.url) as idle, wire(server.url) as client:  # type: ignore[attr-defined]
+    async with (
+        served(app, limits, has_vanished=lambda sock: sock is not None and at_work.is_set()) as server,
+        wire(server.url) as idle,  # type: ignore[attr-defined]
+        wire(server.url) as client,  # type: ignore[attr-defined]
+    ):
         await client.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await at_work.wait()
-        monkeypatch.setattr("pilotlight.wire.http.server.has_vanished", lambda sock: sock is not None)
         await asyncio.wait_for(ended.wait(), 60)
         await eventually(lambda: len(server.connections) == 1)
         assert server.cut["vanished"] == 1

@@ -127,8 +127,13 @@ def test_days_that_have_passed_are_forgotten() -> None:
     for _ in range(DAYS_KEPT):
         clock.advance(DAY_S)
         assert kept.reserve("acme", 100, 0)
-    kept.settle(first, 0, 0)  # has no effect, because its day is no longer counted
-    assert len(kept._days) == DAYS_KEPT
+    for _ in range(DAYS_KEPT - 1):
+        clock.advance(-DAY_S)
+        with pytest.raises(ApiError, match="100 are used"):
+            kept.reserve("acme", 1, 0)
+    kept.settle(first, 200, 0)  # has no effect, because its day is no longer counted
+    clock.advance(-DAY_S)
+    assert kept.reserve("acme", 100, 0)
 
 
 class Shared:

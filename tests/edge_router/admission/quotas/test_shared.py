@@ -93,7 +93,7 @@ class Network:
         for _ in range(round(seconds / TICK_S)):
             self.clock.advance(TICK_S)
             for router in self.routers:
-                await router._exchange(router._due(self.clock()))
+                await router.report()
 
 
 async def take(router: SharedQuotas, capacity: float, need: float = 1.0, per_s: float = 0.0) -> QuotaLease | None:

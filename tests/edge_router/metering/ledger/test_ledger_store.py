@@ -1,7 +1,9 @@
 """Stores of usage records, of both kinds: sums, unchangeable records, and tables of the previous version."""
 
 import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -120,15 +122,25 @@ def test_routers_that_start_at_once_make_one_table(tmp_path: Path, postgres: Pos
         store.close()
 
 
+ENDLESS = """ALTER TABLE usage RENAME TO finite;
+CREATE VIEW usage AS WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT 1 FROM numbers) SELECT finite.* FROM finite, numbers"""
+FINITE = "DROP VIEW usage; ALTER TABLE finite RENAME TO usage"
+
+
 def test_a_question_that_takes_too_long_is_interrupted_and_the_next_one_answered(tmp_path: Path) -> None:
     store = Place(tmp_path).store()
     assert isinstance(store, SqliteStore)
     store.interrupt()  # without effect, because no operation runs
     store.add([record(1)])
-    assert store._connection is not None
-    store._connection.set_progress_handler(store.interrupt, 1)  # in the middle of an operation
-    with pytest.raises(UsageStoreError, match="interrupted"):
-        store.usage(UsageQuery())
+    with closing(sqlite3.connect(tmp_path / "usage.sqlite")) as other, ThreadPoolExecutor(1) as thread:
+        other.executescript(ENDLESS)
+        asking = thread.submit(store.usage, UsageQuery())
+        while not asking.done():
+            store.interrupt()
+            time.sleep(0.001)
+        with pytest.raises(UsageStoreError, match="interrupted"):
+            asking.result()
+        other.executescript(FINITE)
     assert len(store.usage(UsageQuery())) == 1
     store.close()
 

@@ -7,6 +7,7 @@ import pytest
 from pilotlight.edge_router.metering.ledger.prices import BILLIONTHS, PriceList
 from pilotlight.sites.network import PriceConfig
 from pilotlight.wire.hop.usage import ResourceUse
+from tests.memory import bytes_kept_by
 
 JULY = datetime(2026, 7, 1, tzinfo=UTC)
 PRICES = PriceList(
@@ -60,7 +61,7 @@ def test_names_that_clients_make_up_fill_no_memory() -> None:
     for _ in range(2):
         told = [prices.cost(name, 0.0, ResourceUse(output=1)) for name in ("m1", "x", "m2", "y")]
         assert told == [2000, None, 2000, None]
-    assert len(prices._of_model) == 2
+    assert bytes_kept_by(lambda: [prices.cost(str(i), 0.0, ResourceUse(output=1)) for i in range(10_000)]) < 10_000
 
 
 def test_of_prices_from_one_moment_the_first_in_the_file_counts_and_none_counts_before_its_time() -> None:

@@ -26,8 +26,13 @@ def limits() -> BatchLimits:
 
 
 @pytest.fixture
-def store(tmp_path: Path, limits: BatchLimits) -> Iterator[BatchStore]:
-    made = BatchStore(tmp_path / "batches.sqlite", limits)
+def connection(tmp_path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(tmp_path / "batches.sqlite")
+
+
+@pytest.fixture
+def store(connection: sqlite3.Connection, limits: BatchLimits) -> Iterator[BatchStore]:
+    made = BatchStore(connection, limits)
     yield made
     made.close()
 
@@ -78,7 +83,9 @@ def test_overdue_requests_are_given_up_and_reported_but_not_running_ones(store: 
     assert store.waiting() == []
 
 
-def test_an_ended_batch_is_kept_for_a_day_and_then_removed_completely(store: BatchStore) -> None:
+def test_an_ended_batch_is_kept_for_a_day_and_then_removed_completely(
+    store: BatchStore, connection: sqlite3.Connection
+) -> None:
     asked(store, "a")
     answer(store, at_s=10)
     file = store.batch("batch_1", "acme")[0].output_file
@@ -90,7 +97,7 @@ def test_an_ended_batch_is_kept_for_a_day_and_then_removed_completely(store: Bat
     for find in (lambda: store.batch("batch_1", "acme"), lambda: store.file(file, "acme")):
         with pytest.raises(ApiError, match="has expired"):
             find()
-    left = [store._connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() for table in ("requests", "files")]
+    left = [connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone() for table in ("requests", "files")]
     assert left == [(0,), (0,)]
 
 
@@ -120,9 +127,9 @@ def test_requests_wait_in_their_order_each_owners_and_models_apart(store: BatchS
 
 @pytest.mark.parametrize("limits", [BatchLimits(part_bytes=15_000)])
 def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batch_and_are_read_in_parts(
-    store: BatchStore,
+    store: BatchStore, connection: sqlite3.Connection
 ) -> None:
-    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # the default limit is 10^9 bytes
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # the default limit is 10^9 bytes
     asked(store, "a", "b", "c", "d")
     number = 0
     for status in (200, 200, 400, 200):
@@ -142,18 +149,20 @@ def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batc
     assert parts(store, mine.id) == [b"line"]
 
 
-def test_answers_are_read_as_they_lie_and_not_sorted_for_each_part(store: BatchStore) -> None:
+def test_answers_are_read_as_they_lie_and_not_sorted_for_each_part(
+    store: BatchStore, connection: sqlite3.Connection
+) -> None:
     asked(store, "a", id="before")
     asked(store, "b", "c")
     asked(store, "d", id="after")
     plans: list[str] = []
-    store._connection.set_trace_callback(plans.append)
+    connection.set_trace_callback(plans.append)
     number = next(row[1] for row in store.answers("batch_1"))
     assert [row[2] for row in store.answers("batch_1")] == ["b", "c"]
     assert [row[2] for row in store.answers("batch_1", number)] == ["c"]
     assert list(store.answers("none")) == []
-    store._connection.set_trace_callback(None)
-    (plan,) = store._connection.execute(f"EXPLAIN QUERY PLAN {plans[-1]}").fetchall()
+    connection.set_trace_callback(None)
+    (plan,) = connection.execute(f"EXPLAIN QUERY PLAN {plans[-1]}").fetchall()
     assert "INTEGER PRIMARY KEY" in plan[3]
 
 

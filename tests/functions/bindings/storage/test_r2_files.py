@@ -4,10 +4,12 @@ import asyncio
 import hashlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -239,19 +241,18 @@ async def test_an_invalid_part_of_an_upload_is_not_even_read(tmp_path: Path) -> 
 
 
 async def test_an_upload_that_cannot_be_entered_in_the_index_leaves_its_parts_and_no_object(
-    bucket: R2Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: R2Bucket, tmp_path: Path
 ) -> None:
     upload = await bucket.createMultipartUpload("k")
     part = await upload.uploadPart(1, "x" * 100)
     before = files(tmp_path)
-
-    def fail(*_: object) -> None:
-        raise R2Error("it cannot be written", 10001, 500)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(FileStore, "_replace", fail)
+    (index,) = await asyncio.to_thread(lambda: [*tmp_path.rglob("index.sqlite")])
+    with closing(sqlite3.connect(index)) as other:
+        fails = "CREATE TRIGGER fails BEFORE INSERT ON objects BEGIN SELECT RAISE(ABORT, 'it cannot be written'); END"
+        other.execute(fails)
         with pytest.raises(Failure, match="it cannot be written"):
             await upload.complete([part])
+        other.execute("DROP TRIGGER fails")
     assert files(tmp_path) == before
     assert await bucket.head("k") is None
     assert (await upload.complete([part])).size == 100

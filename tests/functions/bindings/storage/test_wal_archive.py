@@ -269,18 +269,16 @@ def test_a_bookmark_is_read_as_it_is_written() -> None:
         Bookmark.parse("yesterday")
 
 
-def test_a_disk_that_cannot_be_written_costs_the_history_and_no_data(
-    path: Path, make: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_cannot_be_written_costs_the_history_and_no_data(path: Path, make: Callable[..., Owner]) -> None:
     owner = make()
     owner.run("CREATE TABLE t (n, filler)")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    owner.run("INSERT INTO t VALUES (1, zeroblob(100000))")
-    monkeypatch.undo()
+    folder = WalHistory(path).folder
+    away = folder.rename(folder.with_name("away"))
+    folder.write_text("not a folder")
+    owner.connection.execute("INSERT INTO t VALUES (1, zeroblob(100000))")
+    owner.archive.committed(owner.connection)
+    folder.unlink()
+    away.rename(folder)
     owner.close()
     owner.open()
     kept = owner.run("INSERT INTO t VALUES (10, 0)")

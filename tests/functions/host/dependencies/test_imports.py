@@ -1,8 +1,10 @@
 """The imports that parsing a function's files finds."""
 
 import ast
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,21 +25,25 @@ def test_imports_of_elsewhere_at_the_top_of_its_files_are_found(manifest: Manife
     assert sorted(imports.imports_of(manifest)) == ["decimal", "json"]
 
 
-def test_one_tree_at_a_time_is_made(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, were_locked = ast.parse, []
+def test_one_tree_at_a_time_is_made(manifest: Manifest) -> None:
+    alone, num_parsed = threading.Lock(), 0
 
-    def locked(source: Any) -> ast.Module:
-        were_locked.append(imports._parsing.locked())
-        return parse(source)
+    def parse(source: bytes) -> ast.Module:
+        nonlocal num_parsed
+        assert alone.acquire(blocking=False), "another thread parses"
+        for _ in range(100):
+            time.sleep(0)  # another thread's turn
+        num_parsed += 1
+        alone.release()
+        return ast.parse(source)
 
-    monkeypatch.setattr(ast, "parse", locked)
-    imports.imports_of(manifest)
-    assert were_locked == [True] * 3
+    with ThreadPoolExecutor(4) as threads:
+        for found in [threads.submit(imports.imports_of, manifest, parse=parse) for _ in range(4)]:
+            assert sorted(found.result()) == ["decimal", "json"]
+    assert num_parsed == 12
 
 
-def test_so_many_files_are_read_and_no_more_and_none_that_belongs_to_a_workplace(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_many_files_are_read_and_no_more_and_none_that_belongs_to_a_workplace(manifest: Manifest) -> None:
     for folder in ("python_modules", "node_modules", "__pycache__", ".venv", "more"):
         (manifest.directory / folder).mkdir()
         for number in range(4):
@@ -46,10 +52,8 @@ def test_so_many_files_are_read_and_no_more_and_none_that_belongs_to_a_workplace
     found = [name for name in imports.imports_of(manifest) if name.startswith("more")]
     assert sorted(found) == [f"more_{number}" for number in range(4)]
     assert not any(name.endswith("_0") and not name.startswith("more") for name in imports.imports_of(manifest))
-    parse, read = ast.parse, list[bytes]()
+    read = list[bytes]()
     for most in (0, 1, 5, 100):
         read.clear()
-        with monkeypatch.context() as patched:
-            patched.setattr(ast, "parse", lambda source: (read.append(source), parse(source))[1])
-            imports.imports_of(manifest, most)
+        imports.imports_of(manifest, most, lambda source: (read.append(source), ast.parse(source))[1])
         assert len(read) == min(most, 7)

@@ -94,14 +94,14 @@ async def test_a_function_runs_on_another_python_where_there_is_one(
     monkeypatch.setenv("PATH", str(tmp_path))
     asked: list[tuple[tuple[str, ...], str]] = []
 
-    async def get(self: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
-        import msgspec
+    class OwnPackages(Layers):
+        async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
+            import msgspec
 
-        asked.append((requirements, python.version))
-        return Path(str(msgspec.__file__)).parents[1]
+            asked.append((requirements, python.version))
+            return Path(str(msgspec.__file__)).parents[1]
 
-    monkeypatch.setattr("pilotlight.functions.host.dependencies.layers.Layers.get", get)
-    async with make_served() as served:
+    async with make_served(layers=OwnPackages(Path())) as served:
         served.add(SOURCE, pyproject_dot_toml='[project]\nrequires-python = ">=3.12"')
         assert (await served.get()).decode() == f'"{OWN.version}"'
     assert asked[0] == (("msgspec>=0.19",), "3.12.99")
@@ -114,8 +114,7 @@ async def test_a_python_that_cannot_be_given_what_it_needs_is_left_alone(
     (fake / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("pilotlight.functions.host.dependencies.layers.Layers.get", NoPackages.get)
-    async with make_served() as served:
+    async with make_served(layers=NoPackages(Path())) as served:
         served.add(SOURCE, pyproject_dot_toml='[project]\nrequires-python = ">=3.12"')
         assert (await served.get()).decode() == f'"{OWN.version}"'
     assert "Python 3.12.99 cannot be used: no index can be reached" in caplog.text

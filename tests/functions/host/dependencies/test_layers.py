@@ -20,6 +20,7 @@ from pilotlight.functions.host.dependencies.layers import (
     requirements_of,
 )
 from pilotlight.functions.host.faults import Fault
+from pilotlight.functions.host.zygotes.zygote_budget import ZygoteBudget
 from pilotlight.functions.manifest import ManifestError
 from tests.asgi import eventually
 from tests.functions.conftest import ServedMaker
@@ -153,8 +154,7 @@ async def test_what_a_function_imports_stays_in_memory_while_it_sleeps_as_far_as
         )
         assert pool.factory.zygote.asleep_mib is not None
         assert pool.factory.zygote.asleep_mib > 0
-        served.functions._zygote_budget._mib = 0
-        served.functions._zygote_budget.end_longest_asleep(served.functions.pools.values())
+        ZygoteBudget(mib=0).end_longest_asleep(served.functions.pools.values())
         assert pool.factory.zygote.asleep_mib is None
         assert await served.get() == b"hello from a wheel v1"
 
@@ -194,21 +194,17 @@ async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longes
     assert names_in(tmp_path / "kept") == {"young", used}  # the layer was in use until now
 
 
-async def test_a_layer_that_is_asked_for_while_layers_are_measured_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = ("greeter==1.0",)
+async def test_a_layer_that_is_asked_for_while_layers_are_measured_stays(tmp_path: Path) -> None:
+    asked, loop = ("greeter==1.0",), asyncio.get_running_loop()
     path = layer_in(tmp_path / "kept", digest_of(asked), kib=10, days_unused=40)
-    kept = Layers(tmp_path / "kept", LayerBudget(mib=0, days=1))
-    loop, measured = asyncio.get_running_loop(), kept._measured
 
-    def while_somebody_asks() -> list[Any]:
-        found = measured()
-        assert asyncio.run_coroutine_threadsafe(kept.get(asked), loop).result() == path
-        return found
+    class AskedLayers(Layers):
+        def measured(self) -> list[Any]:
+            found = super().measured()
+            assert asyncio.run_coroutine_threadsafe(self.get(asked), loop).result() == path
+            return found
 
-    monkeypatch.setattr(kept, "_measured", while_somebody_asks)
-    await kept.prune()
+    await AskedLayers(tmp_path / "kept", LayerBudget(mib=0, days=1)).prune()
     assert names_in(tmp_path / "kept") == {path.name}
 
 
@@ -223,11 +219,20 @@ async def test_what_was_deleted_or_installed_halfway_is_removed_later(tmp_path: 
 async def test_a_site_keeps_the_layers_of_what_it_serves_and_lets_go_of_those_it_has_replaced(
     make_served: ServedMaker, tmp_path: Path
 ) -> None:
-    budget = LayerBudget(mib=0, days=0.0, young_s=0.0, prune_every_s=0.05)
-    async with make_served(state_dir=tmp_path / "state", layer_budget=budget) as served:
+    num_measured = 0
+
+    class CountingLayers(Layers):
+        def measured(self) -> list[Any]:
+            nonlocal num_measured
+            num_measured += 1
+            return super().measured()
+
+    layers = CountingLayers(Path(), LayerBudget(mib=0, days=0.0, young_s=0.0, prune_every_s=0.05))
+    async with make_served(state_dir=tmp_path / "state", layers=layers) as served:
         served.add(USES, requirements_dot_txt="greeter==1.0\n")
         assert await served.get() == b"hello from a wheel v1"
-        await asyncio.sleep(0.2)
+        before = num_measured
+        await eventually(lambda: num_measured >= before + 3)
         assert names_in(tmp_path / "state/layers") == {digest_of(("greeter==1.0",))}
         served.add(USES.replace("import greeter", "").replace("greeter.greet()", "'plain'"), requirements_dot_txt="")
         assert await served.get() == b"plain v1"

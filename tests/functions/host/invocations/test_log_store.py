@@ -1,6 +1,8 @@
 """The file of invocations: queries, expiry by age, and deletion of records when one function fills it."""
 
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,16 +35,15 @@ async def test_of_many_the_newest_are_found_and_after_one_the_oldest(store: LogS
     assert await ids(store, since_s=NOW_S + 9) == [10, 9]
 
 
-async def test_what_is_too_old_is_forgotten_with_its_lines(store: LogStore) -> None:
+async def test_what_is_too_old_is_forgotten_with_its_lines(store: LogStore, tmp_path: Path) -> None:
     unrecorded = LineRow(3, NOW_S - 90_000, "log", "of a process that was killed")
     lines = [unrecorded, LineRow(1, NOW_S, "log", "old"), LineRow(2, NOW_S, "log", "new")]
     await store.write([row(1, at_s=NOW_S - 90_000), row(2)], lines)
     await store.trim()
     (left,) = await store.find(LogQuery("f"))
     assert (left.id, [line.text for line in left.lines]) == ("2", ["new"])
-    assert await store._database.run(
-        lambda connection: connection.execute("SELECT COUNT(*) FROM lines").fetchone()
-    ) == (1,)
+    with closing(sqlite3.connect(tmp_path / "logs.sqlite")) as file:
+        assert file.execute("SELECT COUNT(*) FROM lines").fetchone() == (1,)
 
 
 async def test_a_function_that_prints_a_lot_loses_only_its_own_oldest_lines(store: LogStore) -> None:

@@ -33,7 +33,7 @@ class Made:
                 close=lambda: self.told.append("closed"), get=lambda: zygote, read_imports=self.read_imports
             ),
         )
-        self.factory._scratch = cast("Any", SimpleNamespace(remove=self.removed, enforce=self.enforced))
+        self.factory.scratch = cast("Any", SimpleNamespace(remove=self.removed, enforce=self.enforced))
 
     async def read_imports(self) -> None:
         self.told.append("imports")

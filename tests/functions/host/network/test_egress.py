@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import FetchEvent
 from pilotlight.functions.host.network import egress as egress_module
-from pilotlight.functions.host.network.egress import MAX_REDIRECTS, Egress
+from pilotlight.functions.host.network.egress import MAX_REDIRECTS, Egress, is_of_this_machine
 from pilotlight.functions.host.subrequests import Dial
 
 pytestmark = pytest.mark.process
@@ -138,23 +138,20 @@ def test_what_is_no_url_of_the_web_is_refused_by_name(url: str) -> None:
     assert (refused.value.code, refused.value.status) == ("bad_url", 400)
 
 
-def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address is public; the test replaces the kernel's statement that it is this machine's."""
+def test_addresses_of_this_machine_are_known_from_the_kernel() -> None:
+    addresses = ("127.0.0.1", "192.0.2.1", "2001:db8::1")
+    assert [is_of_this_machine(address) for address in addresses] == [True, False, False]
 
-    class Probe(socket.socket):
-        def connect(self, address: object) -> None:
-            self.told = address
 
-        def getsockname(self) -> object:
-            return self.told if self.told[0] == "8.8.4.4" else ("192.0.2.1", 1)  # type: ignore[index]
-
-    monkeypatch.setattr("pilotlight.functions.host.network.egress.socket.socket", Probe)
-    egress = Egress(own_ports=lambda: [8080])
+def test_an_address_of_this_machine_is_denied_at_every_port() -> None:
+    """The address is public."""
+    is_own = "8.8.4.4".__eq__
+    egress = Egress(own_ports=lambda: [8080], is_own=is_own)
     assert "8.8.4.4:9999 is on the site's own machine" in egress.why_denied("8.8.4.4", "8.8.4.4", 9999)
     assert "this site's own" in egress.why_denied("example.com", "8.8.4.4", 8080)
     assert "the site's own machine" in egress.why_denied("example.com", "64:ff9b::808:404", 1)
     assert egress.why_denied("example.com", "8.8.8.8", 8080) == ""
-    assert Egress(["8.8.4.4:1"]).why_denied("8.8.4.4", "8.8.4.4", 1) == ""
+    assert Egress(["8.8.4.4:1"], is_own=is_own).why_denied("8.8.4.4", "8.8.4.4", 1) == ""
 
 
 @asynccontextmanager

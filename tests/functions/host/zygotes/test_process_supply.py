@@ -2,11 +2,10 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from pilotlight.functions.host.dependencies.layers import LayerBudget
 from pilotlight.functions.host.dependencies.python_versions import OWN
 from pilotlight.functions.host.zygotes.process_supply import ProcessSupply
 from pilotlight.functions.manifest import Manifest
@@ -18,9 +17,7 @@ OTHER = SimpleNamespace(python="3.99")
 class Supply:
     """A ProcessSupply that is not started; `used` lists the layers that were recorded as used."""
 
-    def __init__(self, folder: Path, *, tier: int = 1, other: Any = None) -> None:
-        self.supply = ProcessSupply((0, 3), None, folder / "state", LayerBudget())
-        self.supply.isolation = Isolation(tier, "tried")
+    def __init__(self, folder: Path, *, tier: int = 1, other: Any = None, layers: Any = None) -> None:
         self.asked: list[str] = []
         self.used: list[Any] = []
 
@@ -28,10 +25,11 @@ class Supply:
             self.asked.append(pool)
             return other
 
-        self.supply._interpreters = cast("Any", SimpleNamespace(wanted_by=wanted_by))
         self.released: list[object] = []
-        layers = SimpleNamespace(use=lambda *noted: self.used.append(noted), release=self.released.append)
-        self.supply._layers = cast("Any", layers)
+        layers = layers or SimpleNamespace(use=lambda *noted: self.used.append(noted), release=self.released.append)
+        interpreters: Any = SimpleNamespace(wanted_by=wanted_by)
+        self.supply = ProcessSupply((0, 3), None, folder / "state", layers, interpreters)
+        self.supply.isolation = Isolation(tier, "tried")
         self.manifest = Manifest("hello", folder, folder / "main.py", ())
 
 
@@ -88,11 +86,17 @@ async def test_a_python_is_started_before_packages_are_installed_for_the_one_tha
         steps.append(asked)
         return tmp_path / "layer"
 
-    made = Supply(tmp_path)
-    layers = SimpleNamespace(is_used_by=lambda pool: is_used, use=lambda *noted: steps.append(noted), get=get)
-    made.supply._layers = cast("Any", layers)
+    layers = SimpleNamespace(
+        is_used_by=lambda user: is_used,
+        use=lambda user, *noted: steps.append(noted),
+        get=get,
+        release=lambda user: None,
+    )
+    made = Supply(tmp_path, other=SimpleNamespace(start=start), layers=layers)
     requirements = ("numpy==2.0",) if asks else ()
-    found = await made.supply._install("p", requirements, cast("Any", SimpleNamespace(start=start)))
-    assert found == (tmp_path / "layer" if asks else None)
-    noted = [("p", requirements, "3.98")] if asks and is_used else []
+    (tmp_path / "requirements.txt").write_text("\n".join(requirements))
+    install = made.supply.provide("p", made.manifest, ()).install
+    assert install is not None
+    assert await install() == (tmp_path / "layer" if asks else None)
+    noted = [(requirements, "3.98")] if asks and is_used else []
     assert steps == ["started", *noted, *([(requirements, "3.98")] if asks else [])]

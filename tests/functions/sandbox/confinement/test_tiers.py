@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from pilotlight.functions.sandbox.confinement.tiers import (
     EXTRA_ADDRESS_SPACE,
     SIGNALS,
     Confinement,
+    closed_above,
     namespaces,
     top_most,
 )
@@ -128,17 +131,13 @@ def test_a_process_has_namespaces_of_its_own_from_tier_2_on_and_is_no_root_outsi
     ("tier", "uid", "counts_processes"), [(1, None, False), (1, 7, True), (2, None, True), (2, 7, True)]
 )
 def test_every_limit_is_permanent_and_processes_are_counted_where_they_are_the_functions_alone(
-    tier: int, uid: int | None, counts_processes: bool, monkeypatch: pytest.MonkeyPatch
+    tier: int, uid: int | None, counts_processes: bool
 ) -> None:
-    told: dict[int, tuple[int, int]] = {}
-    monkeypatch.setattr(resource, "setrlimit", told.__setitem__)
-    tiers.set_limits(limits(tier, uid))
-    expected = {
+    assert tiers.resource_limits(limits(tier, uid)) == {
         resource.RLIMIT_DATA: 3 << 20, resource.RLIMIT_AS: (3 << 20) + EXTRA_ADDRESS_SPACE, resource.RLIMIT_FSIZE: 2 << 20,
         resource.RLIMIT_NOFILE: 5, resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: SIGNALS, **({resource.RLIMIT_NPROC: 9} if counts_processes else {}),
     }  # fmt: skip
-    assert told == {which: (value, value) for which, value in expected.items()}
 
 
 def test_what_python_needs_is_readable_and_whom_the_site_trusts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,24 +159,49 @@ def test_a_folder_within_another_is_not_bound_twice_and_one_beside_it_is(tmp_pat
     assert list(top_most(["/", str(tmp_path)])) == ["/"]
 
 
-def test_folders_closed_to_others_are_hidden_beyond_their_needed_parts_and_no_others_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("open/lib", "closed/deep/lib", "closed/other"):
-        (tmp_path / name).mkdir(parents=True)
-    modes = {str(tmp_path / "open"): 0o40711, str(tmp_path / "closed"): 0o40750}
-    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_mode=modes.get(str(path), 0o40755)))
-    told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(system, "unshare", lambda flags: told.append(("unshare", flags)))
-    monkeypatch.setattr(system, "mount", lambda *how: told.append(("mount", *how)))
-    monkeypatch.setattr(
-        tiers, "_bind", lambda source, path, flags: (os.close(source), told.append(("bind", path, flags)))
-    )
-    tiers.reveal([str(tmp_path / "open/lib")])
-    assert told == []
-    needed = [str(tmp_path / name) for name in ("open/lib", "closed/deep/lib", "closed/other")]
-    tiers.reveal(needed)
-    assert told[:2] == [("unshare", system.CLONE_NEWNS), ("mount", "none", "/", "", system.MS_REC | system.MS_PRIVATE)]
-    hidden, *bound = told[2:]
-    assert hidden[:4] == ("mount", "none", str(tmp_path / "closed"), "tmpfs")
-    assert sorted(bound) == [("bind", path, 0) for path in sorted(needed[1:])]
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Yield a folder below folders that all users may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for path, mode in (("open", 0o711), ("open/lib", 0o755), ("closed", 0o750), ("closed/deep", 0o700)):
+            (folder / path).mkdir()
+            (folder / path).chmod(mode)
+        for path in ("closed/deep/lib", "closed/other", "closed/secret"):
+            (folder / path).mkdir()
+        yield folder
+
+
+def test_of_folders_closed_to_others_the_outermost_are_known_and_what_is_needed_in_them(open_folder: Path) -> None:
+    assert closed_above([str(open_folder / "open/lib")]) == {}
+    needed = [str(open_folder / name) for name in ("open/lib", "closed/deep/lib", "closed/other")]
+    (closed,) = closed_above(needed).items()
+    assert (closed[0], sorted(closed[1])) == (str(open_folder / "closed"), sorted(needed[1:]))
+
+
+REVEALING = """
+import os, sys
+from pilotlight.functions.sandbox.confinement import tiers
+folder = sys.argv[1]
+before = os.stat("/proc/self/ns/mnt").st_ino
+tiers.reveal([f"{folder}/open/lib"])
+assert os.stat("/proc/self/ns/mnt").st_ino == before, "nothing is closed, so no namespace is created"
+try:
+    tiers.reveal([f"{folder}/{name}" for name in ("open/lib", "closed/deep/lib", "closed/other")])
+except PermissionError:
+    sys.exit(77)
+assert os.stat("/proc/self/ns/mnt").st_ino != before
+print(sorted(os.listdir(f"{folder}/closed")), os.listdir(f"{folder}/closed/deep"), sorted(os.listdir(folder)))
+print(oct(os.stat(f"{folder}/closed").st_mode), oct(os.stat(f"{folder}/closed/deep").st_mode))
+"""
+
+
+@pytest.mark.process
+def test_folders_closed_to_others_are_hidden_beyond_their_needed_parts_and_no_others_are(open_folder: Path) -> None:
+    command = [sys.executable, "-c", REVEALING, str(open_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 77:
+        pytest.skip("this user may not mount anything")
+    assert done.stdout.splitlines() == ["['deep', 'other'] ['lib'] ['closed', 'open']", "0o40755 0o40755"], done.stderr
+    assert sorted(path.name for path in (open_folder / "closed").iterdir()) == ["deep", "other", "secret"]

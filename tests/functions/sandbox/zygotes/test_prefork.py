@@ -3,6 +3,8 @@
 import gc
 import sys
 
+import pytest
+
 from pilotlight.functions.sandbox.zygotes import prefork
 from workers import entrypoint, env, host
 
@@ -15,4 +17,5 @@ def test_nothing_stays_of_a_warm_up() -> None:
         gc.unfreeze()
     assert prefork.FUNCTION.stem not in sys.modules
     assert (set(sys.modules), sys.path, entrypoint.on_background, dict(vars(env))) == before
-    assert host._channel is None
+    with pytest.raises(RuntimeError, match="inside a handler"):
+        host.channel()

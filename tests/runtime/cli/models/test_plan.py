@@ -9,7 +9,6 @@ import pytest
 from pilotlight.engine.planning.devices import GIB, Device, DeviceSet, cpu
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.plan import PlanRequest, plan
-from pilotlight.runtime.hosts import devices as machine
 from pilotlight.runtime.hosts.devices import this_machine
 from pilotlight.runtime.hosts.gpus import Gpu
 
@@ -17,7 +16,7 @@ SCOUT = str(Path(__file__).parents[3] / "engine" / "planning" / "configs" / "lla
 
 
 def told(capsys: pytest.CaptureFixture[str], **question: Any) -> dict[str, Any]:
-    plan(PlanRequest(**question), as_json=True, measure=lambda _dtype: cpu())
+    plan(PlanRequest(**question), True, lambda _dtype: cpu(), lambda: this_machine(lambda: None))
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -41,10 +40,7 @@ def test_people_see_the_best_split_the_others_and_the_reasons(capsys: pytest.Cap
     assert "NVIDIA's H200 SXM data sheet" in said
 
 
-def test_the_embedded_model_is_planned_for_this_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "installed_gpus", lambda: None)
+def test_the_embedded_model_is_planned_for_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, model="embedded:ember")
     assert found["devices"] == "1xcpu"
     assert found["dtype"] == "float32"

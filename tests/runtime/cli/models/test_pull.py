@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.commands import app
+from pilotlight.runtime.cli.models.pull import pull
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.runtime.fetching.short_names import EMBEDDED
-from pilotlight.runtime.models import sources
 
 runner = CliRunner()
 
@@ -22,24 +22,21 @@ def test_what_is_here_already_is_named(tmp_path: Path) -> None:
         assert "is here already" in done.stderr
 
 
-def test_a_hub_id_is_downloaded_and_its_place_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def downloaded(hub_id: str, on_progress: Progress) -> Path:
+def test_a_hub_id_is_downloaded_and_its_place_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    async def downloaded(hub_id: str, on_progress: Progress | None) -> Path:
         assert hub_id == "org/name"
+        assert on_progress is not None
         on_progress(1, 2)
         return tmp_path
 
-    monkeypatch.setattr(sources, "downloaded", downloaded)
-    done = runner.invoke(app, ["pull", "org/name"])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.strip() == str(tmp_path)
+    pull("org/name", downloaded)
+    assert capsys.readouterr().out.strip() == str(tmp_path)
 
 
-def test_what_cannot_be_had_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def downloaded(hub_id: str, on_progress: Progress) -> Path:
+def test_what_cannot_be_had_is_a_sentence() -> None:
+    async def downloaded(hub_id: str, on_progress: Progress | None) -> Path:
         raise FetchError("there is no model org/name on the hub")
 
-    monkeypatch.setattr(sources, "downloaded", downloaded)
     for model, reason in (("org/name", "no model org/name on the hub"), ("llama3", "a hub id looks like org/name")):
-        done = runner.invoke(app, ["pull", model])
-        assert isinstance(done.exception, CliError)
-        assert reason in str(done.exception)
+        with pytest.raises(CliError, match=reason):
+            pull(model, downloaded)

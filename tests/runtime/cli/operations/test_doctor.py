@@ -59,14 +59,11 @@ def test_a_port_in_use_is_named() -> None:
     assert port("127.0.0.1", 0).state == "ok"
 
 
-def test_a_disk_without_room_or_that_cannot_be_written_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_or_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     root = StateRoot("ams1/state", tmp_path / "not" / "there")
     assert disk(root).state == "ok"
     assert "GiB free (ams1/state)" in disk(root, least=1 << 60).what
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "cannot be written (ams1/state)" in disk(root).what
+    assert "cannot be written (ams1/state)" in disk(root, may=lambda path, mode: mode != os.W_OK).what
 
 
 def test_a_clock_that_is_off_is_found_by_a_time_server() -> None:
