@@ -80,7 +80,7 @@ class BlockServer:
         self._host = host
         self._clock = clock
         self._lock = threading.Lock()
-        self._caches: set[CacheIdentity] = set()
+        self.caches: set[CacheIdentity] = set()  # the models whose blocks are served
         self._hand_overs: dict[str, float | None] = {}  # sequence -> time of its end, None while open; the oldest first
         self._grants: dict[tuple[bytes, int], _Grant] = {}
         offers = [Offer(SHARED_MEMORY, str(host.directory)), Offer(INLINE)]
@@ -109,11 +109,11 @@ class BlockServer:
     def add_cache(self, identity: CacheIdentity) -> None:
         """Accept reads from caches with this identity."""
         with self._lock:
-            self._caches.add(identity)
+            self.caches.add(identity)
 
     def remove_cache(self, identity: CacheIdentity) -> None:
         with self._lock:
-            self._caches.discard(identity)
+            self.caches.discard(identity)
 
     def begin(self, hand_over: str) -> None:
         """Record that a sequence will compute blocks for a reader."""
@@ -206,7 +206,7 @@ class BlockServer:
 
     def _begin_read(self, reader: bytes, message: ReadBlocks) -> None:
         with self._lock:
-            caches = set(self._caches)
+            caches = set(self.caches)
         if reader not in self._readers:
             self._send(reader, PeerRefused("this reader has not greeted the host"))
         elif message.identity not in caches:

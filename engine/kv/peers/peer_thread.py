@@ -76,6 +76,7 @@ class PeerThread:
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """Start the thread. `transports`: in order of preference. `engine`: Mooncake's transfer engine."""
         self.num_heard = 0  # messages received from peers
@@ -86,6 +87,7 @@ class PeerThread:
         self._transports = tuple(transports)
         self._engine = engine
         self._clock = clock
+        self._heartbeat_s = heartbeat_s
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
         self._peers: dict[str, _Peer] = {}  # peers by address
@@ -123,7 +125,8 @@ class PeerThread:
             for peer in self._peers.values():
                 poller.register(peer.socket, zmq.POLLIN)
                 poller.register(peer.monitor, zmq.POLLIN)
-            found = dict(poller.poll(round(1000 * HEARTBEAT_S) if self.num_open else 1000 if self._peers else None))
+            waits_ms = round(1000 * self._heartbeat_s) if self.num_open else 1000 if self._peers else None
+            found = dict(poller.poll(waits_ms))
             try:
                 if self._woken in found:
                     os.read(self._woken, 4096)
@@ -181,7 +184,7 @@ class PeerThread:
             self._end_read(peer.reads.pop(number))
         if not peer.reads and now - peer.heard_at > _IDLE_S:
             self._drop(peer, "")
-        elif peer.reads and now - peer.said_at >= HEARTBEAT_S:
+        elif peer.reads and now - peer.said_at >= self._heartbeat_s:
             peer.send(StillThere())
 
     def _hear(self, peer: "_Peer", message: FromServer, payload: list[bytes]) -> None:
