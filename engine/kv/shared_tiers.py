@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.device.device import choose_device
 from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.store.store_thread import StoreThread
 from pilotlight.engine.kv.store.store_tier import StoreTier
@@ -21,7 +22,6 @@ from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.tiers.slot_memory import SlotMemory
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 
 if TYPE_CHECKING:

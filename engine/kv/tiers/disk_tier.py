@@ -18,9 +18,9 @@ from isal.isal_zlib import crc32
 
 from pilotlight.engine.kv.error_backoff import ErrorBackoff
 from pilotlight.engine.kv.tier_protocol import TierError
-from pilotlight.engine.kv.tiers.file_calls import FILE_CALLS, FileCalls
 from pilotlight.engine.kv.tiers.segment_file import HEADER_BYTES, BlockRecord, Segment
 from pilotlight.engine.kv.tiers.slot_file import lock_directory
+from pilotlight.support.file_calls import FILE_CALLS, FileCalls
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from isal.isal_zlib import crc32
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import CPU_MEMORY, SlotMemory
 from pilotlight.engine.kv.recency import SegmentedOrder
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.slot_file import SlotFile, lock_directory
-from pilotlight.engine.kv.tiers.slot_memory import CPU_MEMORY, SlotMemory
 from pilotlight.engine.kv.tiers.slot_space import SlotSpace
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
-from pilotlight.engine.kv.tiers.file_calls import FILE_CALLS, FileCalls
+from pilotlight.support.file_calls import FILE_CALLS, FileCalls
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ import torch
 from isal.isal_zlib import crc32
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
-from pilotlight.engine.kv.tiers.file_calls import FILE_CALLS, FileCalls
-from pilotlight.engine.kv.tiers.slot_memory import SlotMemory
+from pilotlight.engine.device.slot_memory import SlotMemory
+from pilotlight.support.file_calls import FILE_CALLS, FileCalls
 
 log = logging.getLogger(__name__)
 

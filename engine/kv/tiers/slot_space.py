@@ -6,9 +6,9 @@ Pages are counted whole. Not thread-safe. host_tier.py decides which slots to ev
 import logging
 from pathlib import Path
 
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.slot_file import PAGE, FoundSlot, SlotFile, slot_file_path
-from pilotlight.engine.kv.tiers.slot_memory import SlotMemory
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import torch
 
 from pilotlight.engine.api.protocol import BlockSource, SamplingParams
 from pilotlight.engine.core.sequence import Sequence as EngineSequence
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.pool.block_pool import BlockPool
 from pilotlight.engine.kv.pool.cached_prefix import PrefixLookup
 from pilotlight.engine.kv.pool.groups import CacheGroups
@@ -22,7 +23,6 @@ from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.tiers.slot_memory import SlotMemory
 from pilotlight.engine.kv.tiers.tier_read import TierRead
 from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier, CudaBlockCopier
 from pilotlight.engine.kv.transfer.block_mover import BlockStore, HostFetch

@@ -21,11 +21,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.slot_file import PAGE, SlotFile, SlotFileReader, lock_directory
-from pilotlight.engine.kv.tiers.slot_memory import SlotMemory
 from tests.engine.fake_registrar import REFUSAL, FakeRegistrar
 from tests.engine.kv.tiers.faulty_files import FaultyFiles
 from tests.waiting import until

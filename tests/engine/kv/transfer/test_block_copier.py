@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.tiers.slot_memory import SlotMemory
 from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier, CudaBlockCopier, make_copier
 from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore
 from tests.engine.fake_copy_stream import FakeCopyStream

@@ -1,4 +1,4 @@
-"""The system's calls by which tiers read and write their files."""
+"""The system's calls that read and write files at an offset, as an object that can be replaced."""
 
 import os
 from collections.abc import Sequence
