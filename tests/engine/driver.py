@@ -135,18 +135,23 @@ def drain(
     for message in submits:
         engine.submit(message)
     heard = {} if heard is None else heard
-    for _ in range(max_steps):
-        for output in engine.sequences.take_outputs():
-            heard.setdefault(output.sequence_id, Heard()).hear(output)
-        engine.on_idle()
-        if not engine.has_work:
-            break
+    num_steps = 0
+    while _hear_all(engine, heard):
+        assert num_steps < max_steps, f"{max_steps} steps were not enough"
+        num_steps += 1
         if not engine.step():
             time.sleep(0.001)  # blocks are being loaded from a tier
-    assert not engine.has_work, f"{max_steps} steps were not enough"
     engine.scheduler.pool.assert_consistent()
     assert engine.scheduler.pool.num_held == 0
     return heard
+
+
+def _hear_all(engine: Engine, heard: dict[str, Heard]) -> bool:
+    """Take the engine's outputs; return True if it has more work."""
+    for output in engine.sequences.take_outputs():
+        heard.setdefault(output.sequence_id, Heard()).hear(output)
+    engine.on_idle()
+    return engine.has_work
 
 
 def drain_preempting(engine: Engine, submits: list[Submit]) -> dict[str, Heard]:
