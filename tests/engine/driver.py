@@ -23,7 +23,7 @@ from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
-from pilotlight.engine.scheduling.plan import StepCount
+from pilotlight.engine.scheduling.plan import Speculation, StepCount
 
 
 @dataclass
@@ -74,6 +74,12 @@ def load_engine(
     engine.runner.depth = depth
     check_all_drafts(engine)
     return engine
+
+
+def draft_with(engine: Engine, speculation: Speculation) -> None:
+    """Replace the speculation of an engine that has no sequences: it begins anew, as after a failed step."""
+    engine.speculation = speculation
+    engine.fail_all("engine_error", "nothing is open")
 
 
 class CheapRows:

@@ -18,7 +18,7 @@ from tests.checkpoints import write_llama
 from tests.cpu_kernels import BOTH
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.conftest import make_transfers_pay
-from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
+from tests.engine.driver import Heard, draft_with, drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
 from tests.engine.fake_runner import fake_engine
 from tests.engine.families import MODELS, write_family
@@ -161,7 +161,7 @@ def test_drafts_change_no_token(llama: Written) -> None:
     expected = alone(llama, messages)
     engine = load_engine(llama.base)
     remembering = Remembering({m.prompt_token_ids: expected[m.sequence_id].token_ids for m in messages})
-    engine.scheduler.speculation = engine._publisher._speculation = remembering
+    draft_with(engine, remembering)
     assert_same(drain(engine, messages), expected)
     assert remembering.counts.num_accepted_tokens > 10
     drafted_by_base = load_engine(llama.base, speculate=f"draft:{llama.base}")

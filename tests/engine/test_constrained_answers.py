@@ -15,7 +15,7 @@ from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
 from pilotlight.engine.text.formats.answer_format import AnswerFormat
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
-from tests.engine.driver import Heard, drain, load_engine, one, submit
+from tests.engine.driver import Heard, draft_with, drain, load_engine, one, submit
 from tests.engine.fake_drafter import EachAlone
 from training.ember.chat import HERE
 
@@ -238,8 +238,7 @@ def test_drafts_are_checked_against_the_grammar_and_change_no_token() -> None:
     expected = crowd(engine)
     engine.close()
     drafting = ember()
-    drafting.speculation = HalfRight()
-    drafting._begin_anew(drafting.scheduler.limits, drafting.scheduler.lease)
+    draft_with(drafting, HalfRight())
     for name, heard in crowd(drafting).items():
         assert heard.token_ids == expected[name].token_ids, name
     drafting.close()

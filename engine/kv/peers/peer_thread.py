@@ -90,7 +90,7 @@ class PeerThread:
         self._heartbeat_s = heartbeat_s
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
-        self._peers: dict[str, _Peer] = {}  # peers by address
+        self.peers: dict[str, _Peer] = {}  # peers by address
         self._lost_at: dict[tuple[str, str], float] = {}  # (address, transport) -> time at which blocks were last lost
         self._context = zmq.Context()
         self._wake, self._woken = os.pipe()[::-1]
@@ -100,7 +100,7 @@ class PeerThread:
 
     @property
     def num_open(self) -> int:
-        return sum(len(peer.reads) for peer in list(self._peers.values()))
+        return sum(len(peer.reads) for peer in list(self.peers.values()))
 
     def read(self, source: BlockSource, identity: CacheIdentity, hashes: Sequence[bytes], block_bytes: int) -> PeerRead:
         read = PeerRead(self._host, hashes, block_bytes, source, identity)
@@ -112,7 +112,7 @@ class PeerThread:
         self._closing = True
         os.write(self._wake, b"\0")
         self._thread.join()
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             self._drop(peer, "this host ends")
         os.close(self._wake)
         os.close(self._woken)
@@ -122,29 +122,29 @@ class PeerThread:
         while not self._closing:
             poller = zmq.Poller()
             poller.register(self._woken, zmq.POLLIN)
-            for peer in self._peers.values():
+            for peer in self.peers.values():
                 poller.register(peer.socket, zmq.POLLIN)
                 poller.register(peer.monitor, zmq.POLLIN)
-            waits_ms = round(1000 * self._heartbeat_s) if self.num_open else 1000 if self._peers else None
+            waits_ms = round(1000 * self._heartbeat_s) if self.num_open else 1000 if self.peers else None
             found = dict(poller.poll(waits_ms))
             try:
                 if self._woken in found:
                     os.read(self._woken, 4096)
                 while not self._started.empty():
                     self._begin(self._started.get())
-                for peer in list(self._peers.values()):
+                for peer in list(self.peers.values()):
                     self._serve(peer, found)
             except Exception:  # keep the thread alive: without it every waiting sequence would wait for its deadline
                 log.exception("reading blocks of other hosts failed")
-                for peer in list(self._peers.values()):
+                for peer in list(self.peers.values()):
                     self._drop(peer, "reading failed")
 
     def _begin(self, read: PeerRead) -> None:
         address = read.source.address
-        peer = self._peers.get(address)
+        peer = self.peers.get(address)
         if peer is None:
             try:
-                peer = self._peers[address] = _Peer(self._context, address, self._keys, self._clock)
+                peer = self.peers[address] = _Peer(self._context, address, self._keys, self._clock)
             except zmq.ZMQError as error:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
@@ -281,7 +281,7 @@ class PeerThread:
         for read in peer.reads.values():
             self._end_read(read)
         peer.close()
-        del self._peers[peer.address]
+        del self.peers[peer.address]
 
 
 class _Peer:

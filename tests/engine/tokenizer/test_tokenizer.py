@@ -370,9 +370,12 @@ def test_whatever_the_library_raises_for_a_text_is_a_sentence(error: BaseExcepti
 
 
 def test_a_tokenizer_that_cannot_read_what_it_writes_is_refused_by_a_sentence() -> None:
-    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
-    tokenizer._backend = cast(
-        "Backend", SimpleNamespace(to_str=lambda: "{}", encode_batch_fast=lambda *_, **__: [SimpleNamespace(ids=[])])
+    backend = SimpleNamespace(
+        to_str=lambda: "{}",
+        encode_batch_fast=lambda *_, **__: [SimpleNamespace(ids=[])],
+        get_added_tokens_decoder=dict,
+        get_vocab_size=lambda **_: 1,
     )
+    tokenizer = Tokenizer(cast("Backend", backend), decoder=None, special_tokens={})
     with pytest.raises(TokenizerError, match="cannot be read back"):
         tokenizer.encode_rendered(f"{SHIELD_BEGIN}a{SHIELD_END}")

@@ -185,7 +185,7 @@ def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     assert hosts.take(hosts.read(0, 1, 2)) == 3
     assert [engine.num_tries for engine in made] == [0, 1]
     hosts.reader_clock.skip(100.0)
-    until(lambda: not hosts.reader._peers)
+    until(lambda: not hosts.reader.peers)
     hosts.here.forget([name(n) for n in range(3)])
     assert hosts.take(hosts.read(0, 1, 2)) == 0, "it may be tried again only after a while"
     hosts.server_clock.skip(LEASE_S)
@@ -273,7 +273,7 @@ def test_a_cancelled_read_leaves_nothing_pinned(hosts: Hosts) -> None:
     read.cancel()
     until(lambda: hosts.reader.num_open == 0)
     assert read.take() == []
-    until(lambda: not hosts.server._grants)
+    until(lambda: not hosts.server.grants)
 
 
 def test_an_invalid_address_ends_its_read_and_does_not_keep_the_host_from_ending(
