@@ -7,7 +7,6 @@ computes products whose sizes are not in the table.
 import json
 import logging
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,26 +45,37 @@ class SplitKTile(NamedTuple):
 Table = dict[Sizes, SplitKTile]
 
 
-def best_tile(tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
-    """Return the measured tile for a product, or None to use cuBLAS."""
-    if tokens > MOST_TOKENS:
-        return None
-    return _table_of(device).get(Sizes(tokens_class(tokens), rows, columns))
+class TileTables:
+    """The tables of all devices, each read at its first use."""
+
+    def __init__(self, shipped: Path = _SHIPPED) -> None:
+        self._shipped = shipped
+        self._read: dict[torch.device, Table] = {}
+
+    def best_tile(self, tokens: int, rows: int, columns: int, device: torch.device) -> SplitKTile | None:
+        """Return the measured tile for a product, or None to use cuBLAS."""
+        if tokens > MOST_TOKENS:
+            return None
+        table = self._read.get(device)
+        if table is None:
+            table = self._read[device] = self._find(device)
+        return table.get(Sizes(tokens_class(tokens), rows, columns))
+
+    def _find(self, device: torch.device) -> Table:
+        name = device_name(device)
+        for folder in (_user_folder(), self._shipped):
+            file = folder / f"{name}.json"
+            if file.exists():
+                return read_table(file)
+        return {}
+
+
+best_tile = TileTables().best_tile
 
 
 def tokens_class(tokens: int) -> int:
     """Return the number of tokens rounded up to 1, 2, 4 or 8."""
     return 1 << (tokens - 1).bit_length()
-
-
-@cache
-def _table_of(device: torch.device) -> Table:
-    name = device_name(device)
-    for folder in (_user_folder(), _SHIPPED):
-        file = folder / f"{name}.json"
-        if file.exists():
-            return read_table(file)
-    return {}
 
 
 def device_name(device: torch.device) -> str:

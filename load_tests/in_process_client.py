@@ -52,7 +52,7 @@ class InProcessEngineClient(EngineClient):
         self._thread = threading.Thread(target=serve, name="engine-host", daemon=True)
         self._thread.start()
 
-    def _send(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         if self.death is None:
             self._transport.put(command)
 

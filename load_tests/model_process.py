@@ -44,10 +44,10 @@ class ModelProcess:
         return {"taken_s": time.perf_counter() - began}
 
     def registered(self) -> dict[str, Any]:
-        from pilotlight.engine.weights.bundles.bundle_maps import wait_registered
+        from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 
         began = time.perf_counter()
-        return {"is_whole": wait_registered(_REGISTERING_S), "taken_s": time.perf_counter() - began}
+        return {"is_whole": MAPS.wait_registered(_REGISTERING_S), "taken_s": time.perf_counter() - began}
 
     def load(self) -> dict[str, Any]:
         from pilotlight.engine.kv.shared_tiers import open_tiers

@@ -25,6 +25,7 @@ _L2_BYTES = 256 << 20  # total size of copies of a weight, larger than any cache
 
 # Returns the seconds of one of several equal calls, each on different memory.
 Clock = Callable[[Sequence[Callable[[], object]]], float]
+Product = Callable[[SplitKTile, torch.Tensor, torch.Tensor], torch.Tensor]  # computes x times the weight by a tile
 
 
 class TunedProduct(NamedTuple):
@@ -41,6 +42,7 @@ def tune(
     clock: Clock | None = None,
     until: float = math.inf,
     most_tokens: int = MOST_TOKENS,
+    run: Product = run,
 ) -> Iterator[TunedProduct]:
     """Measure every (rows, columns) of a weight with every number of tokens.
 
@@ -51,12 +53,12 @@ def tune(
         raise RuntimeError("tuning needs Triton: install pilotlight-inference[gpu]")
     wanted = list(shapes)
     if device.type == "cuda":
-        compile_launches(trace_launches(lambda: _run_all(wanted, dtype)), device)
+        compile_launches(trace_launches(lambda: _run_all(wanted, dtype, run)), device)
     for rows, columns in wanted:
         weights = _weights(rows, columns, device, dtype)
         tokens = 1
         while tokens <= most_tokens and time.monotonic() < until:
-            yield _fastest(Sizes(tokens, rows, columns), weights, clock or _cuda_seconds)
+            yield _fastest(Sizes(tokens, rows, columns), weights, clock or _cuda_seconds, run)
             tokens *= 2
 
 
@@ -83,7 +85,7 @@ def candidates(sizes: Sizes) -> list[SplitKTile]:
     return found
 
 
-def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> TunedProduct:
+def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock, run: Product) -> TunedProduct:
     x = torch.randn(sizes.tokens, sizes.columns, device=weights[0].device).to(weights[0].dtype)
     expected = F.linear(x.double(), weights[0].double())
     largest_error = 4 * torch.finfo(x.dtype).eps * expected.square().mean().sqrt()
@@ -100,7 +102,7 @@ def _fastest(sizes: Sizes, weights: list[torch.Tensor], clock: Clock) -> TunedPr
     return TunedProduct(sizes, cublas_s, best, best_s if best is not None else cublas_s)
 
 
-def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
+def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype, run: Product) -> None:
     """Launch every candidate once, for a trace."""
     for rows, columns in shapes:
         weight = fake_tensor((rows, columns), dtype)

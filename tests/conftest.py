@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from pilotlight.kernels.cpu.build import BuildError, build_library
+from pilotlight.kernels.cpu.build import BuildError, LibraryBuild
 
 pytest_plugins = ["tests.tiers"]
 
@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if session.items and not session.config.option.collectonly:
         with suppress(BuildError):
-            build_library()
+            LibraryBuild().build()
 
 
 @pytest.hookimpl(trylast=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pilotlight.kernels.cpu import library
+from pilotlight.kernels.cpu.c_library import Library
 
 C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 
@@ -16,16 +17,28 @@ library.keep_limits = lambda *_: None
 
 
 @contextmanager
-def computing_with(name: str) -> Iterator[None]:
+def computing_with(wanted: str | Library) -> Iterator[None]:
     # The library is loaded before the patch: if it were loaded during the patch, the end of the patch would discard it.
     library.start(wait=True)
-    if name == TORCH:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(library, "loaded", None)
-            yield
-    else:
+    if wanted == C_LIBRARY:
         if library.loaded is None:
             pytest.skip("the C library cannot be built here, or PILOTLIGHT_CPU=torch")
+        yield
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "loaded", None if wanted == TORCH else wanted)
+            yield
+
+
+@contextmanager
+def computing_without_codes() -> Iterator[None]:
+    """Compute as on a CPU whose products with weights in codes are slow: weights are unpacked."""
+    library.start(wait=True)
+    slow: str | Library = TORCH
+    if library.loaded is not None:
+        slow = Library(library.loaded.path)
+        slow.decodes_fast = False
+    with computing_with(slow):
         yield
 
 

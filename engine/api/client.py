@@ -107,7 +107,7 @@ class EngineClient(ABC):
     async def hello(self) -> HostReady:
         """Greet the host, and wait until it is able to load a model. Raises EngineError."""
         self._start()
-        return await self._greetings.answer("host", lambda: self._send(self._greeting))
+        return await self._greetings.answer("host", lambda: self.send(self._greeting))
 
     async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo:
         self._start()
@@ -117,18 +117,18 @@ class EngineClient(ABC):
         if on_progress:
             self._progress[spec.name] = on_progress
         try:
-            return await self._loads.answer(spec.name, lambda: self._send(LoadModel(spec)))
+            return await self._loads.answer(spec.name, lambda: self.send(LoadModel(spec)))
         finally:
             self._progress.pop(spec.name, None)
 
     def prewarm_model(self, spec: ModelSpec) -> None:
         """Ask a ready host to prepare for a model; do nothing if its protocol is older than 3.5."""
         if self.death is None and self._host_version >= _PREWARMS_FROM:
-            self._send(PrewarmModel(spec))
+            self.send(PrewarmModel(spec))
 
     async def unload_model(self, name: str) -> None:
         self._start()
-        await self._unloads.answer(name, lambda: self._send(UnloadModel(name)))
+        await self._unloads.answer(name, lambda: self.send(UnloadModel(name)))
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncGenerator[AsyncIterator[TokenOutput], None]:
@@ -142,12 +142,12 @@ class EngineClient(ABC):
             raise EngineError("invalid_request", f"sequence id {submit.sequence_id!r} is already in use")
         stream = self._streams[submit.sequence_id] = _OutputQueue()
         try:
-            self._send(submit)
+            self.send(submit)
             yield stream
         finally:
             del self._streams[submit.sequence_id]
             if not stream.is_finished:
-                self._send(Abort(submit.sequence_id))
+                self.send(Abort(submit.sequence_id))
 
     def fail(self, message: str) -> None:
         """Mark the host as dead: end every open call with EngineError("engine_error")."""
@@ -178,14 +178,14 @@ class EngineClient(ABC):
         if not self._has_started:
             self._connect()
             self._has_started = True
-            self._send(self._greeting)
+            self.send(self._greeting)
 
     @abstractmethod
     def _connect(self) -> None:
         """Start to receive events, each of which is passed to `_handle`."""
 
     @abstractmethod
-    def _send(self, command: Command) -> None: ...
+    def send(self, command: Command) -> None: ...
 
     def _handle(self, event: Event) -> None:
         self.last_event_at = time.monotonic()

@@ -40,7 +40,7 @@ class SocketEngineClient(EngineClient):
             self.fail("the client was closed")
             return
         if self.death is None:
-            self._send(Shutdown())
+            self.send(Shutdown())
             self.fail("the client was closed")
         else:
             self._drop_unsent()
@@ -87,7 +87,7 @@ class SocketEngineClient(EngineClient):
         for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
             self._socket.setsockopt(option, milliseconds)
 
-    def _send(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         if self.death is None:
             # The command is sent at once, or queued by ZeroMQ until the host is there, so there is nothing to await.
             self._socket.send(encode(command))
@@ -106,7 +106,7 @@ class SocketEngineClient(EngineClient):
     async def _renew(self, lease_s: float) -> None:
         while True:
             await asyncio.sleep(lease_s / _RENEWALS)
-            self._send(KeepAlive())
+            self.send(KeepAlive())
 
     async def _watch(self) -> None:
         """Wait until the connection is lost or refused, and fail.

@@ -60,20 +60,20 @@ class Engine:
         self.tiers = tiers or Tiers()
         self.sequences = OpenSequences(self._take_back)
         self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images)
-        self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
+        self.identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
         # the context length as long as other models reserve no more of the arena than at the start
         self._longest_context = info.context_length
         self.speculation = speculation
         self.stats = EngineStats()
         self._clock = clock
-        self._steps = InFlightSteps(runner, limits.block_size, clock)
+        self.in_flight = InFlightSteps(runner, limits.block_size, clock)
         self._suspects = Suspects()
         self._chunks: list[Chunk] | None = None  # chunks of the step being launched; None if not known yet
         self._begin_anew(limits, lease)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._steps)
+        return self.scheduler.has_work or bool(self.in_flight)
 
     def submit(self, submit: Submit) -> None:
         """Queue a sequence, or send an error output if it is refused."""
@@ -129,11 +129,11 @@ class Engine:
         scheduled = self._clock()
         launched = self._launch(chunks) if chunks else None
         published: PublishedStep | None = None
-        if self._steps and (launched is None or self._steps.is_full):
+        if self.in_flight and (launched is None or self.in_flight.is_full):
             published = self._collect_and_publish()
         if launched is not None:
             masks = self.requirements.token_masks.of(chunks)
-            self._steps.choose(launched, masks)
+            self.in_flight.choose(launched, masks)
             if self.runner.depth == 1 or self._suspects:
                 published = self._collect_and_publish()
         self._chunks = []
@@ -146,7 +146,7 @@ class Engine:
 
     def close(self) -> None:
         """Wait for running steps and close the tiers; afterwards nothing uses the device."""
-        self._steps.wait()
+        self.in_flight.wait()
         self.tiers.close()
         self.requirements.close()
 
@@ -172,7 +172,7 @@ class Engine:
         for chunk in self._chunks_under_way():
             if chunk.sequence in running and chunk.is_current:
                 ends[chunk.sequence] = chunk.end
-        self._steps.drop()
+        self.in_flight.drop()
         self._chunks = []
         limits = self.scheduler.limits
         for sequence in ends:
@@ -185,7 +185,7 @@ class Engine:
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and drop the cache, whose content is unreliable."""
-        self._steps.drop()
+        self.in_flight.drop()
         self._chunks = []
         self._suspects.clear()
         self.scheduler.waiting.cancel_all_awaited()
@@ -259,7 +259,7 @@ class Engine:
         `leader`: an open sequence that may have the same prompt.
         """
         adapter = "" if sequence.adapter is None else sequence.adapter.digest
-        sequence.chain_root = chain_root(sequence.tenant, self._identity, adapter)
+        sequence.chain_root = chain_root(sequence.tenant, self.identity, adapter)
         if leader is not None and not sequence.shares_prompt_with(leader):
             leader = None
         self.sequences.add(sequence)
@@ -301,7 +301,7 @@ class Engine:
         if not self._suspects:
             planned = self.scheduler.schedule(most_beside_decodes, is_measured=is_measured)
             return self.requirements.without_stale(planned, self.scheduler)
-        if self._steps:  # a step of suspects overlaps with no other
+        if self.in_flight:  # a step of suspects overlaps with no other
             return []
         for turn in self._suspects.turns():
             planned = self.scheduler.schedule(most_beside_decodes, turn, is_measured=is_measured)
@@ -310,22 +310,22 @@ class Engine:
         return []
 
     def _chunks_under_way(self) -> list[Chunk]:
-        return [*self._steps.chunks, *(self._chunks or ())]
+        return [*self.in_flight.chunks, *(self._chunks or ())]
 
     def _launch(self, chunks: list[Chunk]) -> ForwardedStep:
         """Start the forward pass of a step."""
         started_texts: frozenset[int] = frozenset()
         if self.info.pooling is not None:
             started_texts = frozenset(s.arrival.number for s in self.scheduler.running if s.num_computed_tokens)
-        launched = self._steps.forward(chunks, started_texts)
-        is_fed = self._steps.feeds_next
+        launched = self.in_flight.forward(chunks, started_texts)
+        is_fed = self.in_flight.feeds_next
         for chunk in chunks:
             self.scheduler.launch(chunk, is_fed)
         return launched
 
     def _collect_and_publish(self) -> PublishedStep:
         """Wait for the oldest step in progress, and publish its results."""
-        step = self._steps.collect()
+        step = self.in_flight.collect()
         began, num_before = self._clock(), self.stats.output_tokens
         self._publisher.publish(step)
         self._suspects.note_success()

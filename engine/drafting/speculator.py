@@ -72,13 +72,13 @@ class Speculator:
         `drafters`: in order of preference; the first with a draft is used. `is_overlapped`: a step is launched while the previous one runs, so that a
         sequence whose drafts are being verified misses that step. `model`: guesses for all sequences for which `drafters` have no draft.
         """
-        self._drafters = drafters
+        self.drafters = drafters
         self._vocab_size = vocab_size
         self._clock = clock
         self._is_overlapped = is_overlapped
-        self._model = model
+        self.model = model
         self._states: dict[Sequence, _State] = {}
-        self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # acceptance rates of all sequences
+        self.rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # acceptance rates of all sequences
         self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # ratio of right drafts to expected ones
         self._looks = AcceptanceRates(
             weight=1.0, kept=0.95, kept_untried=1.0
@@ -106,8 +106,8 @@ class Speculator:
         else:
             proposed = self._look_for(decoding, plan)
         found = {sequence: guesses for sequence, guesses in proposed.items() if guesses}
-        if self._model is not None:
-            found |= self._guess([sequence for sequence in decoding if sequence not in found], plan, self._model)
+        if self.model is not None:
+            found |= self._guess([sequence for sequence in decoding if sequence not in found], plan, self.model)
         chosen = self._choose(found, len(decoding), plan)
         for sequence in proposed:
             state = self._states[sequence]
@@ -137,7 +137,7 @@ class Speculator:
         able = [s for s in sequences if most_drafts(s) > 0 and model.name not in self._state_of(s).failed]
         if not able:
             return {}
-        expected, num_decodes = self._rates.rate(model.name, model.prior), len(plan.decoding)
+        expected, num_decodes = self.rates.rate(model.name, model.prior), len(plan.decoding)
         chances = [self._states[sequence].rates.rate(model.name, expected) for sequence in able]
         length = num_worth_guessing(
             chances,
@@ -152,7 +152,7 @@ class Speculator:
         if not length:
             for sequence in able:
                 self._states[sequence].rates.fade(model.name)
-            self._rates.fade(model.name)
+            self.rates.fade(model.name)
             return {}
         num_tokens = length + any([sequence.is_pending for sequence in able])
         chance_of = {
@@ -219,13 +219,13 @@ class Speculator:
         if len(chunk.drafts) == len(state.kinds):
             self._bias.add("", num_accepted, state.expected)
         for i, kind in enumerate(state.kinds[: min(num_accepted + 1, len(chunk.drafts))]):
-            for rates in (state.rates, self._rates):
+            for rates in (state.rates, self.rates):
                 rates.add(kind, i < num_accepted)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the data of a sequence that has ended or moved to another engine."""
         if self._states.pop(sequence, None) is not None:
-            for drafter in self._drafters:
+            for drafter in self.drafters:
                 drafter.forget(sequence)
 
     def count_step(self, step: StepCount) -> None:
@@ -253,7 +253,7 @@ class Speculator:
             draft = self._ask(sequence, state, ahead, most + num_unknown - len(ahead), num_rows)
             if draft is None:
                 break
-            expected = self._rates.rate(draft.kind, draft.prior)
+            expected = self.rates.rate(draft.kind, draft.prior)
             ahead += draft.token_ids
             guesses += zip(draft.token_ids, repeat(draft.kind), repeat(state.rates.rate(draft.kind, expected)))
             if len(ahead) >= most + num_unknown:
@@ -266,7 +266,7 @@ class Speculator:
 
     def _ask(self, sequence: Sequence, state: _State, ahead: SequenceOf[int], most: int, num_rows: int) -> Draft | None:
         """Return the draft of the first drafter that has one."""
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             if drafter.name in state.failed:
                 continue
             began = self._clock()
@@ -305,5 +305,5 @@ class Speculator:
             state.rest = min((1 << min(state.num_vain, 8)) - 1, int(looking_s / (_LOOKING_SHARE * step_s)))
         state.num_vain += 1
         for kind in {kind for _, kind, _ in guesses}:
-            for rates in (state.rates, self._rates):
+            for rates in (state.rates, self.rates):
                 rates.fade(kind)

@@ -132,14 +132,14 @@ class DecodeGraphs:
         self._state_groups = state_groups
         self._pads = pads
         self._most = most
-        self._graphs: dict[GraphShape, _Graph] = {}
+        self.recorded: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()  # uses of shapes without a graph
         self._record_at: dict[GraphShape, int] = {}  # uses after which a shape is recorded, if not after WANTED_TIMES
         self.num_failures = 0
 
     @property
     def num_graphs(self) -> int:
-        return len(self._graphs)
+        return len(self.recorded)
 
     def ready(self, step: StepInput, chosen: torch.Tensor | None = None) -> ReadyStep | None:
         """Copy a step's input to its recording, made now if the shape is common; None without a recording.
@@ -149,14 +149,14 @@ class DecodeGraphs:
         shape = GraphShape.of(step, self._pads, bool(self._state_groups))
         if shape is None or not self._recorder.takes(shape.rows):
             return None
-        graph = self._graphs.pop(shape, None)
+        graph = self.recorded.pop(shape, None)
         if graph is None and not self._is_wanted(shape):
             return None
         packed = PackedStep.of(shape.pad(step), self._state_groups)
         graph = graph or self._record(shape, packed)
         if graph is None:
             return None
-        self._graphs[shape] = graph  # last, as the most recently used
+        self.recorded[shape] = graph  # last, as the most recently used
         return graph.ready(packed, chosen, len(step.token_ids) if shape.prompts is None else shape.rows)
 
     def _is_wanted(self, shape: GraphShape) -> bool:
@@ -168,8 +168,8 @@ class DecodeGraphs:
         return True
 
     def _record(self, shape: GraphShape, packed: PackedStep) -> "_Graph | None":
-        if len(self._graphs) >= self._most:
-            del self._graphs[next(iter(self._graphs))]
+        if len(self.recorded) >= self._most:
+            del self.recorded[next(iter(self.recorded))]
         try:
             return _Graph.record(packed, shape.blocks * self._block_size, self._forward, self._device, self._recorder)
         except RuntimeError as error:

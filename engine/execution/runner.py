@@ -79,7 +79,7 @@ class ModelRunner:
         self._earlier_failures = 0  # failed recordings of graphs that have been replaced
         self._texts = TextPooling(self._vectors)
         self.images = ImageMemory()
-        self._chosen: torch.Tensor | None = None  # token ids of the last step that chose any
+        self.chosen: torch.Tensor | None = None  # token ids of the last step that chose any
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Forwarded:
@@ -98,16 +98,16 @@ class ModelRunner:
             if len(rows) < logits.shape[0]:
                 logits = logits.index_select(0, to_device(torch.tensor([row.row for row in rows]), device))
             choices = choose_tokens(logits, rows)
-            self._chosen = choices.token_ids
+            self.chosen = choices.token_ids
         computed_s = forwarded.computed_s + self._since(began)
         return LaunchedStep(choices, forwarded.prompt_logprobs, forwarded.embeddings, Mark(device), computed_s)
 
     def _ready(self, step: StepInput) -> ReadyStep:
         if self.graphs is not None and not step.images:
-            recorded = self.graphs.ready(step, self._chosen)
+            recorded = self.graphs.ready(step, self.chosen)
             if recorded is not None:
                 return recorded
-        context = self._context(step, self._chosen)
+        context = self._context(step, self.chosen)
         return ReadyStep(lambda: (hidden_states(self.model, self._drafts, context),), context.batch.logit_rows)
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None) -> Context:

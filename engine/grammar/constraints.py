@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import Constraint
@@ -25,8 +24,8 @@ COMPILE_S = 20.0  # limit of a sequence's wait: a child process has compiled the
 class Grammars:
     """The grammars of one model."""
 
-    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: SequenceOf[int]) -> None:
-        self._compiler = GrammarCompiler(directory, vocab_size, eos_token_ids)
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
         self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()  # the newest last
         self._compiling = TenantThreads(2, "grammars")
         self._starting = ThreadPoolExecutor(

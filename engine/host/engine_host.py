@@ -40,7 +40,7 @@ from pilotlight.engine.host.process import configure_process
 from pilotlight.engine.host.step_frames import StepFrames
 from pilotlight.engine.host.transport import FrontEndGone, HostTransport
 from pilotlight.engine.weights import digests
-from pilotlight.kernels.cpu.build import BuildError, discard_libraries, forced_kind
+from pilotlight.kernels.cpu.build import BuildError, LibraryBuild, discard_libraries
 from pilotlight.support.logs import inherit_logging
 from pilotlight.support.parent_death import notify_at_parents_death
 
@@ -252,7 +252,7 @@ def main(words: Sequence[str]) -> None:
     if problem := host_problem(config):
         sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
     try:
-        forced_kind()
+        LibraryBuild().forced_kind()
     except BuildError as error:
         sys.exit(f"pilotlight.engine.host.engine_host: {error}")
     if arguments.afresh:

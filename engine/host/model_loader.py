@@ -110,9 +110,9 @@ class ModelLoader:
                 if self._expected.qsize():
                     self._prewarm(self._expected.get())
                 elif self._memory is not None or self._has_prewarmed:
-                    from pilotlight.engine.weights.bundles.bundle_maps import drop_removed_maps
+                    from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 
-                    drop_removed_maps()
+                    MAPS.drop_removed_maps()
 
     def _prewarm(self, spec: ModelSpec) -> None:
         from pilotlight.engine.host.prewarming import prewarm

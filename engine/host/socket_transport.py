@@ -6,6 +6,7 @@ that expires.
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,7 +39,7 @@ class SocketTransport:
         self._socket.setsockopt(zmq.LINGER, 500)
         self._guard = None if keys is None else guard_socket(self._context, self._socket, keys)
         self._socket.bind(address)
-        self._front_end: _FrontEnd | None = None
+        self._front_end: FrontEnd | None = None
 
     def receive(self, timeout_s: float) -> list[Command | FrontEndGone]:
         received: list[Command | FrontEndGone] = []
@@ -81,7 +82,7 @@ class SocketTransport:
                 self._refuse(peer, f"another front end holds this host's lease of {self._front_end.lease_s:g} s")
                 return []
             self._dismiss("another front end has taken over")
-            self._front_end = _FrontEnd(peer, command.lease_s)
+            self._front_end = FrontEnd(peer, command.lease_s)
             came.append(FrontEndGone())
         self._front_end.note_frame()
         if not isinstance(command, KeepAlive):
@@ -98,22 +99,23 @@ class SocketTransport:
         self._socket.send_multipart((peer, encode(FrontEndRefused(reason))), flags=zmq.NOBLOCK)
 
 
-class _FrontEnd:
+class FrontEnd:
     """The peer that commands this host, and how long it has been silent while the host listened."""
 
-    def __init__(self, peer: bytes, lease_s: float | None) -> None:
+    def __init__(self, peer: bytes, lease_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.peer = peer
         self.lease_s = lease_s
+        self._clock = clock
         self._silent_s = 0.0
-        self._looked_at = time.monotonic()
+        self._looked_at = clock()
 
     def note_frame(self) -> None:
-        self._silent_s, self._looked_at = 0.0, time.monotonic()
+        self._silent_s, self._looked_at = 0.0, self._clock()
 
     def is_silent(self) -> bool:
         if self.lease_s is None:
             return False
-        now = time.monotonic()
+        now = self._clock()
         self._silent_s += min(now - self._looked_at, _MOST_COUNTED * self.lease_s)
         self._looked_at = now
         return self._silent_s >= self.lease_s

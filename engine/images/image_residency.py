@@ -94,7 +94,7 @@ class ImageResidency:
         self.num_found = 0
         self._files = ImageFiles()
         self._encoder = encoder
-        self._most_bytes = ENCODED_BYTES
+        self.most_bytes = ENCODED_BYTES
         self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, least recently used first
         self._held: dict[Sequence, list[SequenceImage]] = {}
         self._waiting: list[AwaitedImages] = []
@@ -232,10 +232,10 @@ class ImageResidency:
         """
         kept = {image.name for image in awaited.images}
         for name in [name for name, one in self._encoded.items() if not one.users and name not in kept]:
-            if self._num_bytes(num_tokens) <= self._most_bytes:
+            if self._num_bytes(num_tokens) <= self.most_bytes:
                 return True
             self._drop(name)
-        return self._num_bytes(num_tokens) <= self._most_bytes or not self._held
+        return self._num_bytes(num_tokens) <= self.most_bytes or not self._held
 
     def _num_bytes(self, more_tokens: int) -> int:
         return self._encoder.token_bytes * (more_tokens + sum(one.num_tokens for one in self._encoded.values()))

@@ -22,7 +22,7 @@ class Arena:
     def __init__(self, total_bytes: int, device: torch.device) -> None:
         self.device = device
         self.total_bytes = total_bytes
-        self.num_slabs, self.slab_bytes = _cut(total_bytes)
+        self.num_slabs, self.slab_bytes = cut_slabs(total_bytes)
         self._pages = _anonymous_pages(total_bytes) if device.type == "cpu" and total_bytes else None
         if self._pages is not None:
             self._memory = torch.frombuffer(self._pages, dtype=torch.uint8)
@@ -45,7 +45,7 @@ class Arena:
             self._memory[start : start + self.slab_bytes].zero_()
 
 
-def _cut(total_bytes: int) -> tuple[int, int]:
+def cut_slabs(total_bytes: int) -> tuple[int, int]:
     """Return the number and size of the slabs; the unused remainder is less than a page per slab."""
     wanted = max(MIN_SLABS, -(-total_bytes // MAX_SLAB_BYTES))
     number = max(1, min(wanted, total_bytes // MIN_SLAB_BYTES))

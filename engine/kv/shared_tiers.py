@@ -6,14 +6,17 @@ configuration; it is independent of blocks.
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.device.device import choose_device
 from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.store.store_thread import StoreThread
+from pilotlight.engine.kv.store.store_tier import StoreTier
 from pilotlight.engine.kv.tier_protocol import TierError, Tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
@@ -73,14 +76,19 @@ class SharedTiers:
         self.host.close()
 
 
-def open_tiers(config: HostConfig, patience_s: float = _PATIENCE_S) -> SharedTiers | None:
+def open_tiers(
+    config: HostConfig,
+    patience_s: float = _PATIENCE_S,
+    join_store: Callable[[str], StoreTier] = StoreTier.join,
+) -> SharedTiers | None:
     """Open the configured tiers. `patience_s`: how long to wait for directories that another host holds."""
     if not config.kv_host_bytes or config.kv_host_dir is None:
         return None
     try:
         # With several ranks the host joins their parts of a block, so no device accesses the slots.
         device = choose_device(config.device if len(config.group) < 2 else "cpu")
-        host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=patience_s, device=device)
+        directory = Path(config.kv_host_dir)
+        host = HostTier.open(directory, config.kv_host_bytes, patience_s=patience_s, memory=SlotMemory(device))
     except TierError as error:
         log.warning("%s; this engine host runs without KV tiers", error)
         return None
@@ -93,7 +101,7 @@ def open_tiers(config: HostConfig, patience_s: float = _PATIENCE_S) -> SharedTie
             log.warning("%s; this engine host runs without a disk KV tier", error)
     store = None
     if config.kv_store is not None:
-        store = StoreThread(config.kv_store, host, None if disk is None else disk.disk)
+        store = StoreThread(config.kv_store, host, None if disk is None else disk.disk, join=join_store)
     return SharedTiers(host, disk, _peers(config, host), store)
 
 

@@ -15,6 +15,7 @@ from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.images.image_residency import ImageEncoder
 from pilotlight.engine.kv.lending.lease import Lease, Reservation
 from pilotlight.engine.kv.lending.slab_allocator import find_place, num_reserved_blocks
@@ -80,7 +81,7 @@ class _PlacedDecoder(NamedTuple):
             identity=identity,
             tiers=self._tiers(own, info, identity, tiers),
             speculation=words.speculator(info.vocab_size, runner.depth > 1, drafter),
-            grammars=Grammars(Path(spec.path), info.vocab_size, info.eos_token_ids),
+            grammars=Grammars(GrammarCompiler(Path(spec.path), info.vocab_size, info.eos_token_ids)),
             adapters=self._adapters(own),
             images=self._images(own),
         )

@@ -31,7 +31,7 @@ from pilotlight.engine.planning.model_plan import choose_dtype_name, plan_model
 from pilotlight.engine.planning.parallelism import Parallelism
 from pilotlight.engine.scheduling.plan import SchedulerLimits
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
-from pilotlight.engine.weights.bundles.bundle_maps import register
+from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 from pilotlight.engine.weights.config import eos_token_ids
 from pilotlight.engine.weights.filling import ReadingProgress
 from pilotlight.engine.weights.kv_scales import read_kv_scales
@@ -162,7 +162,7 @@ class ModelLoading(NamedTuple):
         encoders = CacheLayout((), self.longest_context(), self.dtype())
         layout = self.layout() if self.config.cached_layers else encoders
         if (shared := self.source.shared_file) is not None:
-            register(shared, self.arena.device)
+            MAPS.register(shared, self.arena.device)
         self._ready_kernels(self.longest_context(), layout).wait()
 
     def load(self, context_length: int, layout: CacheLayout) -> FilledModel[Model]:

@@ -195,8 +195,8 @@ class PartRunner(ModelRunner):
         num_rows = 1 + max(row for _, row in step.feeds)
         if not self._ranks.is_first:
             return self._ranks.from_rank(0, torch.empty(num_rows, dtype=torch.int64, device=self.kv_cache.device))
-        assert self._chosen is not None, "a token is pending, but no step has chosen it"
-        return self._ranks.from_rank(0, self._chosen[:num_rows])
+        assert self.chosen is not None, "a token is pending, but no step has chosen it"
+        return self._ranks.from_rank(0, self.chosen[:num_rows])
 
     def _received(self, num_rows: int, number: int) -> torch.Tensor:
         assert self._pipe is not None

@@ -11,7 +11,7 @@ import torch
 
 from pilotlight.engine.planning.devices import Device, cpu
 from pilotlight.kernels.cpu import library, pages
-from pilotlight.kernels.cpu.build import BuildError, find_library
+from pilotlight.kernels.cpu.build import BuildError, LibraryBuild
 from pilotlight.kernels.matrices.linear import linear
 
 _READ_BYTES = 512 << 20
@@ -25,7 +25,7 @@ def measured_cpu(dtype: torch.dtype) -> Device:
 
     All of torch's threads read memory, and multiply matrices of `dtype`."""
     with suppress(BuildError):
-        if find_library() is not None:  # a plan is not worth waiting for a compiler
+        if LibraryBuild().find() is not None:  # a plan is not worth waiting for a compiler
             library.start()
     memory = pages.empty((_READ_BYTES,), torch.uint8).fill_(1)
     x, weight = (torch.randn(rows, _INNER).to(dtype) for rows in (_ROWS, _COLUMNS))

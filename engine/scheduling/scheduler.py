@@ -61,10 +61,10 @@ class Scheduler:
         self._shares = PromptShares(limits.block_size)
         self.counts = SchedulerCounts() if counts is None else counts
         tiers = tiers or Tiers()
-        self._blocks = BlockManager(pool, tiers, limits.groups, limits.has_states)
+        self.blocks = BlockManager(pool, tiers, limits.groups, limits.has_states)
         self._prefixes = PrefixLookup(pool, tiers, limits.groups, shares_prefixes=not limits.whole_prompts)
-        self._connector = KVConnector(tiers, self._blocks, limits.groups, self.counts, clock)
-        self.preemption = Preemption(self.running, self.waiting, self._blocks, self.counts)
+        self.connector = KVConnector(tiers, self.blocks, limits.groups, self.counts, clock)
+        self.preemption = Preemption(self.running, self.waiting, self.blocks, self.counts)
         self._clock = clock
         self._is_computable = is_computable
         self.speculation = speculation
@@ -171,19 +171,19 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.num_completed_tokens = chunk.end + num_accepted
         if chunk.drafts:
-            self._blocks.settle_drafts(sequence, chunk.start, num_accepted)
+            self.blocks.settle_drafts(sequence, chunk.start, num_accepted)
         if num_accepted:
             sequence.num_computed_tokens = sequence.num_completed_tokens
         if sequence.token_ids[-1] != PENDING:  # otherwise a later chunk of the sequence is in flight
             sequence.awaits_tokens = False
-        self._blocks.complete(sequence, sequence.num_completed_tokens)
+        self.blocks.complete(sequence, sequence.num_completed_tokens)
         if chunk.start < sequence.num_prompt_tokens and sequence.has_computed_prompt:
             self.waiting.release_samples(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended, for any reason, and release its blocks."""
         self._forget(sequence)
-        self._connector.on_end(sequence)
+        self.connector.on_end(sequence)
         self.waiting.replace_leader(sequence)
         if self.speculation is not None:
             self.speculation.forget(sequence)
@@ -193,11 +193,11 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._blocks.release(sequence, self.preemption.holders)
+        self.blocks.release(sequence, self.preemption.holders)
 
     def discard(self, sequence: Sequence) -> list[int]:
         """Remove a sequence's blocks from the prefix cache; return those that no other sequence shares."""
-        return self._blocks.discard(sequence)
+        return self.blocks.discard(sequence)
 
     def _reclaim(self, num_blocks: int) -> bool:
         return self.lease is not None and self.lease.reclaim(num_blocks)
@@ -244,8 +244,8 @@ class Scheduler:
             if not self._may_plan(sequence, sequence.num_computed_tokens, end):
                 plan.drop(sequence)
                 continue
-            while not self._blocks.grow(sequence, end):
-                if self._reclaim(self._blocks.num_lacking(sequence, end)):
+            while not self.blocks.grow(sequence, end):
+                if self._reclaim(self.blocks.num_lacking(sequence, end)):
                     short = True
                     break
                 if not self.preemption.preempt_for(sequence, plan):
@@ -264,12 +264,12 @@ class Scheduler:
             return
         for sequence, drafts in self.speculation.drafts(plan).items():
             if self._reserve(sequence, len(sequence.token_ids) + len(drafts)):
-                plan.add_drafts(sequence, drafts[: self._blocks.reserve_drafts(sequence, len(drafts))])
+                plan.add_drafts(sequence, drafts[: self.blocks.reserve_drafts(sequence, len(drafts))])
 
     def _reserve(self, sequence: Sequence, end: int) -> bool:
         """Give a sequence blocks for `end` tokens if no other sequence must give up blocks for that."""
         available = self.pool.num_available_in(sequence.share)
-        return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
+        return self.blocks.num_lacking(sequence, end) <= available and self.blocks.grow(sequence, end)
 
     def _admit(self, plan: StepPlan, turn: Turn | None) -> None:
         while self.waiting.ready and len(self.preemption.holders()) < self.limits.max_num_seqs and plan.budget > 0:
@@ -288,11 +288,11 @@ class Scheduler:
             if missing > 0:
                 self._reclaim(missing)
                 return  # this sequence keeps its turn: smaller sequences after it must not starve it
-            if self._connector.may_wait(sequence):
+            if self.connector.may_wait(sequence):
                 longer = self._prefixes.find_in_tiers(sequence, prefix)
                 if longer is not prefix and self._num_short(sequence, longer) <= 0:
                     prefix = longer
-            awaited = self._connector.defer(sequence, prefix)
+            awaited = self.connector.defer(sequence, prefix)
             if awaited is not None:  # sequences after it may be admitted first
                 self.waiting.ready.remove(sequence)
                 self.waiting.defer(awaited)
@@ -306,14 +306,14 @@ class Scheduler:
             if not self._may_plan(sequence, start, start + length):
                 continue
             self.waiting.ready.pop(len(sequence.token_ids) - start)
-            fresh = self._blocks.take(sequence, prefix)
+            fresh = self.blocks.take(sequence, prefix)
             if fresh:
-                self.waiting.defer(self._connector.fetch(sequence, prefix, fresh))
+                self.waiting.defer(self.connector.fetch(sequence, prefix, fresh))
                 continue
             self._start(sequence)
             if turn is not None and not turn.may_run(sequence):
                 continue
-            grown = self._blocks.grow(sequence, start + length)
+            grown = self.blocks.grow(sequence, start + length)
             assert grown, "blocks counted as available were not"
             plan.add(sequence, length, within=most)
 
@@ -338,7 +338,7 @@ class Scheduler:
         def cost(share: int) -> tuple[int, int]:
             sequence.share = share
             prefix = self._prefixes.find_cached(sequence)
-            held = self.pool.num_held_in(share) + self._blocks.num_needed(sequence, prefix)
+            held = self.pool.num_held_in(share) + self.blocks.num_needed(sequence, prefix)
             return max(0, self._num_short(sequence, prefix)), held
 
         sequence.share = min(self.pool.shares, key=cost)
@@ -350,24 +350,24 @@ class Scheduler:
         """
         awaited = None
         if sequence.source is not None:
-            awaited = self._connector.ask(sequence, self._prefixes.names_elsewhere(sequence))
-        if awaited is None and self._connector.may_look_up(sequence):
-            awaited = self._connector.look_up(sequence, self._prefixes.names_unknown(sequence))
+            awaited = self.connector.ask(sequence, self._prefixes.names_elsewhere(sequence))
+        if awaited is None and self.connector.may_look_up(sequence):
+            awaited = self.connector.look_up(sequence, self._prefixes.names_unknown(sequence))
         return awaited
 
     def _num_short(self, sequence: Sequence, prefix: CachedPrefix) -> int:
         """Return how many blocks are missing before the sequence may be admitted."""
         # Reserve what each running sequence still lacks, at least one spare block: otherwise the new one would soon be preempted.
-        needed = self._blocks.num_needed(sequence, prefix)
+        needed = self.blocks.num_needed(sequence, prefix)
         share = sequence.share
         others = [holder for holder in self.preemption.holders() if holder.share == share]
-        needed += sum([self._blocks.num_spare(holder) for holder in others])
+        needed += sum([self.blocks.num_spare(holder) for holder in others])
         self.pool.make_room(needed, share)
         return needed - self.pool.num_available_in(share) + self.pool.num_evictable(prefix.cached)
 
     def _start(self, sequence: Sequence) -> None:
         """Let an admitted sequence run; it starts after its registered blocks."""
-        self._connector.on_start(sequence)
+        self.connector.on_start(sequence)
         num_tokens = sequence.num_registered_blocks * self.limits.block_size
         sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
         if sequence.num_cached_tokens is None:

@@ -24,7 +24,14 @@ from pilotlight.engine.loading.model_loading import choose_dtype
 from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, WeightBundleError, config_digest, lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
-from pilotlight.engine.weights.bundles.packed import find_packed, pack, pack_chunks, verify
+from pilotlight.engine.weights.bundles.packed import (
+    USUAL_LIMITS,
+    CodedTensorLimits,
+    find_packed,
+    pack,
+    pack_chunks,
+    verify,
+)
 from pilotlight.engine.weights.checkpoint import packed_file
 from pilotlight.engine.weights.config import architecture
 from pilotlight.engine.weights.digests import fingerprint
@@ -42,7 +49,14 @@ _PROGRESS_INTERVAL_S = 0.1
 
 
 @torch.inference_mode()
-def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report", is_lossless: bool = False) -> Path:
+def pack_directory(
+    directory: Path,
+    out: Path,
+    dtype_name: str,
+    report: "Report",
+    is_lossless: bool = False,
+    limits: CodedTensorLimits = USUAL_LIMITS,
+) -> Path:
     """Pack the checkpoint in `directory` into `out` and return the bundle's path.
 
     `is_lossless`: pack in coded chunks. Packing such a bundle again without this option returns the plain bundle. Raises CheckpointError.
@@ -84,14 +98,21 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     elif finished is not None:
         path = finished
     else:
-        path = _pack_chunks(bundle, storage.jobs, coded, out, report)
+        path = _pack_chunks(bundle, storage.jobs, coded, out, report, limits)
     if fingerprint(directory).hex() != source:
         path.unlink()
         raise CheckpointError(f"{directory} was changed while it was read; pack it again")
     return path
 
 
-def _pack_chunks(bundle: Bundle, jobs: Sequence[Job], identity: BundleIdentity, out: Path, report: "Report") -> Path:
+def _pack_chunks(
+    bundle: Bundle,
+    jobs: Sequence[Job],
+    identity: BundleIdentity,
+    out: Path,
+    report: "Report",
+    limits: CodedTensorLimits,
+) -> Path:
     """Pack in coded chunks, by way of a plain bundle in a subdirectory.
 
     The plain bundle is resumed if an earlier run was interrupted, and is removed at the end.
@@ -99,7 +120,7 @@ def _pack_chunks(bundle: Bundle, jobs: Sequence[Job], identity: BundleIdentity, 
     beside = out / ".plain"
     beside.mkdir(exist_ok=True)
     with BundleFile.open(pack(bundle, jobs, beside, report.progress)) as plain:
-        path = pack_chunks(plain, identity, out, report.progress)
+        path = pack_chunks(plain, identity, out, report.progress, limits)
     shutil.rmtree(beside)
     return path
 

@@ -83,13 +83,14 @@ def fill(
     on_progress: ReadingProgress | None = None,
     write: Write | None = None,
     copier: Copier | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
     """Do all jobs and tasks, in several threads.
 
     With `write` the jobs' tensors are on `meta`, and their bytes are passed to `write` with their offset. Raises CheckpointError for NaN, infinity
     and files that are cut off meanwhile, and OSError if a file cannot be read or `write` fails.
     """
-    chunks = sorted((chunk for job in jobs for chunk in _cut(job)), key=_place_in_files)
+    chunks = sorted((chunk for job in jobs for chunk in cut(job, chunk_bytes)), key=_place_in_files)
     _Filler(chunks, tasks, on_progress, write, copier).run()
 
 
@@ -134,7 +135,7 @@ class _Filler:
         try:
             with self._copier.in_thread():
                 staging = Staging(self._copier)
-                written: list[_Written] = []
+                written: list[WrittenChunk] = []
                 while (task := self._next()) is not None:
                     if isinstance(task, WeightChunk):
                         began = time.perf_counter()
@@ -144,12 +145,12 @@ class _Filler:
                             if task.job.is_mapped:
                                 self._is_from_disk = values.nbytes < _DISK_BYTES_PER_S * (time.perf_counter() - began)
                         else:
-                            written.append(_Written(task.job.name, values, total_of(values)))
+                            written.append(WrittenChunk(task.job.name, values, total_of(values)))
                         self._count(task)
                     else:
                         task()
                 staging.wait()
-                _check_written(written)
+                check_written(written)
         except BaseException as error:
             with self._lock:
                 self._failure = self._failure or error
@@ -239,7 +240,7 @@ class _Filler:
                 self._on_progress(self._done_bytes, self._total_bytes)
 
 
-class _Written(NamedTuple):
+class WrittenChunk(NamedTuple):
     """A chunk that was copied to a device."""
 
     name: str
@@ -247,7 +248,7 @@ class _Written(NamedTuple):
     total: torch.Tensor  # the sum: finite if all values are, except for a rare overflow
 
 
-def _check_written(chunks: Sequence[_Written]) -> None:
+def check_written(chunks: Sequence[WrittenChunk]) -> None:
     """Raise CheckpointError for NaN or infinity; one check for all, because each waits for the device."""
     if chunks:
         totals = torch.stack([chunk.total for chunk in chunks]).isfinite().tolist()
@@ -293,14 +294,15 @@ def as_bytes(memory: torch.Tensor) -> memoryview:
     return memoryview(content).cast("B")
 
 
-def _cut(job: Job) -> Iterator[WeightChunk]:
+def cut(job: Job, chunk_bytes: int = CHUNK_BYTES) -> Iterator[WeightChunk]:
+    """Yield the chunks of a job; `chunk_bytes` is the size of one that is checked in a cache."""
     rows = job.into.shape[0]
     if not job.is_row_wise:
         yield WeightChunk(job, 0, rows)
         return
     stored_bytes = sum(stored.end - stored.start for stored in job.stored)
     on_device = job.into.device.type == "cuda"
-    piece_bytes = CHUNK_BYTES * (_MAPPED_CHUNKS if job.is_mapped else _COPIED_CHUNKS if on_device else 1)
+    piece_bytes = chunk_bytes * (_MAPPED_CHUNKS if job.is_mapped else _COPIED_CHUNKS if on_device else 1)
     step = max(1, piece_bytes * rows // max(1, stored_bytes))
     for start in range(0, rows, step):
         yield WeightChunk(job, start, min(start + step, rows))

@@ -17,7 +17,7 @@ from pilotlight.engine.api.protocol import Lossless
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, TensorSpec, WeightBundleError, lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
-from pilotlight.engine.weights.bundles.bundle_maps import copy_registered, drop_removed_maps, map_cached, register
+from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix, plain_bytes
 from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
 from pilotlight.engine.weights.filling import Job, ReadingProgress, fill
@@ -39,7 +39,7 @@ from pilotlight.engine.weights.storage import (
 from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.dispatch import takes_triton
-from pilotlight.kernels.matrices import lossless_speed
+from pilotlight.kernels.matrices.lossless_speed import speed_here
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class WeightLoad(Generic[ModelT]):
 
     def _load_shared(self, path: Path) -> FilledModel[ModelT]:
         source, identity = self._source, self._source.identity(self._dtype, bool(self._codes()))
-        drop_removed_maps()  # free memory, because a new bundle may need it
+        MAPS.drop_removed_maps()  # free memory, because a new bundle may need it
         if (shared := source.shared(identity)) is not None:
             try:
                 return replace(self._load_bundle(shared), is_proved=True)
@@ -199,19 +199,19 @@ class WeightLoad(Generic[ModelT]):
         memory: torch.Tensor | None = None
         if self._device.type == "cpu":
             is_packed = file is self._source.packed
-            memory = file.map() if is_packed else map_cached(file)
+            memory = file.map() if is_packed else MAPS.map_cached(file)
             storage = BundleStorage(file.bundle, BundleMemory(memory, file.bundle).take)
         else:
             storage = BundleStorage(file.bundle, on_device(self._device), file.path)
         model = self._lay_out(storage)
         self._phases.end("build")
         is_shared = self._device.type == "cuda" and file is not self._source.packed
-        is_copied = is_shared and copy_registered(file, storage.tensors, self._device)
+        is_copied = is_shared and MAPS.copy_registered(file, storage.tensors, self._device)
         fill([] if is_copied else storage.jobs, storage.tasks, self._report)
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
         if is_shared:
-            register(file, self._device)  # for later loads
+            MAPS.register(file, self._device)  # for later loads
         saved = plain_bytes(storage.tensors, self._matrices) - sum(part.nbytes for part in storage.tensors.values())
         return FilledModel(model, True, memory, tensors=storage.tensors, saved_bytes=saved)
 
@@ -339,15 +339,15 @@ class WeightLoad(Generic[ModelT]):
 
     def _codes(self) -> bool | None:
         """Return whether to keep matrices in 12 bits; None if their speed has not been measured yet."""
-        return lossless_speed.known() if self._lossless == "auto" else self._lossless == "always"
+        return speed_here().known() if self._lossless == "auto" else self._lossless == "always"
 
     def _measured(self) -> bool:
         found = self._codes()
-        return lossless_speed.measure() if found is None else found
+        return speed_here().measure() if found is None else found
 
     def _plan(self, checkpoint: Checkpoint) -> LayoutPlan:
         if self._planned is None:
-            self._planned = LayoutPlan(checkpoint)
+            self._planned = LayoutPlan(checkpoint, self._limits.least_part_bytes)
             self._lay_out(self._planned, META)
         return self._planned
 

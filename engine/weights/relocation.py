@@ -20,7 +20,7 @@ import torch
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, WeightBundleError, lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, is_being_written, new_bundle
-from pilotlight.engine.weights.bundles.bundle_maps import cache_map, drop_removed_maps, map_cached
+from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
 from pilotlight.engine.weights.filling import Write, as_bytes
 from pilotlight.engine.weights.weight_limits import WeightLimits
@@ -140,7 +140,7 @@ class Relocation(Generic[ModelT]):
             self._pause(_LOOK_S)
         if (memory := _map(path, bundle)) is not None:
             return memory
-        drop_removed_maps()
+        MAPS.drop_removed_maps()
         with new_bundle(path, bundle) as new:
 
             def write(start: int, content: memoryview) -> None:
@@ -150,7 +150,7 @@ class Relocation(Generic[ModelT]):
 
             copy(write)
             memory = new.map()
-        cache_map(path, memory)
+        MAPS.cache_map(path, memory)
         return memory
 
     def _copy(self, pending: PendingRelocation[ModelT], bundle: Bundle, tensors: CodedTensors, write: Write) -> None:
@@ -193,7 +193,7 @@ def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
     try:
         with BundleFile.open(path) as file:
             is_same = (file.bundle.identity, file.bundle.tensors) == (bundle.identity, bundle.tensors)
-            return map_cached(file) if is_same else None
+            return MAPS.map_cached(file) if is_same else None
     except FileNotFoundError:
         return None
 
@@ -210,12 +210,14 @@ class HugePages:
         memory: torch.Tensor | None,
         in_files: Sequence[torch.Tensor],
         limits: WeightLimits,
+        make_huge: Callable[[torch.Tensor, int, int], bool] = pages.make_huge,
     ) -> None:
         """Start the thread. `memory`: made by pages.small. `in_files`: tensors in read-only maps of files."""
         self.moved_bytes = 0
         self._memory = memory
         self._in_files = in_files
         self._limits = limits
+        self._make_huge = make_huge
         self._closing = threading.Event()
         # Not a daemon, because the thread holds a tensor, and freeing one while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, name="huge-pages")
@@ -257,7 +259,7 @@ class HugePages:
         if self._memory is not None:
             for start in range(0, self._memory.nbytes, _MOVE_BYTES):
                 num_bytes = min(_MOVE_BYTES, self._memory.nbytes - start)
-                yield num_bytes, partial(pages.make_huge, self._memory, start, num_bytes)
+                yield num_bytes, partial(self._make_huge, self._memory, start, num_bytes)
         for begin, end in pages.whole_huge_pages(self._in_files):
             for address in range(begin, end, _MOVE_BYTES):
                 num_bytes = min(_MOVE_BYTES, end - address)

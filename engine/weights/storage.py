@@ -31,12 +31,12 @@ from pilotlight.engine.weights.checkpoint import (
 from pilotlight.engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
 from pilotlight.engine.weights.fused import FusedRows, divide
 from pilotlight.engine.weights.staging import Make
+from pilotlight.engine.weights.weight_limits import USUAL_LIMITS
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
-_LEAST_PART = 64 << 10  # in bytes. Smaller parts of a tensor are copied, which costs less than to map each.
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 
@@ -98,8 +98,10 @@ class LayoutPlan(WeightStorage):
     `tensors` lists the requested tensors, in order; `in_files` has those that files contain byte for byte.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, least_part_bytes: int = USUAL_LIMITS.least_part_bytes) -> None:
+        """`least_part_bytes`: parts of a tensor that are mapped have at least so many bytes each."""
         super().__init__(checkpoint.tensors)
+        self._least_part_bytes = least_part_bytes
         self.tensors: list[TensorSpec] = []
         self._checkpoint = checkpoint
         # Each tensor gets a separate range of addresses, by which `fill` recognises parts of it.
@@ -133,7 +135,7 @@ class LayoutPlan(WeightStorage):
         """The file ranges of the tensors that can be mapped, by the tensor's name: usually one range each."""
         found = {}
         for index, wanted in enumerate(self.tensors):
-            parts = _in_files(self._fills.get(index, []), wanted)
+            parts = _in_files(self._fills.get(index, []), wanted, self._least_part_bytes)
             if parts:
                 found[wanted.name] = tuple(parts)
         return found
@@ -147,7 +149,7 @@ class _Fill(NamedTuple):
     stored: StoredTensor | None  # the stored tensor with exactly these bytes; None if bytes are converted
 
 
-def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
+def _in_files(fills: list[_Fill], wanted: TensorSpec, least_part_bytes: int) -> list[StoredRange]:
     """Return the file ranges that, joined, are the tensor's bytes.
 
     Returns none if a part is converted or misaligned, or the ranges cannot be joined: a range is too short, or their offsets within a page do not
@@ -167,7 +169,7 @@ def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
     if not parts or done != wanted.num_bytes or parts[0].start % ITEM_BYTES[wanted.dtype]:
         return []
     is_joined = len(parts) > 1
-    if is_joined and min(part.num_bytes for part in parts) < _LEAST_PART:
+    if is_joined and min(part.num_bytes for part in parts) < least_part_bytes:
         return []
     return parts if not is_joined or can_join([(part.start, part.num_bytes) for part in parts]) else []
 

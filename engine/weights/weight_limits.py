@@ -9,6 +9,7 @@ class WeightLimits:
     # second, and is then in its final memory.
     in_place_from_bytes: int = 128 << 20
     in_place_share: float = 0.5  # the checkpoint is only mapped if at least this share of its bytes can be
+    least_part_bytes: int = 64 << 10  # smaller parts of a tensor are copied, which costs less than to map each
     coded_share: float = 0.9  # a matrix is coded in 12 bits if that takes at most this share of its plain bytes
     move_after_s: float = 0.5  # delay of a move, because the request that woke the model comes first
     move_share: float = 0.25  # largest share of a core's time that a move takes

@@ -80,10 +80,11 @@ def attend_by_torch(
     context_lens: torch.Tensor,
     max_context_len: int,
     rule: AttentionRule,
+    gathered_bytes: int = 0,
 ) -> torch.Tensor:
     """Attend from the last tokens of each context.
 
-    q [seqs, queries, heads, head_dim] -> [seqs, queries, heads, head_dim of v].
+    q [seqs, queries, heads, head_dim] -> [seqs, queries, heads, head_dim of v]. `gathered_bytes`: overrides the device's limit of gathered bytes.
     """
     seqs, queries = q.shape[:2]
     window = rule.window
@@ -106,7 +107,7 @@ def attend_by_torch(
     ):
         visible = _visible(context_lens, queries, max_context_len, window, skipped if rule.is_chunked else None)
     bytes_per_seq = 2 * block_tables.shape[1] * k_cache[0].numel() * k_cache.element_size()
-    group = max(1, _GATHERED_BYTES[q.device.type] // bytes_per_seq)
+    group = max(1, (gathered_bytes or _GATHERED_BYTES[q.device.type]) // bytes_per_seq)
     if seqs <= group or visible is None:
         return _attend(q, k_cache, v_cache, block_tables, visible, max_context_len, rule)
     parts = zip(torch.split(q, group), torch.split(block_tables, group), torch.split(visible, group), strict=True)

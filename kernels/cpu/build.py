@@ -74,67 +74,104 @@ class BuildError(Exception):
     """The library cannot be built or opened; the message is a sentence for the user."""
 
 
-def forced_kind() -> str | None:
-    """Return the kind of CPU that PILOTLIGHT_CPU names, or `torch`; None for this machine's own kind.
+def _read_processor() -> str:
+    """Return the lines of /proc/cpuinfo that -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
-    Raises BuildError for a kind that is unknown or cannot run here.
+
+class LibraryBuild:
+    """Finds or compiles the library of a processor.
+
+    It is in the package or in the user's cache.
     """
-    name = os.environ.get(SWITCH)
-    if not name or name == TORCH:
-        return name or None
-    kind = _KINDS.get(name)
-    if kind is None:
-        raise BuildError(
-            f"{SWITCH}={name} is no kind of CPU: set it to {', '.join(KINDS[:-1])} or {TORCH}, or unset it"
-        )
-    if kind.needs not in _processor().split():
-        raise BuildError(f"{SWITCH}={name} needs a CPU with {kind.needs}, which this machine lacks; unset it")
-    return name
 
+    def __init__(
+        self,
+        sources: Path = SOURCES,
+        read_processor: Callable[[], str] = _read_processor,
+        shipped: Path = levels.FOLDER,
+    ) -> None:
+        """Choose the C files, the lines of /proc/cpuinfo, and the folder of packaged libraries."""
+        self._sources = sources
+        self._read_processor = read_processor
+        self._shipped = shipped
 
-def find_library() -> Path | None:
-    """Return the packaged library, or else a library built earlier for this machine and these sources.
+    def forced_kind(self) -> str | None:
+        """Return the kind of CPU that PILOTLIGHT_CPU names, or `torch`; None for the processor's own kind.
 
-    Removes a damaged library in the cache, which would crash its users. Returns None if there is no library, or PILOTLIGHT_CPU is `torch`. Raises
-    BuildError.
-    """
-    kind = forced_kind()
-    if kind == TORCH:
-        return None
-    if kind is None and (path := levels.find(_processor())) is not None:
+        Raises BuildError for a kind that is unknown or cannot run here.
+        """
+        name = os.environ.get(SWITCH)
+        if not name or name == TORCH:
+            return name or None
+        kind = _KINDS.get(name)
+        if kind is None:
+            raise BuildError(
+                f"{SWITCH}={name} is no kind of CPU: set it to {', '.join(KINDS[:-1])} or {TORCH}, or unset it"
+            )
+        if kind.needs not in self._read_processor().split():
+            raise BuildError(f"{SWITCH}={name} needs a CPU with {kind.needs}, which this machine lacks; unset it")
+        return name
+
+    def find(self) -> Path | None:
+        """Return the packaged library, or else a library built earlier for this machine and these sources.
+
+        Removes a damaged library in the cache, which would crash its users. Returns None if there is no library, or PILOTLIGHT_CPU is `torch`.
+        Raises BuildError.
+        """
+        kind = self.forced_kind()
+        if kind == TORCH:
+            return None
+        if kind is None and (path := levels.find(self._read_processor(), self._shipped)) is not None:
+            return path
+        return _find(private_cache("kernels"), self._key(find_compiler(), _tuning(kind)))
+
+    def build(self, progress: Progress = lambda *_: None) -> Path:
+        """Find or build the library. Of several processes one compiles and the others wait. Raises BuildError.
+
+        Compiles at normal priority, because the site computes with torch meanwhile: at the lowest priority, a site that was busy from its first
+        minute had no library for 112 s, and steps of 850 ms instead of 95.
+        """
+        kind = self.forced_kind()
+        if kind is None and (path := levels.find(self._read_processor(), self._shipped)) is not None:
+            return path
+        compiler, tuning = find_compiler(), _tuning(kind)
+        folder, key = private_cache("kernels"), self._key(compiler, tuning)
+        if (path := _find(folder, key)) is not None:
+            return path
+        # One lock for all keys: a lock for each could not be removed with its library while another process waits for it.
+        with open(folder / "build.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (path := _find(folder, key)) is None:
+                _remove_unused(folder)
+                scratch = folder / f"{key}{_SCRATCH}"
+                scratch.mkdir()
+                log.info("compiling the CPU kernels for this machine (only the first time)")
+                began = time.monotonic()
+                try:
+                    compiled = _compile(self._sources, compiler, scratch, progress, tuning)
+                    path = folder / f"{key}-{_digest(compiled)}.so"
+                    durable.replace(compiled, path)
+                finally:
+                    shutil.rmtree(scratch)
+                log.info("compiled the CPU kernels in %.0f s", time.monotonic() - began)
         return path
-    return _find(private_cache("kernels"), _key(_compiler()))
 
-
-def build_library(progress: Progress = lambda *_: None) -> Path:
-    """Find or build the library. Of several processes one compiles and the others wait. Raises BuildError.
-
-    Compiles at normal priority, because the site computes with torch meanwhile: at the lowest priority, a site that was busy from its first minute
-    had no library for 112 s, and steps of 850 ms instead of 95.
-    """
-    if forced_kind() is None and (path := levels.find(_processor())) is not None:
-        return path
-    compiler = _compiler()
-    folder, key = private_cache("kernels"), _key(compiler)
-    if (path := _find(folder, key)) is not None:
-        return path
-    # One lock for all keys: a lock for each could not be removed with its library while another process waits for it.
-    with open(folder / "build.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (path := _find(folder, key)) is None:
-            _remove_unused(folder)
-            scratch = folder / f"{key}{_SCRATCH}"
-            scratch.mkdir()
-            log.info("compiling the CPU kernels for this machine (only the first time)")
-            began = time.monotonic()
-            try:
-                compiled = _compile(compiler, scratch, progress, _tuning())
-                path = folder / f"{key}-{_digest(compiled)}.so"
-                durable.replace(compiled, path)
-            finally:
-                shutil.rmtree(scratch)
-            log.info("compiled the CPU kernels in %.0f s", time.monotonic() - began)
-    return path
+    def _key(self, compiler: str, tuning: tuple[str, ...]) -> str:
+        """Return a key of sources, compiler and processor: machines may share a home directory."""
+        key = hashlib.sha256()
+        for source in [*sorted(self._sources.glob("*.c")), *sorted(self._sources.glob("*.h"))]:
+            key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        status = os.stat(compiler)
+        processor = self._read_processor()
+        of = (_FLAGS, tuning, compiler, status.st_size, status.st_mtime_ns, platform.machine(), processor)
+        key.update(repr(of).encode())
+        return key.hexdigest()[:32]
 
 
 def _remove_unused(folder: Path) -> None:
@@ -162,7 +199,8 @@ def _find(folder: Path, key: str) -> Path | None:
     for path in folder.glob(f"{key}-*.so"):
         with suppress(FileNotFoundError):
             if path.stem == f"{key}-{_digest(path)}":
-                os.utime(path)
+                with suppress(PermissionError):  # of a shared cache
+                    os.utime(path)
                 return path
             log.warning(
                 "the CPU kernels in %s are damaged (their digest differs from the one in their name); building them again",
@@ -181,7 +219,7 @@ def build_level(level: levels.Level, folder: Path) -> Path:
     scratch = folder / f".{level.name}{_SCRATCH}"
     scratch.mkdir(parents=True)
     try:
-        compiled = _compile(_compiler(), scratch, lambda *_: None, level.flags)
+        compiled = _compile(SOURCES, find_compiler(), scratch, lambda *_: None, level.flags)
         path = folder / f"{levels.name_of(level, compiled)}.so"
         durable.replace(compiled, path)
     finally:
@@ -194,10 +232,10 @@ def limits_file(library: Path, num_threads: int) -> Path:
     return private_cache("kernels") / f"{library.stem}-{num_threads}.json"
 
 
-def _compile(compiler: str, scratch: Path, progress: Progress, tuning: tuple[str, ...]) -> Path:
+def _compile(folder: Path, compiler: str, scratch: Path, progress: Progress, tuning: tuple[str, ...]) -> Path:
     """Compile each file for each scalar, several at once, largest first: 17 s instead of 33 on two cores."""
     command = [compiler, *_FLAGS, *tuning]
-    sources = sorted(SOURCES.glob("*.c"), key=lambda path: path.stat().st_size, reverse=True)
+    sources = sorted(folder.glob("*.c"), key=lambda path: path.stat().st_size, reverse=True)
     for scalar in _SCALARS:
         (scratch / scalar).mkdir()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_COMPILERS)) as pool:
@@ -237,7 +275,8 @@ def _run(command: list[str], folder: Path) -> None:
         raise BuildError(f"the C compiler failed: {said or 'it said nothing'} ({' '.join(command)[:200]})")
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """Return the path of the C compiler. Raises BuildError if there is none."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
     for name in names:
         if found := shutil.which(name):
@@ -245,9 +284,9 @@ def _compiler() -> str:
     raise BuildError(f"there is no C compiler ({', '.join(names)}); install one, for example the package gcc")
 
 
-def _tuning() -> tuple[str, ...]:
+def _tuning(forced_kind: str | None) -> tuple[str, ...]:
     first_level = f"-DLEVEL1_KIB={_level1_kib()}"
-    if (kind := _KINDS.get(forced_kind() or "")) is not None:
+    if (kind := _KINDS.get(forced_kind or "")) is not None:
         return (*kind.flags, first_level)
     return ("-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native", first_level)
 
@@ -258,30 +297,6 @@ def _level1_kib() -> int:
         return max(0, os.sysconf("SC_LEVEL1_DCACHE_SIZE")) >> 10 or 32
     except (ValueError, OSError):  # this system does not know the name
         return 32
-
-
-def _key(compiler: str) -> str:
-    """Return a key of sources, compiler and processor: machines may share a home directory."""
-    key = hashlib.sha256()
-    for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
-        key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    status = os.stat(compiler)
-    key.update(
-        repr(
-            (_FLAGS, _tuning(), compiler, status.st_size, status.st_mtime_ns, platform.machine(), _processor())
-        ).encode()
-    )
-    return key.hexdigest()[:32]
-
-
-def _processor() -> str:
-    """Return the lines of /proc/cpuinfo that -march=native depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 def private_cache(name: str) -> Path:
@@ -314,15 +329,15 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def main() -> None:
-    """Build the library if there is none, with a line of progress.
+def main(library: LibraryBuild) -> None:
+    """Build a library if it does not exist, with a line of progress.
 
     If there is no compiler, print the consequence and succeed.
     """
     try:
-        if forced_kind() == TORCH or find_library() is not None:
+        if library.forced_kind() == TORCH or library.find() is not None:
             return
-        build_library(_show_progress)
+        library.build(_show_progress)
     except BuildError as error:
         print(f"The CPU kernels cannot be compiled; torch is used instead, which is slower: {error}", file=sys.stderr)
 
@@ -335,4 +350,4 @@ def _show_progress(compiled: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(LibraryBuild())

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -57,8 +56,11 @@ class Limits(NamedTuple):
     queries: dict[torch.dtype, int]  # most queries of a prompt's attention without window and sinks
 
 
-def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
-    """Fill `into` with stored measurements, or measure in the background, at a low priority.
+Measurement = Callable[[torch.dtype], tuple[int, int]]  # returns a dtype's limits, of rows and of queries
+
+
+def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], measure: Measurement, file: Path) -> None:
+    """Fill `into` with stored measurements, or call `measure` in the background, at a low priority.
 
     Of several processes one measures, and the others wait for its result.
     """
@@ -66,7 +68,7 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
     if _fill(into, wanted, file):
         return
     # Not a daemon: the process waits for it at exit, as ending a thread inside torch's code aborts the process. It ends after the call it is in.
-    threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
+    threading.Thread(target=_measure_all, args=(into, wanted, measure, file), name="cpu-crossover").start()
 
 
 def _fill(into: Limits, wanted: list[torch.dtype], file: Path) -> bool:
@@ -97,14 +99,14 @@ def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int
     return UNLIMITED
 
 
-def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
+def _measure_all(into: Limits, dtypes: list[torch.dtype], measure: Measurement, file: Path) -> None:
     if sys.platform == "linux":  # where each thread has its own priority; the model is being loaded meanwhile
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     with file.with_suffix(".lock").open("w") as lock:
         while not _locked(lock):
             time.sleep(_POLL_S)
         if not _fill(into, dtypes, file):
-            _measure_alone(into, dtypes, ours, torchs, file)
+            _measure_alone(into, dtypes, measure, file)
 
 
 def _locked(lock: TextIO) -> bool:
@@ -122,12 +124,9 @@ def _end_with_process() -> None:
         sys.exit()
 
 
-@torch.inference_mode()
-def _measure_alone(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
+def _measure_alone(into: Limits, dtypes: list[torch.dtype], measure: Measurement, file: Path) -> None:
     for dtype in dtypes:
-        weight = torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype)
-        into.rows[dtype] = crossover(_ROWS, partial(_gain_in_product, ours, torchs, weight))
-        into.queries[dtype] = crossover(_QUERIES, partial(_gain_in_attention, ours, torchs, dtype))
+        into.rows[dtype], into.queries[dtype] = measure(dtype)
         log.debug(
             "measured: in %s the CPU library computes products of up to %s rows and attention of up to %s tokens of a prompt",
             dtype, *["any number of" if most == UNLIMITED else most for most in (into.rows[dtype], into.queries[dtype])],
@@ -141,33 +140,52 @@ def _measure_alone(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs:
         unfinished.replace(file)
 
 
-def _gain_in_product(ours: Forms, torchs: Forms, weight: torch.Tensor, rows: int) -> float:
-    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
-    return _gain(lambda: ours.product(x, weight), lambda: torchs.product(x, weight))
+def relative_time(
+    ours: Callable[[], object], torchs: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Return our time divided by torch's; the least of several alternating runs, to exclude other load."""
+    took = [(_duration_s(ours, clock), _duration_s(torchs, clock)) for _ in range(_TIMES)]
+    ours_s, torchs_s = map(min, zip(*took, strict=True))
+    return ours_s / torchs_s
 
 
-def _gain_in_attention(ours: Forms, torchs: Forms, dtype: torch.dtype, queries: int) -> float:
+def _duration_s(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    _end_with_process()
+    began = clock()
+    work()
+    return clock() - began
+
+
+@torch.inference_mode()
+def measure(
+    ours: Forms,
+    torchs: Forms,
+    dtype: torch.dtype,
+    gain: Callable[[Callable[[], object], Callable[[], object]], float] = relative_time,
+) -> tuple[int, int]:
+    """Return the most rows and the most queries up to which torch is not faster."""
+    weight = torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype)
+
+    def gain_in_product(rows: int) -> float:
+        x = torch.ones(rows, _COLUMNS, dtype=dtype)
+        return gain(lambda: ours.product(x, weight), lambda: torchs.product(x, weight))
+
+    def gain_in_attention(queries: int) -> float:
+        arguments = _prompt(queries, dtype)
+        return gain(lambda: ours.attention(*arguments), lambda: torchs.attention(*arguments))
+
+    return crossover(_ROWS, gain_in_product), crossover(_QUERIES, gain_in_attention)
+
+
+def _prompt(
+    queries: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch, AttentionRule]:
     blocks = _CONTEXT // _BLOCK_SIZE
     q = torch.ones(queries, _HEADS, _HEAD_DIM, dtype=dtype)
     k, v = torch.ones(2, blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, dtype=dtype)
     starts, contexts = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, queries], [_CONTEXT]))
     batch = VarlenBatch(torch.arange(blocks)[None], starts, contexts, (queries,), (_CONTEXT,))
-    rule = AttentionRule(scale=_HEAD_DIM**-0.5)
-    return _gain(lambda: ours.attention(q, k, v, batch, rule), lambda: torchs.attention(q, k, v, batch, rule))
-
-
-def _gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
-    """Return our time divided by torch's; the least of several alternating runs, to exclude other load."""
-    took = [(_duration_s(ours), _duration_s(torchs)) for _ in range(_TIMES)]
-    ours_s, torchs_s = map(min, zip(*took, strict=True))
-    return ours_s / torchs_s
-
-
-def _duration_s(work: Callable[[], object]) -> float:
-    _end_with_process()
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    return q, k, v, batch, AttentionRule(scale=_HEAD_DIM**-0.5)
 
 
 def _circumstances() -> list[Any]:

@@ -40,7 +40,7 @@ class ProgramRecorder:
         """
         self._dtype = dtype
         self._is_all_ours = is_all_ours
-        self._workspace: Workspace | None = None
+        self.workspace: Workspace | None = None
 
     def takes(self, rows: int) -> bool:
         return self._is_all_ours or cpu.has_products(rows, self._dtype)
@@ -52,9 +52,9 @@ class ProgramRecorder:
         """
         if cpu.loaded is None:
             raise NotRecordableError("the C library is not loaded")
-        if self._workspace is None or self._workspace.library is not cpu.loaded:
-            self._workspace = Workspace(cpu.loaded)
-        return Program(self._workspace, forward)
+        if self.workspace is None or self.workspace.library is not cpu.loaded:
+            self.workspace = Workspace(cpu.loaded)
+        return Program(self.workspace, forward)
 
 
 class Program:

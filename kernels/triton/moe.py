@@ -6,6 +6,7 @@ table made on the device names the expert of each tile of rows. The grid is larg
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -26,12 +27,22 @@ from pilotlight.kernels.triton.routing import MOST_EXPERTS
 # Up to so many pairs of token and expert, each pair finds its place by comparison with all other pairs, in one launch.
 _MOST_COMPARED = 4096
 WARPS = 2  # warps of a program that share rows of a four-bit weight
-# Two limits of the average number of rows per expert: up to the first they are multiplied in registers, from the second on experts are decoded into
-# memory. For 512 rows for each of 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms when it decoded tile by tile; decoding into memory takes it
-# less than 0.8 ms, and multiplying 2.0.
-_MOST_PACKED, _FEWEST_DECODED = 64, 128
-_SCRATCH_BYTES = 256 << 20  # size of the memory for decoded experts, which are decoded in parts if it is too small
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
+
+
+class DecodingLimits(NamedTuple):
+    """The numbers of rows per expert, on average, that decide where weights are decoded.
+
+    For 512 rows for each of 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms when it decoded tile by tile; decoding into memory takes it less
+    than 0.8 ms, and multiplying 2.0.
+    """
+
+    most_in_registers: int = 64  # with up to so many rows, four-bit weights are multiplied in registers
+    fewest_in_memory: int = 128  # with more rows than these, experts are decoded into memory
+    scratch_bytes: int = 256 << 20  # size of that memory; experts are decoded in parts if it is too small
+
+
+_USUAL_LIMITS = DecodingLimits()
 
 
 @jit(of_batch=("pairs", "tiles", "search_steps"))
@@ -263,6 +274,7 @@ def moe_experts(
     activation: GatedActivation,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
+    limits: DecodingLimits = _USUAL_LIMITS,
 ) -> torch.Tensor:
     """Compute moe_experts of kernels/moe.py."""
     kind, alpha, limit = _kind(activation)
@@ -285,7 +297,8 @@ def moe_experts(
     by_pair = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
     biases = (x if gate_up_bias is None else gate_up_bias), (x if down_bias is None else down_bias)
     bias_experts = tuple(0 if bias is None else bias.stride(0) for bias in (gate_up_bias, down_bias))
-    if is_gated and pairs <= _MOST_PACKED * num_experts and packed.takes(x, first) and packed.takes(hidden, second):
+    is_few = pairs <= limits.most_in_registers * num_experts
+    if is_gated and is_few and packed.takes(x, first) and packed.takes(hidden, second):
         tile_tokens = 8 if pairs <= 4 * num_experts else 16
         order, table = by_expert(expert_ids, num_experts, tile_tokens)
         tiles, words = table.shape[0], packed.in_words(x)
@@ -304,13 +317,13 @@ def moe_experts(
             num_warps=WARPS, maxnreg=packed.REGISTERS[tile_tokens, 1], **packed.flags(second),
         )  # fmt: skip
     else:
-        is_decoded = (
-            pairs > _FEWEST_DECODED * num_experts and packed.is_decodable(x, first) and packed.is_decodable(x, second)
-        )
+        is_many = pairs > limits.fewest_in_memory * num_experts
+        is_decoded = is_many and packed.is_decodable(x, first) and packed.is_decodable(x, second)
+        scratch_bytes = limits.scratch_bytes if is_decoded else 0
         tile = tile_for(pairs, num_experts, x.dtype, is_decoded or first.format == second.format == PLAIN)
         order, table = by_expert(expert_ids, num_experts, tile.tokens)
         tiles = table.shape[0]
-        for begin, experts, part in _parts(first, x.dtype, is_decoded):
+        for begin, experts, part in _parts(first, x.dtype, scratch_bytes):
             _gate_up[(tiles * triton.cdiv(intermediate, tile.rows),)](
                 x, part.weight, part.scales, part.zeros, biases[0], order, table, hidden,
                 x.stride(0), intermediate, bias_experts[0], top_k, tiles, intermediate, hidden_size,
@@ -320,7 +333,7 @@ def moe_experts(
                 IS_GATED=is_gated, TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
         rows = tile.rows * 2  # twice the rows of _gate_up, since _down computes one product for each row, not two
-        for begin, experts, part in _parts(second, x.dtype, is_decoded):
+        for begin, experts, part in _parts(second, x.dtype, scratch_bytes):
             _down[(tiles * triton.cdiv(second.rows, rows),)](
                 hidden, part.weight, part.scales, part.zeros, biases[1], order, table, by_pair,
                 intermediate, second.rows, bias_experts[1], tiles, second.rows, intermediate,
@@ -334,16 +347,16 @@ def moe_experts(
     return out
 
 
-def _parts(stored: Operands, dtype: torch.dtype, is_decoded: bool) -> Iterator[tuple[int, int, Operands]]:
+def _parts(stored: Operands, dtype: torch.dtype, scratch_bytes: int) -> Iterator[tuple[int, int, Operands]]:
     """Yield the first expert, the number of experts and their weight, in parts.
 
-    A weight that stays packed is one part. If it is decoded into memory, each part reuses the memory of the previous one.
+    A weight that stays packed, without scratch memory, is one part. If it is decoded into memory, each part reuses the memory of the previous one.
     """
     experts, rows = stored.weight.shape[:2]
-    if not is_decoded:
+    if not scratch_bytes:
         yield 0, experts, stored
         return
-    times = triton.cdiv(experts, max(1, _SCRATCH_BYTES // (rows * stored.columns * dtype.itemsize)))
+    times = triton.cdiv(experts, max(1, scratch_bytes // (rows * stored.columns * dtype.itemsize)))
     step = triton.cdiv(experts, times)
     scratch = torch.empty((step, rows, stored.columns), dtype=dtype, device=stored.weight.device)
     for begin in range(0, experts, step):
@@ -352,17 +365,20 @@ def _parts(stored: Operands, dtype: torch.dtype, is_decoded: bool) -> Iterator[t
         yield begin, len(some), plain_operands(some)
 
 
-def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+def by_expert(
+    expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int, most_compared: int = _MOST_COMPARED
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pairs sorted by expert, and the table of tiles, without waiting for the device.
 
     expert_ids [tokens, top_k]. order [pairs] int64: flat indices of expert_ids by expert; table [tiles, 3] int32: for each tile its expert, or -1,
     and where its rows start and end in that order.
+    `most_compared`: the most pairs that find their places by comparison; more are sorted by torch.
     """
     ids = expert_ids.flatten().contiguous()
     pairs = ids.numel()
     tiles = pairs // rows_a_tile + min(num_experts, pairs)
     table = torch.empty((tiles, 3), dtype=torch.int32, device=ids.device)
-    is_sorted = pairs > _MOST_COMPARED
+    is_sorted = pairs > most_compared
     if is_sorted:
         ids, order = ids.sort(stable=True)
     else:

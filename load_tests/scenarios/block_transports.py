@@ -221,7 +221,7 @@ def compute(place: Path, shape: str, tokens: int, chunk: int, pipe: "Connection[
         engine.step()
     assert isinstance(engine.tiers, TieredCache)
     names: list[bytes] = []
-    identity = engine._identity
+    identity = engine.identity
     assert isinstance(engine.runner, ModelRunner)
     block_bytes = engine.runner.kv_cache.shape[1]
     extend_chain(names, chain_root(b"", identity), prompt[:tokens], config.block_size)

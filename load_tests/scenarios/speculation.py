@@ -168,7 +168,7 @@ class Ember:
             for words in ("off", speculate)
         )
         loaded = self.drafting.speculation
-        self.model = loaded._model if isinstance(loaded, Speculator) else None
+        self.model = loaded.model if isinstance(loaded, Speculator) else None
 
     def compare(self, workload: str, batch: int, rounds: int) -> tuple[dict[str, Any], Watched]:
         watch = self._speculate([] if self.model else [GrammarDrafter(), SuffixDrafter()])

@@ -31,6 +31,7 @@ from pilotlight.engine.api.protocol import Constraint, HostConfig, ModelInfo, Mo
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
@@ -191,7 +192,7 @@ JUDGE = jsonschema.validators.extend(
 
 def compile_times(asked: list[str]) -> dict[str, Any]:
     tokenizer = Tokenizer.from_directory(EMBER)
-    grammars = Grammars(EMBER, tokenizer.vocab_size, (0, 2))
+    grammars = Grammars(GrammarCompiler(EMBER, tokenizer.vocab_size, (0, 2)))
     taken: list[float] = []
     masks, mask_s = 0, 0.0
     for schema in [asked[0], *asked]:  # the first request also loads the tokenizer
@@ -219,7 +220,7 @@ def cost(rounds: int) -> dict[str, Any]:
     info = ModelInfo("m", shape.context_length, VOCABULARY, (2,), "bf16", BLOCK_SIZE, len(runner.kv_cache), 1, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         made = wide_tokenizer(Path(folder))
-        grammars = Grammars(made, VOCABULARY, (2,))
+        grammars = Grammars(GrammarCompiler(made, VOCABULARY, (2,)))
         engine = Engine(info, runner, SchedulerLimits(BLOCK_SIZE, 2048, COST_BATCH, 1024), grammars=grammars)
         ms: dict[str, list[float]] = {"free": [], "schema": []}
         for number in range(rounds + 1):

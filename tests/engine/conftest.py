@@ -9,7 +9,7 @@ import pytest
 
 from pilotlight.engine.core.rates import TransferRate
 from pilotlight.kernels.cpu import library
-from tests.cpu_kernels import BOTH, computing_with
+from tests.cpu_kernels import BOTH, computing_with, computing_without_codes
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +21,13 @@ def _the_c_library_is_there_from_the_beginning() -> None:
 def arithmetic(request: pytest.FixtureRequest) -> Iterator[str]:
     with computing_with(request.param):
         yield request.param
+
+
+@pytest.fixture
+def unpacked() -> Iterator[None]:
+    """Load codes as numbers: products with codes round their input."""
+    with computing_without_codes():
+        yield
 
 
 @pytest.fixture(scope="module")

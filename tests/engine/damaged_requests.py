@@ -79,7 +79,7 @@ def _disk_round(damage: str, model: Path, prompts: list[list[int]], folder: Path
 def _store_round(
     damage: str, model: Path, prompts: list[list[int]], folder: Path, patch: pytest.MonkeyPatch
 ) -> Damaged:
-    return damaged_store(model, prompts, folder, damage, patch)
+    return damaged_store(model, prompts, folder, damage)
 
 
 def _peer_round(

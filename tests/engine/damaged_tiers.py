@@ -20,6 +20,7 @@ from pilotlight.engine.kv.peers.messages import PeerError, TransportLostError
 from pilotlight.engine.kv.peers.transports import INLINE, InlineTransport, RemoteBlock, SharedMemoryTransport
 from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
 from pilotlight.engine.kv.store import store_tier
+from pilotlight.engine.kv.store.store_tier import StoreTier
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.kv.tiers import disk_tier, host_tier, slot_file
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
@@ -296,10 +297,10 @@ def remove_check(monkeypatch: pytest.MonkeyPatch, tier: str) -> None:
     monkeypatch.setattr(CHECKED_IN[tier], "crc32", lambda *_: AnyChecksum())
 
 
-def opened(directory: Path, **changes: Any) -> SharedTiers:
+def opened(directory: Path, package: FakeStore | None = None, **changes: Any) -> SharedTiers:
     options = {"kv_host_bytes": 4 << 20, "kv_host_dir": str(directory / "host"), **changes}
     config = HostConfig(threads=1, **options)
-    tiers = open_tiers(config)
+    tiers = open_tiers(config, join_store=lambda master: StoreTier(package))
     assert tiers is not None
     if tiers.store is not None:
         until(lambda: tiers.store is not None and tiers.store.is_usable)
@@ -370,17 +371,14 @@ def damaged_disk(model: Path, prompts: Prompts, directory: Path, damage: str) ->
     return found._replace(num_blocks=num_blocks)
 
 
-def damaged_store(
-    model: Path, prompts: Prompts, directory: Path, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> Damaged:
+def damaged_store(model: Path, prompts: Prompts, directory: Path, damage: str) -> Damaged:
     store = FakeStore()
-    monkeypatch.setattr(store_tier, "open_member", lambda *_, **__: store)
-    fill(model, prompts, directory, kv_store="127.0.0.1:1")
+    fill(model, prompts, directory, package=store, kv_store="127.0.0.1:1")
     shutil.rmtree(directory / "host")
     num_blocks = sum(len(value) > 64 for value in store.values.values())
     STORE[damage][0](store)
     with counting_warnings() as warnings:
-        found = answer_with(model, prompts, opened(directory, kv_store="127.0.0.1:1"), "store", warnings)
+        found = answer_with(model, prompts, opened(directory, store, kv_store="127.0.0.1:1"), "store", warnings)
     return found._replace(num_blocks=num_blocks)
 
 

@@ -23,7 +23,7 @@ from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
-from pilotlight.engine.scheduling.plan import StepCount
+from pilotlight.engine.scheduling.plan import Speculation, StepCount
 
 
 @dataclass
@@ -74,6 +74,12 @@ def load_engine(
     engine.runner.depth = depth
     check_all_drafts(engine)
     return engine
+
+
+def draft_with(engine: Engine, speculation: Speculation) -> None:
+    """Replace the speculation of an engine that has no sequences: it begins anew, as after a failed step."""
+    engine.speculation = speculation
+    engine.fail_all("engine_error", "nothing is open")
 
 
 class CheapRows:
@@ -135,18 +141,23 @@ def drain(
     for message in submits:
         engine.submit(message)
     heard = {} if heard is None else heard
-    for _ in range(max_steps):
-        for output in engine.sequences.take_outputs():
-            heard.setdefault(output.sequence_id, Heard()).hear(output)
-        engine.on_idle()
-        if not engine.has_work:
-            break
+    num_steps = 0
+    while _hear_all(engine, heard):
+        assert num_steps < max_steps, f"{max_steps} steps were not enough"
+        num_steps += 1
         if not engine.step():
             time.sleep(0.001)  # blocks are being loaded from a tier
-    assert not engine.has_work, f"{max_steps} steps were not enough"
     engine.scheduler.pool.assert_consistent()
     assert engine.scheduler.pool.num_held == 0
     return heard
+
+
+def _hear_all(engine: Engine, heard: dict[str, Heard]) -> bool:
+    """Take the engine's outputs; return True if it has more work."""
+    for output in engine.sequences.take_outputs():
+        heard.setdefault(output.sequence_id, Heard()).hear(output)
+    engine.on_idle()
+    return engine.has_work
 
 
 def drain_preempting(engine: Engine, submits: list[Submit]) -> dict[str, Heard]:

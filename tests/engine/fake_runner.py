@@ -253,13 +253,14 @@ def fake_engine(
     images: ImageEncoder | None = None,
     has_states: bool = False,
     most_unmeasured: float = math.inf,
+    runner_type: type[FakeRunner] = FakeRunner,
 ) -> tuple[Engine, FakeRunner]:
     """Return an engine with a FakeRunner.
 
     `num_blocks`: the number of blocks of each group of layers on each rank. `copies`: the number of ranks, each with separate sequences.
     """
     in_all = copies * num_blocks * len(windows)
-    runner = FakeRunner(in_all, block_size, None, depth, windows, copies, has_states)
+    runner = runner_type(in_all, block_size, None, depth, windows, copies, has_states)
     limits = SchedulerLimits(
         block_size,
         max_num_batched_tokens,

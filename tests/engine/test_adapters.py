@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pilotlight.engine.api.protocol import HostConfig, Submit
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.kv.shared_tiers import open_tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
@@ -18,7 +17,8 @@ from tests.adapters import ATTENTION, LATENT, LINEAR, adapted, write_adapter
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import BOTH
 from tests.engine.agreement import assert_agrees, full
-from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
+from tests.engine.conftest import make_transfers_pay
+from tests.engine.driver import Heard, draft_with, drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
 from tests.engine.fake_runner import fake_engine
 from tests.engine.families import MODELS, write_family
@@ -161,7 +161,7 @@ def test_drafts_change_no_token(llama: Written) -> None:
     expected = alone(llama, messages)
     engine = load_engine(llama.base)
     remembering = Remembering({m.prompt_token_ids: expected[m.sequence_id].token_ids for m in messages})
-    engine.scheduler.speculation = engine._publisher._speculation = remembering
+    draft_with(engine, remembering)
     assert_same(drain(engine, messages), expected)
     assert remembering.counts.num_accepted_tokens > 10
     drafted_by_base = load_engine(llama.base, speculate=f"draft:{llama.base}")
@@ -283,7 +283,7 @@ def test_blocks_in_a_tier_are_found_under_their_own_adapter_alone(llama: Written
     host = HostConfig(kv_host_bytes=8 << 20, kv_host_dir=str(tmp_path / "host"))
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+        make_transfers_pay(patch)
         for directory in (first, second, None, first):
             tiers = open_tiers(host)
             assert tiers is not None

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pilotlight.engine.kv.arena import ALIGNMENT, MAX_SLAB_BYTES, MIN_SLAB_BYTES, Arena, _cut
+from pilotlight.engine.kv.arena import ALIGNMENT, MAX_SLAB_BYTES, MIN_SLAB_BYTES, Arena, cut_slabs
 
 CPU = torch.device("cpu")
 
@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
     "total", [0, 1, ALIGNMENT, 100_000, 1 << 20, 10_737_418, 128 << 20, 256 << 20, 1 << 30, 80 << 30]
 )
 def test_slabs_are_equal_whole_pages_and_waste_less_than_a_page_each(total: int) -> None:
-    number, size = _cut(total)
+    number, size = cut_slabs(total)
     assert size % ALIGNMENT == 0
     assert size <= MAX_SLAB_BYTES
     assert total - number * size < max(1, number) * ALIGNMENT

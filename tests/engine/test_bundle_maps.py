@@ -13,15 +13,9 @@ from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 from pilotlight.engine.host.prewarming import prewarm
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
-from pilotlight.engine.weights.bundles import bundle_maps
 from pilotlight.engine.weights.bundles.bundle import lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
-from pilotlight.engine.weights.bundles.bundle_maps import (
-    copy_registered,
-    drop_removed_maps,
-    register,
-    wait_registered,
-)
+from pilotlight.engine.weights.bundles.bundle_maps import MAPS, BundleMaps
 from tests.checkpoints import write_llama
 from tests.engine.driver import one, random_prompt, submit
 from tests.engine.fake_copy_stream import FakeCopyStream
@@ -58,19 +52,19 @@ class FakeRegistered:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> list[FakeRegistered]:
-    monkeypatch.setattr(bundle_maps, "_maps", {})
-    monkeypatch.setattr(bundle_maps, "RegisteredMemory", FakeRegistered)
-    monkeypatch.setattr(bundle_maps, "CudaCopyStream", lambda device: FakeCopyStream())
+def registered() -> list[FakeRegistered]:
     FakeRegistered.made = []
     return FakeRegistered.made
 
 
 @pytest.fixture
-def stream(registered: list[FakeRegistered], monkeypatch: pytest.MonkeyPatch) -> FakeCopyStream:
-    made = FakeCopyStream()
-    monkeypatch.setattr(bundle_maps, "CudaCopyStream", lambda device: made)
-    return made
+def stream() -> FakeCopyStream:
+    return FakeCopyStream()
+
+
+@pytest.fixture
+def maps(registered: list[FakeRegistered], stream: FakeCopyStream) -> BundleMaps:
+    return BundleMaps(FakeRegistered, lambda device: stream)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -83,26 +77,30 @@ def empty_like(written: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_what_is_registered_as_a_whole_is_copied_across_the_edges_of_pieces(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered]
+    tmp_path: Path, written: dict[str, torch.Tensor], maps: BundleMaps, registered: list[FakeRegistered]
 ) -> None:
     into = empty_like(written)
     with BundleFile.open(tmp_path / "a") as file:
-        register(file, CPU)
-        assert not copy_registered(file, into, CPU), "none of it is registered yet"
+        maps.register(file, CPU)
+        assert not maps.copy_registered(file, into, CPU), "none of it is registered yet"
         registered[0].covered = file.bundle.size - 1
-        assert not copy_registered(file, into, CPU), "the end is not registered yet"
+        assert not maps.copy_registered(file, into, CPU), "the end is not registered yet"
         registered[0].covered = file.bundle.size
-        assert copy_registered(file, into, CPU)
+        assert maps.copy_registered(file, into, CPU)
     assert all(torch.equal(into[name], tensor) for name, tensor in written.items())
 
 
 def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_way(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream
+    tmp_path: Path,
+    written: dict[str, torch.Tensor],
+    maps: BundleMaps,
+    registered: list[FakeRegistered],
+    stream: FakeCopyStream,
 ) -> None:
     with BundleFile.open(tmp_path / "a") as file:
-        register(file, CPU)
+        maps.register(file, CPU)
         registered[0].covered = file.bundle.size
-        assert copy_registered(file, empty_like(written), CPU, most_copies=10)
+        assert maps.copy_registered(file, empty_like(written), CPU, most_copies=10)
     assert stream.events[0] == "wait for mark 1"
     between = "".join(event[0] for event in stream.events[1:]).split("w")
     assert len(stream.copied) > 300, "copies are made in pieces of 1,000 bytes"
@@ -111,24 +109,28 @@ def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_
 
 
 def test_a_device_that_fails_has_no_copy_under_way_when_its_error_is_raised(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream
+    tmp_path: Path,
+    written: dict[str, torch.Tensor],
+    maps: BundleMaps,
+    registered: list[FakeRegistered],
+    stream: FakeCopyStream,
 ) -> None:
     """No copy may still write to the memory: it is freed after the error, and may belong to another model."""
     stream.num_until_failure = 7
     with BundleFile.open(tmp_path / "a") as file:
-        register(file, CPU)
+        maps.register(file, CPU)
         registered[0].covered = file.bundle.size
         with pytest.raises(RuntimeError, match="the device is gone"):
-            copy_registered(file, empty_like(written), CPU)
+            maps.copy_registered(file, empty_like(written), CPU)
     assert (len(stream.copied), stream.queue) == (7, [])
 
 
 def test_a_file_is_registered_once(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered]
+    tmp_path: Path, written: dict[str, torch.Tensor], maps: BundleMaps, registered: list[FakeRegistered]
 ) -> None:
     for _ in range(3):
         with BundleFile.open(tmp_path / "a") as file:
-            register(file, CPU)
+            maps.register(file, CPU)
     assert [one.is_started for one in registered] == [True]
 
 
@@ -144,42 +146,46 @@ def replace(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [remove, replace])
 def test_a_file_that_is_no_longer_there_is_let_go(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], change: Callable[[Path], None]
+    tmp_path: Path,
+    written: dict[str, torch.Tensor],
+    maps: BundleMaps,
+    registered: list[FakeRegistered],
+    change: Callable[[Path], None],
 ) -> None:
     with BundleFile.open(tmp_path / "a") as file:
-        register(file, CPU)
-        drop_removed_maps()
+        maps.register(file, CPU)
+        maps.drop_removed_maps()
         assert not registered[0].is_closed
         change(tmp_path / "a")
-        drop_removed_maps()
+        maps.drop_removed_maps()
         assert registered[0].is_closed
         registered[0].covered = file.bundle.size
-        assert not copy_registered(file, empty_like(written), CPU)
+        assert not maps.copy_registered(file, empty_like(written), CPU)
 
 
-def test_of_many_the_latest_used_stay(tmp_path: Path, registered: list[FakeRegistered]) -> None:
+def test_of_many_the_latest_used_stay(tmp_path: Path, maps: BundleMaps, registered: list[FakeRegistered]) -> None:
     for i in range(18):
         path = tmp_path / f"{i}"
         tensors = write(path, lay_out(IDENTITY, FACTS, WANTED))
         with BundleFile.open(path) as file:
-            register(file, CPU)
+            maps.register(file, CPU)
         with BundleFile.open(tmp_path / "0") as first:
             registered[0].covered = first.bundle.size
-            assert copy_registered(first, empty_like(tensors), CPU)
+            assert maps.copy_registered(first, empty_like(tensors), CPU)
     assert [i for i, one in enumerate(registered) if one.is_closed] == [1, 2]
 
 
 def test_a_file_that_may_not_be_written_to_is_not_registered(
-    tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, written: dict[str, torch.Tensor], maps: BundleMaps, registered: list[FakeRegistered]
 ) -> None:
-    def refuse(self: BundleFile, for_device: bool = False) -> torch.Tensor:
-        raise PermissionError("no")
+    class RefusedFile(BundleFile):
+        def map(self, for_device: bool = False) -> torch.Tensor:
+            raise PermissionError("no")
 
-    monkeypatch.setattr(BundleFile, "map", refuse)
-    with BundleFile.open(tmp_path / "a") as file:
-        register(file, CPU)
+    with RefusedFile.open(tmp_path / "a") as file:
+        maps.register(file, CPU)
         assert not registered
-        assert not copy_registered(file, empty_like(written), CPU)
+        assert not maps.copy_registered(file, empty_like(written), CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernels and memory")
@@ -194,7 +200,7 @@ def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
     expected = one(first.engine, REQUEST)
     first.close()
     prewarm(spec, CONFIG)
-    assert wait_registered(30)
+    assert MAPS.wait_registered(30)
     monkeypatch.setattr("pilotlight.engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
     again = load_model(spec, CONFIG, memory)
     assert "warm_up" not in dict(again.engine.info.load_phases), "an awaited model needs no warm-up"

@@ -19,8 +19,8 @@ from pilotlight.engine.weights.bundles import packed
 from pilotlight.engine.weights.bundles.bundle import WeightBundleError
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk, encode_chunk
-from pilotlight.engine.weights.bundles.packed import verify
-from pilotlight.kernels.matrices.lossless import pack_lossless
+from pilotlight.engine.weights.bundles.packed import CodedTensorLimits, verify
+from pilotlight.kernels.matrices.lossless import pack_lossless as code_matrix
 from pilotlight.kernels.matrices.planes import join_planes, split_planes
 from tests.checkpoints import write_llama
 from tests.cpu_kernels import BOTH, computing_with
@@ -32,6 +32,7 @@ from tests.engine.test_mapped_weights import CONFIG
 
 pytestmark = pytest.mark.cpu_only
 FEW = ["llama, biased", "mixtral, two of five experts"]
+ANY_SIZE = CodedTensorLimits(512, most_share=100.0)  # even small matrices are coded
 ALL_VALUES = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 
 
@@ -42,11 +43,13 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode even small matrices, in several chunks."""
-    monkeypatch.setattr(packed, "_LEAST_CODED_BYTES", 512)
-    monkeypatch.setattr(packed, "_WORTH", 100.0)
+    """Use small chunks, so that a matrix has several."""
     for module in (packed, storage, "pilotlight.engine.weights.bundles.bundle"):
         monkeypatch.setattr(f"{getattr(module, '__name__', module)}.CHUNK_VALUES", 1000)
+
+
+def pack_lossless(directory: Path, out: Path, limits: CodedTensorLimits = ANY_SIZE) -> Path:
+    return pack_directory(directory, out, "bfloat16", Report(), is_lossless=True, limits=limits)
 
 
 load = partial(lossless_weights.load, limits=dataclasses.replace(COPIED, coded_share=100.0))
@@ -94,7 +97,7 @@ def test_a_billion_values_come_back_from_chunks_and_from_12_bits() -> None:
         ):
             values = kind.view(torch.bfloat16)
             assert come_back(values)
-            again = pack_lossless(values.view(1024, 1024)).unpack(torch.bfloat16)
+            again = code_matrix(values.view(1024, 1024)).unpack(torch.bfloat16)
             assert torch.equal(again.view(-1).view(torch.int16), kind)
             num_checked += kind.numel()
 
@@ -131,7 +134,7 @@ def test_a_damaged_chunk_and_one_of_another_length_are_refused() -> None:
 def packed_both_ways(tmp_path: Path, name: str) -> tuple[Path, Path]:
     write_family(tmp_path / "model", name, torch.bfloat16)
     plain = pack_directory(tmp_path / "model", tmp_path / "plain", "bfloat16", Report())
-    coded = pack_directory(tmp_path / "model", tmp_path / "coded", "bfloat16", Report(), is_lossless=True)
+    coded = pack_lossless(tmp_path / "model", tmp_path / "coded")
     return plain, coded
 
 
@@ -170,12 +173,12 @@ def test_a_model_in_coded_chunks_answers_the_same_in_any_memory(name: str, tmp_p
         assert_same(answers(loaded, close=True), expected)
     assert coded_tensors(kept_at)
     assert planned_weights_bytes(tmp_path / "coded", "auto", on_cpu=True) > coded.stat().st_size // 2
-    assert pack_directory(tmp_path / "model", tmp_path / "coded", "bfloat16", Report(), is_lossless=True) == coded
+    assert pack_lossless(tmp_path / "model", tmp_path / "coded") == coded
 
 
 def test_damage_is_named_by_its_chunk(tmp_path: Path, memory: KvMemory) -> None:
     write_llama(tmp_path / "model", dtype=torch.bfloat16)
-    path = pack_directory(tmp_path / "model", tmp_path / "coded", "bfloat16", Report(), is_lossless=True)
+    path = pack_lossless(tmp_path / "model", tmp_path / "coded")
     with BundleFile.open(path) as file:
         placed = next(placed for placed in file.bundle.tensors if placed.spec.name.endswith("~1"))
     whole = bytearray(path.read_bytes())
@@ -205,17 +208,16 @@ def test_what_cannot_be_packed_so_is_refused(tmp_path: Path) -> None:
     ):
         pack_directory(tmp_path / "quantized", tmp_path / "packed", "bfloat16", Report(), is_lossless=True)
     assert not (tmp_path / "packed").exists()
-    pack_directory(tmp_path / "model", tmp_path / "packed", "bfloat16", Report(), is_lossless=True)
+    pack_lossless(tmp_path / "model", tmp_path / "packed")
     for dtype, is_lossless in (("auto", True), ("float32", False)):
         with pytest.raises(CheckpointError, match="is packed already"):
             pack_directory(tmp_path / "packed", tmp_path / "again", dtype, Report(), is_lossless)
     assert not (tmp_path / "again").exists()
 
 
-def test_a_tensor_that_does_not_shrink_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_WORTH", 0.0)
+def test_a_tensor_that_does_not_shrink_stays_as_it_is(tmp_path: Path) -> None:
     write_llama(tmp_path / "model", dtype=torch.bfloat16)
-    path = pack_directory(tmp_path / "model", tmp_path / "coded", "bfloat16", Report(), is_lossless=True)
+    path = pack_lossless(tmp_path / "model", tmp_path / "coded", CodedTensorLimits(512, most_share=0.0))
     verify(path, lambda done, total: None)
     with BundleFile.open(path) as file:
         assert not file.bundle.coded
@@ -223,7 +225,7 @@ def test_a_tensor_that_does_not_shrink_stays_as_it_is(tmp_path: Path, monkeypatc
 
 def test_chunks_that_do_not_make_up_their_tensor_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_llama(tmp_path / "model", dtype=torch.bfloat16)
-    path = pack_directory(tmp_path / "model", tmp_path / "coded", "bfloat16", Report(), is_lossless=True)
+    path = pack_lossless(tmp_path / "model", tmp_path / "coded")
     monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle.CHUNK_VALUES", 400)
     with pytest.raises(WeightBundleError, match="does not have the chunks of shape"), BundleFile.open(path):
         pass

@@ -1,7 +1,8 @@
 """Answers that follow a grammar, by the embedded model: each conforms in all circumstances, and other answers are unaffected."""
 
 import json
-from typing import Any
+import math
+from typing import Any, TypeVar
 
 import jsonschema
 import pytest
@@ -9,13 +10,15 @@ import pytest
 from pilotlight.engine.api.protocol import Constraint, Submit
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
+from pilotlight.engine.grammar.constraints import Grammars
 from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.grammar.matcher import ConstraintError, Matcher
+from pilotlight.engine.grammar.token_masks import TokenMasks
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
 from pilotlight.engine.text.formats.answer_format import AnswerFormat
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
-from tests.engine.driver import Heard, drain, load_engine, one, submit
+from tests.engine.driver import Heard, draft_with, drain, load_engine, one, submit
 from tests.engine.fake_drafter import EachAlone
 from training.ember.chat import HERE
 
@@ -129,35 +132,61 @@ def test_what_cannot_be_enforced_ends_one_sequence_by_name_before_its_first_toke
     engine.close()
 
 
-def test_whatever_compiling_a_grammar_raises_ends_its_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: GrammarCompiler, constraint: Constraint) -> Any:
+class BrokenCompiler(GrammarCompiler):
+    def compile(self, constraint: Constraint) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(GrammarCompiler, "compile", broken)
+
+class FailingCompiler(GrammarCompiler):
+    """A compiler whose matchers fail after they have made `masks_left` masks in all."""
+
+    masks_left: float = 5
+
+    def matcher(self, grammar: Any, *, is_optional: bool = False) -> Matcher:
+        num_words = -(-TOKENIZER.vocab_size // 32)
+        return FailingMatcher(self, grammar.deep_copy(), num_words, self.tokenizer(), is_optional=is_optional)
+
+
+class FailingMatcher(Matcher):
+    def __init__(self, compiler: FailingCompiler, *arguments: Any, is_optional: bool) -> None:
+        super().__init__(*arguments, is_optional=is_optional)
+        self.compiler = compiler
+
+    def mask(self) -> Any:
+        if not self.compiler.masks_left:
+            raise ConstraintError("no token may follow the output so far")
+        self.compiler.masks_left -= 1
+        return super().mask()
+
+
+CompilerT = TypeVar("CompilerT", bound=GrammarCompiler)
+
+
+def compile_with(engine: Engine, kind: type[CompilerT]) -> CompilerT:
+    """Let an engine that has no sequences compile its grammars with another compiler; return it."""
+    compiler = kind(HERE, engine.info.vocab_size, engine.info.eos_token_ids)
+    engine.requirements.token_masks.close()
+    engine.requirements.token_masks = TokenMasks(engine.info, Grammars(compiler), engine.sequences)
+    return compiler
+
+
+def test_whatever_compiling_a_grammar_raises_ends_its_sequence_alone() -> None:
     engine = ember()
+    compile_with(engine, BrokenCompiler)
     heard = drain(engine, [asked("a", JSON), asked("free", None, max_tokens=5)])
     assert (heard["a"].finish_reason, heard["a"].error) == ("error", "no room")
     assert heard["free"].finish_reason in ("length", "stop")
     engine.close()
 
 
-def test_an_answer_that_nothing_may_follow_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_nothing_may_follow_ends_alone() -> None:
     engine = ember()
-    mask = Matcher.mask
-
-    def empty(self: Matcher) -> Any:
-        if num_masks[0] > 5:
-            raise ConstraintError("no token may follow the output so far")
-        num_masks[0] += 1
-        return mask(self)
-
-    num_masks = [0]
-    monkeypatch.setattr(Matcher, "mask", empty)
+    compiler = compile_with(engine, FailingCompiler)
     heard = drain(engine, [asked("a", JSON), asked("free", None, max_tokens=30)])
     assert heard["a"].finish_reason == "error"
     assert "no token may follow" in str(heard["a"].error)
     assert heard["free"].finish_reason in ("length", "stop")
-    monkeypatch.undo()
+    compiler.masks_left = math.inf
     assert_is_person(one(engine, asked("b", JSON)))
     engine.close()
 
@@ -172,18 +201,9 @@ def test_an_answer_that_can_do_without_its_grammar_is_what_it_would_have_been() 
     engine.close()
 
 
-def test_an_answer_that_can_do_without_its_grammar_continues_when_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_can_do_without_its_grammar_continues_when_that_fails() -> None:
     engine = ember()
-    mask = Matcher.mask
-
-    def broken(self: Matcher) -> Any:
-        if num_masks[0] > 5:
-            raise ConstraintError("the parser gave up")
-        num_masks[0] += 1
-        return mask(self)
-
-    num_masks = [0]
-    monkeypatch.setattr(Matcher, "mask", broken)
+    compile_with(engine, FailingCompiler)
     heard = one(engine, asked("a", replace(JSON, is_optional=True), max_tokens=40, ignore_eos=True))
     assert (len(heard.token_ids), heard.finish_reason, heard.error) == (40, "length", None)
     engine.close()
@@ -238,8 +258,7 @@ def test_drafts_are_checked_against_the_grammar_and_change_no_token() -> None:
     expected = crowd(engine)
     engine.close()
     drafting = ember()
-    drafting.speculation = HalfRight()
-    drafting._begin_anew(drafting.scheduler.limits, drafting.scheduler.lease)
+    draft_with(drafting, HalfRight())
     for name, heard in crowd(drafting).items():
         assert heard.token_ids == expected[name].token_ids, name
     drafting.close()

@@ -73,9 +73,8 @@ def test_a_damaged_store_changes_no_answer(
     expected: list[list[int]],
     tmp_path: Path,
     damage: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check(damaged_store(model, PROMPTS, tmp_path, damage, monkeypatch), expected, STORE[damage][1])
+    check(damaged_store(model, PROMPTS, tmp_path, damage), expected, STORE[damage][1])
 
 
 @pytest.mark.process
@@ -111,7 +110,7 @@ def test_without_its_check_a_tier_would_answer_wrongly(
     elif tier == "disk":
         found = damaged_disk(model, PROMPTS, tmp_path, "swapped bodies")
     elif tier == "store":
-        found = damaged_store(model, PROMPTS, tmp_path, "swapped bodies", monkeypatch)
+        found = damaged_store(model, PROMPTS, tmp_path, "swapped bodies")
     else:
         found = damaged_peer(model, PROMPTS, tmp_path, SharedMemoryTransport, "other block", monkeypatch)
     assert found.answers != expected

@@ -22,7 +22,7 @@ from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.scheduling.plan import Chunk
 from pilotlight.kernels.cpu import library
-from tests.cpu_kernels import C_LIBRARY, computing_with
+from tests.cpu_kernels import C_LIBRARY, TORCH, computing_with
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
 from tests.engine.fake_drafter import Remembering
@@ -165,7 +165,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
             found = Answers.of(drain(engine, batch))
             assert found == Answers.of(drain(reference, batch))
             assert dtype == "bfloat16" or all(found[name].token_ids == expected[name].token_ids for name in found)
-        shapes = graphs_of(engine)._graphs
+        shapes = graphs_of(engine).recorded
         assert any(shape.longest > 1 and shape.sequences == 1 for shape in shapes)
         assert num_drafts is None or any(shape.longest > 1 and shape.sequences > 1 for shape in shapes)
 
@@ -249,11 +249,10 @@ def test_an_unloaded_model_leaves_nothing_behind(checkpoint: Path) -> None:
 
 
 def test_a_library_that_appears_while_a_model_serves_is_recorded_then(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = load_engine(checkpoint)
-    with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
-        patch.setattr(library, "loaded", None)
+    with computing_with(TORCH), caplog.at_level(logging.INFO):
         one(engine, submit("a", [5, 6, 7], max_tokens=10))
     assert graphs_of(engine).num_graphs == 0
     one(engine, submit("b", [5, 6, 8], max_tokens=WANTED_TIMES + 1))

@@ -124,15 +124,15 @@ def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
     asked: list[list[int]] = []
     speculation = engine.speculation
     assert isinstance(speculation, Speculator)
-    assert speculation._model is not None
-    propose = speculation._model.propose
+    assert speculation.model is not None
+    propose = speculation.model.propose
 
     def noting(sequences: Any, length: int) -> list[list[int]]:
         guessed = propose(sequences, num_guesses)
         asked.append([*sequences[0].token_ids, *guessed[0]])
         return [tokens[:length] for tokens in guessed]
 
-    speculation._model.propose = noting  # type: ignore[method-assign]
+    speculation.model.propose = noting  # type: ignore[method-assign]
     one(engine, submit("a", prompt, max_tokens=12))
     engine.close()
     for tokens in asked[:3]:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,22 +13,22 @@ import torch
 from safetensors.torch import save_file
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights import filling
 from pilotlight.engine.weights.checkpoint import index_checkpoint
-from pilotlight.engine.weights.filling import Job, fill
+from pilotlight.engine.weights.filling import Job, WrittenChunk, check_written, cut, fill
 from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.engine.weights.staging import Staging, Waitable, copy
 from pilotlight.engine.weights.weight_limits import WeightLimits
 from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.finite import total_of
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 
 ROOT = Path(__file__).parents[2]
+SMALL = 1000  # bytes of a chunk
 AT_ONCE = WeightLimits(move_after_s=0.0, move_share=1.0)
 
 
 @pytest.fixture
-def tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    monkeypatch.setattr(filling, "CHUNK_BYTES", 1000)  # many small chunks
+def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     made = {f"t{i}": torch.randn(37 + i, 23, generator=generator).bfloat16() for i in range(9)}
     made["u"] = torch.randint(0, 256, (5, 7, 9), dtype=torch.uint8, generator=generator)
@@ -61,44 +60,38 @@ class LateDevice:
             self.num_copies += 1
             self._under_way += 1
             self.most_under_way = max(self.most_under_way, self._under_way)
-        mark = Mark(lambda: make(into, *staged), self._end)
-        mark.start()
-        return mark
+        return Mark(lambda: make(into, *staged), self._end)
 
     def _end(self) -> None:
         with self._lock:
             self._under_way -= 1
 
 
-class Mark(threading.Thread):
-    def __init__(self, work: Callable[[], object], end: Callable[[], None]) -> None:
-        super().__init__()
-        self._work, self._end = work, end
+class Mark:
+    """A copy that is made when it is waited for."""
 
-    def run(self) -> None:
-        time.sleep(0.002)
-        self._work()
-        self._end()
+    def __init__(self, work: Callable[[], object], end: Callable[[], None]) -> None:
+        self._todo = [work, end]
 
     def wait(self) -> None:
-        self.join()
+        while self._todo:
+            self._todo.pop(0)()
 
 
 @pytest.mark.parametrize("device", [None, LateDevice()])
 def test_every_piece_reaches_its_place(
-    device: LateDevice | None, tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: LateDevice | None, tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     stored = index_checkpoint(tmp_path)
-    into = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in tensors.items() if name != "u"}
+    # A real device checks values after its copies; here the copies are late, and zeros are checked.
+    into = {name: torch.zeros(tensor.shape, dtype=torch.float32) for name, tensor in tensors.items() if name != "u"}
     into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # the stored type, without conversion
     turned = torch.empty(5, 9, 7, dtype=torch.uint8)
     jobs = [Job(name, (stored[name],), tensor) for name, tensor in into.items()]
     if device is not None:
         jobs = [job for job in jobs if job.into.dtype == torch.float32]
-        # A real device checks values after its copies; here the copies are late.
-        monkeypatch.setattr(filling, "is_finite", lambda values: True)
     worked: list[int] = []
-    fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)
+    fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], None, None, device, SMALL)
     for job in jobs:
         assert torch.equal(job.into, tensors[job.name].to(job.into.dtype)), job.name
     assert torch.equal(turned, tensors["u"].transpose(1, 2))
@@ -124,7 +117,7 @@ def test_the_first_failure_ends_all_threads(tensors: dict[str, torch.Tensor], tm
 
     jobs = [Job(name, (stored[name],), torch.empty(t.shape), fail) for name, t in tensors.items() if name != "u"]
     with pytest.raises(ZeroDivisionError):
-        fill(jobs)
+        fill(jobs, chunk_bytes=SMALL)
     assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
 
 
@@ -133,7 +126,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(tensors: dict[str, 
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:5000])
     jobs: list[Job] = [Job(name, (stored[name],), torch.empty(t.shape)) for name, t in tensors.items() if name != "u"]
     with pytest.raises(CheckpointError, match=r"model\.safetensors was cut off while it was read"):
-        fill(jobs)
+        fill(jobs, chunk_bytes=SMALL)
 
 
 PEAK = """
@@ -219,34 +212,32 @@ def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read
     assert not memory[4 * HUGE_PAGE :].any()
 
 
-def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.engine.weights.relocation.pages.make_huge", lambda *where: True)
-    moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), (), WeightLimits(move_after_s=60.0))
+def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep() -> None:
+    later = WeightLimits(move_after_s=60.0)
+    moving = HugePages(torch.empty(64 << 20, dtype=torch.uint8), (), later, make_huge=lambda *where: True)
     moving.close()
     assert moving.wait(60)
     assert moving.moved_bytes == 0
 
 
-def test_a_system_without_huge_pages_keeps_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_huge_pages_keeps_small_ones() -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(
-        "pilotlight.engine.weights.relocation.pages.make_huge", lambda *where: bool(asked.append(where))
-    )
-    moving = HugePages(torch.empty(256 << 20, dtype=torch.uint8), (), AT_ONCE)
+    memory = torch.empty(256 << 20, dtype=torch.uint8)
+    moving = HugePages(memory, (), AT_ONCE, make_huge=lambda *where: bool(asked.append(where)))
     assert moving.wait(60)
     assert len(asked) == 1
 
 
 def test_chunks_on_a_device_are_checked_at_once_and_one_that_is_bad_is_named() -> None:
     def written(name: str, values: torch.Tensor) -> Any:
-        return filling._Written(name, values, filling.total_of(values))
+        return WrittenChunk(name, values, total_of(values))
 
     huge = torch.full((4,), 3e38).bfloat16()  # valid, although its sum is infinite
     good = [written("a", torch.ones(5).bfloat16()), written("b", huge), written("c", torch.ones(3, dtype=torch.uint8))]
-    filling._check_written(good)
-    filling._check_written([])
+    check_written(good)
+    check_written([])
     with pytest.raises(CheckpointError, match="tensor d holds NaN or infinity"):
-        filling._check_written([*good, written("d", torch.tensor([1.0, torch.nan]))])
+        check_written([*good, written("d", torch.tensor([1.0, torch.nan]))])
 
 
 def test_pieces_for_a_device_are_larger_than_a_cpus_caches(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
@@ -254,7 +245,7 @@ def test_pieces_for_a_device_are_larger_than_a_cpus_caches(tensors: dict[str, to
 
     def num_pieces(device: str) -> int:
         place = type("Place", (), {"shape": (37, 23), "device": torch.device(device)})
-        return len(list(filling._cut(Job("t0", (stored,), place))))  # type: ignore[arg-type]
+        return len(list(cut(Job("t0", (stored,), place), SMALL)))  # type: ignore[arg-type]
 
     assert num_pieces("cpu") == 2
     assert num_pieces("cuda") == 1

@@ -196,7 +196,7 @@ def test_embeddings_have_a_bound_and_those_in_use_stay(
 ) -> None:
     engine = load_engine(written.directory)
     assert engine.requirements.images is not None
-    engine.requirements.images._most_bytes = 1
+    engine.requirements.images.most_bytes = 1
     files = {"a": SMALL, "b": WIDE, "c": SMALL, "d": TALL}
     prompts = {
         name: written.prompt([*text(5 + i, 5), -1, -1], file, TALL) for i, (name, file) in enumerate(files.items())

@@ -1,7 +1,6 @@
 """Models that use the mapped pages of their checkpoint: the same results, the same errors, and a relocation into memory without effect on answers."""
 
 import dataclasses
-import errno
 import json
 import logging
 import os
@@ -25,8 +24,6 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.loading import load_model
-from pilotlight.engine.weights import load as weight_load
-from pilotlight.engine.weights import storage
 from pilotlight.engine.weights.bundles.bundle_file import BundleWriter
 from pilotlight.engine.weights.checkpoint import is_local
 from pilotlight.engine.weights.relocation import Relocation
@@ -38,6 +35,7 @@ from tests.engine import test_mapped_weights as mapped_weights
 from tests.engine.agreement import TOLERANCE, as_distribution, full
 from tests.engine.driver import Heard, drain, one, random_prompt, submit
 from tests.engine.families import MODELS, write_family
+from tests.engine.file_faults import change_at, file_system_that_fills_up, full_file_system
 from tests.engine.test_mapped_weights import CONFIG, mappings
 from tests.in_turn import in_turn
 
@@ -151,13 +149,11 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("unpacked")  # packed matrices cannot be used in place
 @pytest.mark.parametrize(("name", "dtype"), in_turn(MODELS, ["float32", "bfloat16"]))
 def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
-    name: str, dtype: str, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, tmp_path: Path, kept_at: Path, memory: KvMemory
 ) -> None:
-    monkeypatch.setattr(
-        "pilotlight.kernels.cpu.library.takes_codes", lambda: False
-    )  # packed matrices cannot be used in place
     write_family(tmp_path, name, getattr(torch, dtype))
     expected = copied(tmp_path, memory, dtype)
     by_torch = name.startswith("deepseek")  # latent attention uses products of torch
@@ -231,14 +227,14 @@ def test_what_lies_together_is_used_where_it_lies(
 
 
 def test_parts_that_lie_apart_are_joined_page_by_page(
-    tmp_path: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept_at: Path, memory: KvMemory, held: threading.Event
 ) -> None:
     """The model has queries, keys and values in one matrix. They are mapped together; only pages that contain the end of one are copied."""
-    monkeypatch.setattr(storage, "_LEAST_PART", 4096)
     directory = tmp_path / "model"
     write_llama(directory, hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
     expected = copied(directory, memory)
-    loaded = load(directory, kept_at, memory)
+    limits = dataclasses.replace(EAGER, least_part_bytes=4096)
+    loaded = load(directory, kept_at, memory, limits=limits)
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(directory) in line]
     num_layers = len(loaded.engine.runner.model.layers)  # type: ignore[attr-defined]
     assert len(maps) == 1 + 3 * num_layers
@@ -329,17 +325,10 @@ def test_a_value_that_is_no_number_is_refused_in_place_too(
 
 
 def test_a_checkpoint_that_changes_while_it_is_mapped_is_refused(
-    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    directory: Path, kept_at: Path, memory: KvMemory
 ) -> None:
-    fill = weight_load.fill
-
-    def fill_and_change(*arguments: Any, **options: Any) -> None:
-        fill(*arguments, **options)
-        os.utime(directory / "model.safetensors", (1, 1))
-
-    monkeypatch.setattr("pilotlight.engine.weights.load.fill", fill_and_change)
     with pytest.raises(CheckpointError, match="was changed while it was read"):
-        load(directory, kept_at, memory)
+        load(directory, kept_at, memory, on_progress=change_at(directory / "model.safetensors"))
     assert list(kept_at.parent.iterdir()) == []
 
 
@@ -371,26 +360,18 @@ def test_a_checkpoint_may_be_replaced_by_renaming(
 
 
 def test_sequences_that_run_while_the_model_moves_notice_nothing(
-    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+    directory: Path, kept_at: Path, memory: KvMemory, held: threading.Event
 ) -> None:
     requests = [submit(str(i), random_prompt(20 + i, seed=i), max_tokens=60, num_logprobs=2) for i in range(3)]
     expected = drain(load(directory, None, memory, limits=COPIED).engine, requests)
     loaded = load(directory, kept_at, memory)
     model = loaded.engine.runner.model  # type: ignore[attr-defined]
-    steps = 0
-    step = loaded.engine.step
-
-    def step_and_move() -> bool:
-        nonlocal steps
-        steps += 1
-        if steps == 30:
-            held.set()
-            assert has_moved(loaded)
-        return step()
-
-    monkeypatch.setattr(loaded.engine, "step", step_and_move)
-    found = drain(loaded.engine, requests)
-    assert steps > 40
+    found: dict[str, Heard] = {}
+    with pytest.raises(AssertionError, match="30 steps were not enough"):
+        drain(loaded.engine, requests, 30, found)
+    held.set()
+    assert has_moved(loaded)
+    drain(loaded.engine, [], heard=found)
     assert loaded.engine.runner.model is not model  # type: ignore[attr-defined]
     for name, heard in expected.items():
         assert found[name].logprobs == heard.logprobs
@@ -477,13 +458,10 @@ def test_a_full_file_system_ends_the_move_with_one_line(
     caplog.set_level(logging.INFO)
     expected = copied(directory, memory)
 
-    def fill_up(descriptor: int, content: Any, start: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     if when == "before":
-        monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle_file.free_bytes", lambda directory: 1 << 16)
+        full_file_system(monkeypatch)
     else:
-        monkeypatch.setattr(os, "pwrite", fill_up)
+        file_system_that_fills_up(monkeypatch)
     loaded = load(directory, kept_at, memory)
     assert not has_moved(loaded)
     (record,) = [record for record in caplog.records if record.name.startswith("pilotlight.engine.weights")]

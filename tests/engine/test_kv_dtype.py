@@ -130,7 +130,7 @@ def test_a_host_with_a_plain_cache_hands_nothing_over_to_one_in_fp8_and_says_why
 ) -> None:
     pair = Pair(checkpoint, tmp_path, max_num_batched_tokens=48)
     pair.decode.close()
-    pair.decode = load_engine(checkpoint, tiers=pair._tiers[1], max_num_batched_tokens=48, kv_dtype="fp8")
+    pair.decode = load_engine(checkpoint, tiers=pair.tiers[1], max_num_batched_tokens=48, kv_dtype="fp8")
     heard = pair.answer([submit("greedy", PROMPT, max_tokens=20)])["greedy"]
     assert (heard.token_ids, heard.num_fetched_tokens) == (expected["greedy"], 0)
     assert "differs from the reader's in layout" in caplog.text

@@ -20,8 +20,8 @@ from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.weight_limits import WeightLimits
-from pilotlight.kernels.matrices import lossless_speed
 from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
+from pilotlight.kernels.matrices.lossless_speed import LosslessSpeed
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, submit
 from tests.engine.families import MODELS, PACKED, SWEPT, write_family
@@ -159,21 +159,21 @@ def test_auto_measures_once_and_obeys(
     is_faster: bool, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_llama(tmp_path, dtype=torch.bfloat16)
-    measured: list[bool] = []
+    measured: list[int] = []
 
-    def measure() -> bool:
-        measured.append(is_faster)
-        return is_faster
+    def gain(rows: int) -> float:
+        measured.append(rows)
+        return 1.2 if is_faster else 0.9
 
-    monkeypatch.setattr(lossless_speed, "known", lambda: measured[0] if measured else None)
-    monkeypatch.setattr(lossless_speed, "measure", measure)
+    speed = LosslessSpeed(tmp_path / "speed.json", gain)
+    monkeypatch.setattr("pilotlight.engine.weights.load.speed_here", lambda: speed)
     for _ in range(2):
         loaded = load(tmp_path, kept_at, memory, "auto")
         if not loaded.engine.info.mapped:
             assert has_moved(loaded)
         loaded.close()
     assert loaded.engine.info.mapped
-    assert measured == [is_faster]
+    assert measured.count(1) == 1
     assert bool(coded_tensors(kept_at)) == is_faster
 
 

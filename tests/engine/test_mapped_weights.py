@@ -1,6 +1,5 @@
 """Models whose weights are in a file that outlives the engine host: the same results, no second read, and recovery from damage."""
 
-import errno
 import gc
 import logging
 import os
@@ -24,13 +23,15 @@ from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.weights.bundles.bundle import lay_out
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
-from pilotlight.engine.weights.bundles.bundle_maps import drop_removed_maps
+from pilotlight.engine.weights.bundles.bundle_maps import MAPS
+from pilotlight.engine.weights.filling import ReadingProgress
 from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 from tests.checkpoints import change_config, write_llama
 from tests.embedders import EMBEDDERS, write_embedder
 from tests.engine.agreement import full
 from tests.engine.driver import Heard, one, random_prompt, submit
 from tests.engine.families import MODELS, SWEPT, write_family
+from tests.engine.file_faults import change_at, file_system_that_fills_up, forbid_checkpoints, full_file_system
 
 CONFIG = HostConfig(kv_bytes=4 << 20, threads=1)
 REQUEST = full("a", random_prompt(30, seed=3), max_tokens=3)
@@ -49,13 +50,18 @@ def directory(tmp_path: Path) -> Path:
 
 
 def load(
-    directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto", limits: WeightLimits = USUAL_LIMITS
+    directory: Path,
+    kept_at: Path | None,
+    memory: KvMemory,
+    dtype: Any = "auto",
+    limits: WeightLimits = USUAL_LIMITS,
+    on_progress: ReadingProgress | None = None,
 ) -> LoadedModel:
     path = None if kept_at is None else str(kept_at)
     spec = ModelSpec(
         "tiny", str(directory), dtype, weights_file=path, lossless="off"
     )  # off, as it depends on the machine whether 12 bits are faster
-    return load_model(spec, CONFIG, memory, limits=limits)
+    return load_model(spec, CONFIG, memory, on_progress, limits=limits)
 
 
 def answer(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "auto") -> tuple[ModelInfo, Heard]:
@@ -113,7 +119,7 @@ def test_waking_reads_no_weights(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(directory, kept_at, memory)
-    monkeypatch.setattr("pilotlight.engine.weights.source.Checkpoint", None)  # opening the checkpoint would fail
+    forbid_checkpoints(monkeypatch)
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
@@ -247,7 +253,7 @@ def test_a_full_file_system_costs_the_file_and_not_the_answer(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, expected = answer(directory, None, memory)
-    monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle_file.free_bytes", lambda directory: 1 << 16)
+    full_file_system(monkeypatch)
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
@@ -261,10 +267,7 @@ def test_a_file_system_that_fills_up_while_weights_are_read_costs_no_answer_eith
 ) -> None:
     _, expected = answer(directory, None, memory)
 
-    def fill_up(descriptor: int, content: Any, start: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", fill_up)
+    file_system_that_fills_up(monkeypatch)
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
@@ -290,19 +293,10 @@ def test_a_checkpoint_that_is_refused_leaves_no_bundle(directory: Path, kept_at:
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_leaves_no_bundle(
-    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    directory: Path, kept_at: Path, memory: KvMemory
 ) -> None:
-    from pilotlight.engine.weights import load as weight_load
-
-    fill = weight_load.fill
-
-    def fill_and_change(*arguments: Any, **options: Any) -> None:
-        fill(*arguments, **options)
-        os.utime(directory / "model.safetensors", (1, 1))
-
-    monkeypatch.setattr(weight_load, "fill", fill_and_change)
     with pytest.raises(CheckpointError, match="was changed while it was read"):
-        load(directory, kept_at, memory)
+        load(directory, kept_at, memory, on_progress=change_at(directory / "model.safetensors"))
     assert list(kept_at.parent.iterdir()) == []
 
 
@@ -374,10 +368,10 @@ def test_the_memory_of_a_removed_bundle_is_let_go(directory: Path, kept_at: Path
     load(directory, kept_at, memory).close()
     load(directory, kept_at, memory).close()
     gc.collect()
-    drop_removed_maps()
+    MAPS.drop_removed_maps()
     assert is_mapped(kept_at), "the map must stay while the file exists"
     kept_at.unlink()
-    drop_removed_maps()
+    MAPS.drop_removed_maps()
     assert not is_mapped(kept_at)
 
 

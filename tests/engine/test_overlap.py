@@ -344,7 +344,7 @@ def test_a_pipeline_has_as_many_steps_under_way_as_stages() -> None:
     heard: dict[str, Heard] = {name: Heard() for name in prompts}
     while engine.has_work:
         engine.step()
-        under_way.append(len(engine._steps))
+        under_way.append(len(engine.in_flight))
         for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
     assert {name: h.token_ids for name, h in heard.items()} == {n: expected_tokens(p, 5) for n, p in prompts.items()}
@@ -359,14 +359,14 @@ def test_closing_and_failing_end_every_step_under_way() -> None:
             engine.submit(submit(name, PROMPT, max_tokens=5))
         engine.step()
         engine.step()
-        assert len(engine._steps) == 2
+        assert len(engine.in_flight) == 2
         if end == "close":
             engine.close()
         else:
             engine.fail_all("engine_error", "a step failed")
             assert {o.sequence_id for o in engine.sequences.take_outputs()} == {"a", "b"}
             assert not engine.has_work
-        assert not engine._steps
+        assert not engine.in_flight
 
 
 @pytest.mark.skipif(os.environ.get("PILOTLIGHT_TEST_DEVICE") != "cuda", reason="a CPU is never waited for")

@@ -47,10 +47,12 @@ from pilotlight.engine.weights.storage import MetaStorage
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.checkpoints import change_tensors
+from tests.cpu_kernels import TORCH, computing_with
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import PACKED, write_family
+from tests.engine.file_faults import forbid_checkpoints, full_file_system
 from tests.engine.parallel.test_compositions import FURTHER, MODELS
 from tests.engine.quantizers import pack_quantized, write_quantized
 from tests.engine.test_mapped_weights import answer
@@ -282,9 +284,7 @@ def test_weights_that_stay_packed_are_kept_as_the_checkpoint_has_them(
     made, first = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     stored = sum(tensor.end - tensor.start for tensor in index_checkpoint(tmp_path / "model").values())
     assert 0.95 * stored < made.weights_bytes < 1.05 * stored
-    monkeypatch.setattr(
-        "pilotlight.engine.weights.checkpoint.index_checkpoint", None
-    )  # opening the checkpoint would fail
+    forbid_checkpoints(monkeypatch)
     mapped, second = answer(tmp_path / "model", tmp_path / "kept", memory, "float32")
     assert (made.mapped, mapped.mapped) == (False, True)
     assert mapped.weights_bytes == made.weights_bytes
@@ -322,7 +322,7 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
     keep_packed(monkeypatch, True)
     memory = make_kv_memory(HostConfig(kv_bytes=4 << 20, threads=1))
     _, expected = answer(tmp_path / "model", None, memory)
-    monkeypatch.setattr("pilotlight.engine.weights.bundles.bundle_file.free_bytes", lambda directory: 1 << 10)
+    full_file_system(monkeypatch)
     info, heard = answer(tmp_path / "model", tmp_path / "kept", memory)
     assert (info.mapped, (tmp_path / "kept").exists()) == (False, False)
     assert heard.logprobs == expected.logprobs
@@ -331,14 +331,12 @@ def test_packed_weights_are_loaded_without_a_copy_where_memory_is_full(
 
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("name", ["awq", "eight bits, by row", "mxfp4", "fp8 by blocks"])
-def test_a_cpu_keeps_what_its_c_library_multiplies_by(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_keeps_what_its_c_library_multiplies_by(tmp_path: Path, name: str) -> None:
     write_family(tmp_path, PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path)
     takes_codes = library.takes_codes()
     assert bool(packed_weights(load_engine(tmp_path, dtype="float32"))) == (takes_codes and "fp8" not in name)
-    monkeypatch.setattr(library, "loaded", None)
-    assert not packed_weights(load_engine(tmp_path, dtype="float32"))
+    with computing_with(TORCH):
+        assert not packed_weights(load_engine(tmp_path, dtype="float32"))
 
 
 def test_experts_in_mxfp4_kept_packed_are_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ import pytest
 from pilotlight.engine.api.protocol import Constraint, HostConfig, Submit
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.kv.shared_tiers import open_tiers
@@ -23,6 +22,7 @@ from pilotlight.engine.text.formats.answer_format import raw_parser
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.runtime.dispatch.sequences import decode_sequence, prefill_sequence
 from pilotlight.runtime.generation.output_processor import OutputProcessor
+from tests.engine.conftest import make_transfers_pay
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, submit
 from training.ember.chat import HERE
 
@@ -175,7 +175,7 @@ def test_a_cached_prefix_may_end_in_what_drafts_have_left(drafters: str) -> None
 def test_blocks_that_come_back_from_a_tier_hold_no_refused_draft(
     drafters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+    make_transfers_pay(monkeypatch)
     for host, kept_in in (("host", "nothing"), ("host", "host"), ("another host", "disk")):
         tiers = open_tiers(
             HostConfig(
@@ -247,7 +247,7 @@ def test_steps_that_check_drafts_are_recorded_and_replayed(drafters: str) -> Non
     for seed in (1, 2):
         assert_same(drain(engine, requests(12, seed=seed)), told_without(12, seed=seed))
     if graphs.num_graphs:  # a CPU without the C library records none
-        assert any(shape.longest > 1 for shape in graphs._graphs)
+        assert any(shape.longest > 1 for shape in graphs.recorded)
     engine.close()
 
 
@@ -255,7 +255,7 @@ def test_steps_that_check_drafts_are_recorded_and_replayed(drafters: str) -> Non
 def test_a_prompt_that_another_host_computes_is_answered_with_drafts(
     drafters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
+    make_transfers_pay(monkeypatch)
 
     def tiers(role: str) -> Any:
         address = f"ipc://{tmp_path}/{role}.peers"
@@ -345,7 +345,7 @@ def test_outputs_say_how_many_drafts_were_checked_and_right() -> None:
 def test_a_drafter_that_breaks_under_load_ends_no_sequence() -> None:
     engine = ember("grammar,suffix")
     assert isinstance(engine.speculation, Speculator)
-    broken, draw = engine.speculation._drafters[1], random.Random(2)
+    broken, draw = engine.speculation.drafters[1], random.Random(2)
     propose: Callable[..., Any] = broken.propose
 
     def sometimes(*asked: Any) -> Any:

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.kv.shared_tiers import SharedTiers, open_tiers
-from pilotlight.engine.kv.store import store_tier
 from pilotlight.engine.kv.store.store_thread import StoreThread
+from pilotlight.engine.kv.store.store_tier import StoreTier
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain_preempting, load_engine, one, random_prompt
@@ -36,7 +36,7 @@ def tiers(tmp_path: Path) -> Iterator[SharedTiers]:
     opened.close()
 
 
-def open_anew(directory: Path, host: str = "host", disk: str = "disk") -> SharedTiers:
+def open_anew(directory: Path, package: FakeStore, host: str, disk: str) -> SharedTiers:
     opened = open_tiers(
         HostConfig(
             kv_host_bytes=8 << 20,
@@ -44,24 +44,22 @@ def open_anew(directory: Path, host: str = "host", disk: str = "disk") -> Shared
             kv_disk_bytes=8 << 20,
             kv_disk_dir=str(directory / disk),
             kv_store="127.0.0.1:1",
-        )
+        ),
+        join_store=lambda master: StoreTier(package),
     )
     assert opened is not None
     return opened
 
 
 @pytest.mark.process
-def test_a_round_trip_through_host_disk_and_store_agrees(
-    written: tuple[Path, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_trip_through_host_disk_and_store_agrees(written: tuple[Path, PreTrainedModel], tmp_path: Path) -> None:
     directory, model = written
     package = FakeStore()
-    monkeypatch.setattr(store_tier, "open_member", lambda *_, **__: package)
     prompt = random_prompt(64, seed=3)
     longer = prompt + random_prompt(21, seed=4)
     hosts = (("host", "nothing"), ("host", "host"), ("another host", "disk"), ("one without a disk", "store"))
     for host, kept_in in hosts:
-        tiers = open_anew(tmp_path, host, "no disk" if kept_in == "store" else "disk")
+        tiers = open_anew(tmp_path, package, host, "no disk" if kept_in == "store" else "disk")
         assert tiers.store is not None
         until(partial(is_usable, tiers.store))
         assert tiers.disk is not None

@@ -294,7 +294,7 @@ def run_steps(dry: DryRun) -> None:
         chunks.sort(key=lambda one: 0 if one.is_decode else 1 if one.drafts else 2)
         step = step_of(chunks, BLOCK, row_of)
         if is_fed:
-            runner._chosen = fake_tensor((len(chunks),), torch.int64)
+            runner.chosen = fake_tensor((len(chunks),), torch.int64)
         for _ in range(
             2 if len(step.token_ids) <= 300 else 1
         ):  # small steps run twice: the second time padded and recorded

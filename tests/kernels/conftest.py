@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from pilotlight.kernels import checks
 from tests.cpu_kernels import BOTH, computing_with
 
 DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
@@ -75,6 +76,11 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(DEVICE)
+
+
+def set_debug_mode(patch: pytest.MonkeyPatch, is_on: bool = True) -> None:
+    """Check indices, as with PILOTLIGHT_DEBUG=1, or do not."""
+    patch.setattr(checks, "DEBUG", is_on)
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,21 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 import torch
 
 from pilotlight.kernels.cpu import build, library
-from pilotlight.kernels.cpu.build import BuildError, build_library, discard_libraries, find_library
+from pilotlight.kernels.cpu.build import BuildError, LibraryBuild, discard_libraries
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.cpu.library import LibrarySearch
+from tests.cpu_kernels import TORCH, computing_with
 
 pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
@@ -26,28 +31,31 @@ def arithmetic() -> None:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use an empty cache, and reset the process's search for the library."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(build.SWITCH, raising=False)
-    monkeypatch.setattr(library, "loaded", None)
-    monkeypatch.setattr(library, "_started", False)
-    return tmp_path / "pilotlight" / "kernels"
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Use an empty cache, and no library."""
+    with computing_with(TORCH):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.delenv(build.SWITCH, raising=False)
+        yield tmp_path / "pilotlight" / "kernels"
 
 
 @pytest.fixture
-def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny_sources(tmp_path: Path) -> Path:
     """Write C files that compile quickly, and return their folder."""
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.c").write_text("#ifdef SCALAR_BF16\nint one_bf16 = 1;\n#else\nint one_f32 = 1;\n#endif\n")
-    monkeypatch.setattr(build, "SOURCES", sources)
     return sources
 
 
-def test_where_there_is_a_compiler_the_library_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tiny(tiny_sources: Path) -> LibraryBuild:
+    return LibraryBuild(tiny_sources)
+
+
+def test_where_there_is_a_compiler_the_library_is_built() -> None:
     try:
-        build._compiler()
+        build.find_compiler()
     except BuildError:
         pytest.skip("there is no C compiler here")
     library.start(wait=True)
@@ -56,24 +64,23 @@ def test_where_there_is_a_compiler_the_library_is_built(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_second_start_finds_what_the_first_has_built(tiny_sources: Path) -> None:
-    assert find_library() is None
-    built = build_library()
-    assert find_library() == built
+def test_a_second_start_finds_what_the_first_has_built(tiny: LibraryBuild, tiny_sources: Path) -> None:
+    assert tiny.find() is None
+    built = tiny.build()
+    assert tiny.find() == built
     made = built.stat().st_ino
-    assert build_library() == built
+    assert tiny.build() == built
     assert built.stat().st_ino == made
     (tiny_sources / "one.c").write_text("int another;\n#error never compiled\n")
-    assert find_library() is None, "a library belongs to its sources"
+    assert tiny.find() is None, "a library belongs to its sources"
 
 
-@pytest.mark.usefixtures("tiny_sources")
-def test_processes_that_start_together_build_once(cache: Path) -> None:
+def test_processes_that_start_together_build_once(cache: Path, tiny_sources: Path) -> None:
     script = (
-        "import sys, pathlib; from pilotlight.kernels.cpu import build; build.SOURCES = pathlib.Path(sys.argv[1]);"
-        "print(build.build_library())"
+        "import sys, pathlib; from pilotlight.kernels.cpu.build import LibraryBuild;"
+        "print(LibraryBuild(pathlib.Path(sys.argv[1])).build())"
     )
-    command = [sys.executable, "-c", script, str(build.SOURCES)]
+    command = [sys.executable, "-c", script, str(tiny_sources)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     paths = {process.communicate()[0] for process in started}
     assert len(paths) == 1
@@ -81,23 +88,23 @@ def test_processes_that_start_together_build_once(cache: Path) -> None:
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".so"], "nothing is left behind"
 
 
-@pytest.mark.usefixtures("tiny_sources")
-def test_what_a_killed_compiler_left_is_removed(cache: Path) -> None:
-    cache.mkdir(parents=True, mode=0o700)
-    for folder in (cache / "other.build", cache / f"{build._key(build._compiler())}.build"):
+def test_what_a_killed_compiler_left_is_removed(cache: Path, tiny: LibraryBuild) -> None:
+    built = tiny.build()
+    built.unlink()
+    for folder in (cache / "other.build", cache / f"{built.stem.partition('-')[0]}.build"):
         folder.mkdir()
         (folder / "half.o").touch()
-    build_library()
+    tiny.build()
     assert not list(cache.glob("*.build"))
 
 
-def test_a_build_waits_for_one_of_other_sources(tiny_sources: Path, cache: Path) -> None:
+def test_a_build_waits_for_one_of_other_sources(tiny: LibraryBuild, cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o700)
     (cache / "other.build").mkdir()
     with ThreadPoolExecutor(1) as pool:
         with open(cache / "build.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            building = pool.submit(build_library)
+            building = pool.submit(tiny.build)
             with pytest.raises(TimeoutError):
                 building.result(0.3)
             assert (cache / "other.build").is_dir()
@@ -105,20 +112,20 @@ def test_a_build_waits_for_one_of_other_sources(tiny_sources: Path, cache: Path)
 
 
 def test_a_library_that_nobody_has_used_for_a_month_is_removed_by_the_next_build(
-    tiny_sources: Path, cache: Path
+    tiny: LibraryBuild, tiny_sources: Path, cache: Path
 ) -> None:
     sources, versions = tiny_sources / "one.c", [f"static int version_{number};\n" for number in range(3)]
     built = []
     for version in versions[:2]:
         sources.write_text(version)
-        built.append(build_library())
+        built.append(tiny.build())
     for library_ in built:
         (cache / f"{library_.stem}-2.json").touch()
         (cache / f"{library_.name.partition('-')[0]}.lock").touch()  # written by earlier releases
         os.utime(library_, (0, 0))
-    assert build_library() == built[1]  # a use
+    assert tiny.build() == built[1]  # a use
     sources.write_text(versions[2])
-    newest = build_library()
+    newest = tiny.build()
     kept = {built[1].name, f"{built[1].stem}-2.json", f"{built[1].name.partition('-')[0]}.lock", newest.name}
     assert {path.name for path in cache.iterdir()} == {*kept, "build.lock"}
 
@@ -131,9 +138,10 @@ def test_without_a_working_compiler_torch_computes_and_one_line_says_why(
     compiler: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", compiler)
+    search = LibrarySearch(LibraryBuild())
     with caplog.at_level(logging.WARNING):
-        library.start(wait=True)
-        library.start(wait=True)
+        search.start(wait=True)
+        search.start(wait=True)
     assert library.loaded is None
     assert len(caplog.messages) == 1
     assert reason in caplog.messages[0]
@@ -156,30 +164,37 @@ def test_no_test_waits_for_the_compiler_under_its_time_limit(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("cache")
-def test_progress_counts_every_file_for_every_scalar(tiny_sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_counts_every_file_for_every_scalar(
+    tiny: LibraryBuild, tiny_sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tiny_sources / "two.c").write_text("")
     seen: list[tuple[int, int]] = []
-    build_library(lambda *counts: seen.append(counts))
+    tiny.build(lambda *counts: seen.append(counts))
     assert seen == [(n, 4) for n in range(5)]
     discard_libraries()
-    build.main()
-    build.main()  # finds the library
+    build.main(tiny)
+    build.main(tiny)  # finds the library
     assert capsys.readouterr().err.splitlines() == [
         f"Compiling the CPU kernels (the first time only): {n} of 4 files" for n in (0, 4)
     ]
 
 
-@pytest.mark.usefixtures("cache", "tiny_sources")
+@pytest.mark.usefixtures("cache")
 def test_a_build_in_the_background_says_who_computes_until_when(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: LibraryBuild, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened = object()
-    monkeypatch.setattr(library, "_opened", lambda _: opened)
-    monkeypatch.setattr(library, "_building", None)
+    opened, is_compiled = create_autospec(Library, decodes_fast=True), threading.Event()
+
+    def open_it(path: Path) -> Library:
+        is_compiled.wait()
+        return opened
+
+    search = LibrarySearch(tiny, open_it)
     with caplog.at_level(logging.INFO):
-        library.start()
-        assert library._building is not None
-        library._building.join()
+        search.start()
+        assert library.loaded is None
+        is_compiled.set()
+        assert search.takes_codes(), "the build is awaited"
     assert library.loaded is opened
     assert [message.partition(" in ")[0] for message in caplog.messages] == [
         "torch is used, which is slower, until the CPU kernels are compiled",
@@ -190,26 +205,26 @@ def test_a_build_in_the_background_says_who_computes_until_when(
 
 
 @pytest.mark.usefixtures("cache")
-def test_sources_that_do_not_compile_are_reported_with_the_compilers_words(tiny_sources: Path) -> None:
+def test_sources_that_do_not_compile_are_reported_with_the_compilers_words(
+    tiny: LibraryBuild, tiny_sources: Path
+) -> None:
     (tiny_sources / "two.c").write_text("#error no header here\n")
     with pytest.raises(BuildError, match="no header here"):
-        build_library()
+        tiny.build()
 
 
-@pytest.mark.usefixtures("tiny_sources")
-def test_a_cache_that_others_can_write_to_is_not_used(cache: Path) -> None:
+def test_a_cache_that_others_can_write_to_is_not_used(cache: Path, tiny: LibraryBuild) -> None:
     cache.mkdir(parents=True)
     cache.chmod(cache.stat().st_mode | stat.S_IWOTH)
     with pytest.raises(BuildError, match="chmod go-w"):
-        build_library()
+        tiny.build()
 
 
-@pytest.mark.usefixtures("tiny_sources")
-def test_a_cache_that_is_no_folder_is_reported(cache: Path) -> None:
+def test_a_cache_that_is_no_folder_is_reported(cache: Path, tiny: LibraryBuild) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("")
     with pytest.raises(BuildError, match="XDG_CACHE_HOME"):
-        build_library()
+        tiny.build()
 
 
 def _cut(content: bytearray) -> bytearray:
@@ -221,45 +236,44 @@ def _flipped(content: bytearray) -> bytearray:
     return content
 
 
-@pytest.mark.usefixtures("cache", "tiny_sources")
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("spoil", [_cut, _flipped, lambda content: bytearray()])
 def test_a_damaged_library_is_never_opened_and_built_again(
-    spoil: Callable[[bytearray], bytearray], caplog: pytest.LogCaptureFixture
+    spoil: Callable[[bytearray], bytearray], tiny: LibraryBuild, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Calling a damaged library would end the process."""
-    path = build_library()
+    path = tiny.build()
     whole = path.read_bytes()
     path.write_bytes(spoil(bytearray(whole)))
     with caplog.at_level(logging.WARNING):
-        assert find_library() is None
+        assert tiny.find() is None
     assert f"the CPU kernels in {path} are damaged" in caplog.text
-    assert build_library().read_bytes() == whole
+    assert tiny.build().read_bytes() == whole
 
 
-@pytest.mark.usefixtures("cache", "tiny_sources")
-def test_a_library_that_cannot_be_used_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
-    path = build_library()  # this library lacks the required functions
+@pytest.mark.usefixtures("cache")
+def test_a_library_that_cannot_be_used_is_built_again(tiny: LibraryBuild, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny.build()  # this library lacks the required functions
     made_at = path.stat().st_mtime_ns
     with caplog.at_level(logging.WARNING):
-        library.start(wait=True)
+        LibrarySearch(tiny).start(wait=True)
     assert library.loaded is None
     assert f"the CPU kernels in {path} are damaged" in caplog.text
     assert path.stat().st_mtime_ns > made_at
 
 
-@pytest.mark.usefixtures("cache", "tiny_sources")
-def test_libraries_that_are_suspected_are_built_again(caplog: pytest.LogCaptureFixture) -> None:
-    path = build_library()
+@pytest.mark.usefixtures("cache")
+def test_libraries_that_are_suspected_are_built_again(tiny: LibraryBuild, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny.build()
     with caplog.at_level(logging.WARNING):
         discard_libraries()
     assert str(path) in caplog.text
-    assert find_library() is None
-    assert build_library() == path
+    assert tiny.find() is None
+    assert tiny.build() == path
 
 
-@pytest.mark.usefixtures("tiny_sources")
 def test_a_library_has_its_name_only_when_all_of_it_is_on_the_disk(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tiny: LibraryBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[tuple[str, bool]] = []
     fsync = os.fsync
@@ -269,25 +283,25 @@ def test_a_library_has_its_name_only_when_all_of_it_is_on_the_disk(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    build_library()
+    tiny.build()
     assert order == [("library.so", False), ("kernels", True)]
 
 
 @pytest.mark.usefixtures("cache")
 def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.SWITCH, build.TORCH)
-    library.start(wait=True)
+    LibrarySearch(LibraryBuild()).start(wait=True)
     assert library.loaded is None
-    assert find_library() is None
+    assert LibraryBuild().find() is None
 
 
-@pytest.mark.usefixtures("cache", "tiny_sources")
-def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = {None: build_library()}
+@pytest.mark.usefixtures("cache")
+def test_each_kind_of_cpu_has_a_library_of_its_own(tiny: LibraryBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = {None: tiny.build()}
     for kind in build.KINDS[:-1]:
         monkeypatch.setenv(build.SWITCH, kind)
         with suppress(BuildError):  # if this machine cannot compute as that kind
-            built[kind] = build_library()
+            built[kind] = tiny.build()
     assert len(set(built.values())) == len(built)
 
 
@@ -302,9 +316,9 @@ def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
 def test_a_kind_of_cpu_that_cannot_be_had_is_refused_by_name(
     kind: str, flags: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_processor", lambda: f"flags: {flags}")
+    here = LibraryBuild(read_processor=lambda: f"flags: {flags}")
     monkeypatch.setenv(build.SWITCH, kind)
-    for ask in (find_library, build_library, lambda: library.start(wait=True)):
+    for ask in (here.find, here.build, lambda: LibrarySearch(here).start(wait=True)):
         with pytest.raises(BuildError, match=rf"PILOTLIGHT_CPU={kind} .*{reason}"):
             ask()
 

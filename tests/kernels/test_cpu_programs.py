@@ -16,14 +16,14 @@ from torch import Tensor
 
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import decode_attention
-from pilotlight.kernels.cpu import library
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 from pilotlight.kernels.cpu.recording import NotRecordableError, Program, ProgramRecorder
 from pilotlight.kernels.elementwise.activation import silu_and_mul
 from pilotlight.kernels.elementwise.norm import add_rms_norm, rms_norm
 from pilotlight.kernels.elementwise.qkv import rotate_and_cache
 from pilotlight.kernels.elementwise.rows import rows_of
 from pilotlight.kernels.matrices.linear import gated_linear, linear, logits
-from tests.cpu_kernels import C_LIBRARY, computing_with
+from tests.cpu_kernels import C_LIBRARY, TORCH, computing_with
 
 pytestmark = pytest.mark.cpu_only
 DTYPES = [torch.float32, torch.bfloat16]
@@ -131,9 +131,9 @@ def test_programs_of_one_recorder_share_their_memory_and_disturb_no_other() -> N
     recorder = ProgramRecorder(torch.float32)
     layers = [Layer(rows, torch.float32) for rows in (3, 1, 64, 16)]
     programs = [record(layer, recorder) for layer in layers]
-    assert recorder._workspace is not None
-    assert len(recorder._workspace._chunks) == 1, "2 MiB suffice for each"
-    assert not recorder._workspace._taken, "between recordings all of it is free"
+    assert recorder.workspace is not None
+    recorder.workspace.empty((HUGE_PAGE,), torch.uint8)
+    assert recorder.workspace.sizes == [HUGE_PAGE], "2 MiB suffice for each, and between recordings all of it is free"
     for _ in range(3):
         for layer, program in zip(layers, programs, strict=True):
             program.replay()
@@ -152,8 +152,8 @@ def test_what_dies_in_a_recording_makes_room_and_what_lives_keeps_it() -> None:
 
     recorder = ProgramRecorder(torch.float32)
     program = record(forward, recorder)
-    assert recorder._workspace is not None
-    assert len(recorder._workspace._chunks) == 1
+    assert recorder.workspace is not None
+    assert recorder.workspace.sizes == [HUGE_PAGE]
     program.replay()
     assert_equal(program.output, forward())
 
@@ -263,10 +263,10 @@ assert torch.equal(program.output[0], expected)
     assert done.returncode == 0, done.stderr
 
 
-def test_without_the_library_there_is_nothing_to_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_there_is_nothing_to_record() -> None:
     recorder = ProgramRecorder(torch.float32)
     assert recorder.takes(1)
-    monkeypatch.setattr(library, "loaded", None)
-    assert not recorder.takes(1)
-    with pytest.raises(NotRecordableError, match="not loaded"):
-        recorder.record(lambda: (torch.ones(1),))
+    with computing_with(TORCH):
+        assert not recorder.takes(1)
+        with pytest.raises(NotRecordableError, match="not loaded"):
+            recorder.record(lambda: (torch.ones(1),))

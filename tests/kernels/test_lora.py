@@ -9,7 +9,7 @@ from pilotlight.kernels import lora
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.cpu.recording import ProgramRecorder
 from pilotlight.kernels.lora import add_lora, blocked
-from tests.kernels.conftest import DEVICE
+from tests.kernels.conftest import DEVICE, set_debug_mode
 
 SIZES, COLUMNS = (70, 33, 5), 331
 ENDS = (70, 103, 108)
@@ -102,7 +102,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_a_slot_that_is_not_there_is_refused_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.kernels.checks.DEBUG", True)
+    set_debug_mode(monkeypatch)
     y, x, adapters, places = call(2, torch.float32)
     with pytest.raises(ArgumentError, match="slots holds 4"):
         add_lora(y, x, adapters, places, torch.tensor([0, 4], device=DEVICE), ENDS)

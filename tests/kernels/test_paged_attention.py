@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-import pilotlight.kernels.attention.decode_attention
-import pilotlight.kernels.attention.prefill_by_torch
 from pilotlight.kernels.attention.attention_rule import AttentionRule
-from pilotlight.kernels.attention.decode_attention import decode_attention
+from pilotlight.kernels.attention.decode_attention import attend_by_torch, decode_attention
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
 from pilotlight.kernels.attention.varlen import VarlenBatch
 from pilotlight.kernels.elementwise.kv_write import kv_write
@@ -65,16 +63,14 @@ def varlen(block_tables: torch.Tensor, q_lens: list[int], lens: list[int]) -> Va
 
 
 @pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)
-def test_decodes_that_are_gathered_one_by_one_attend_to_their_own_contexts(
-    window: int | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(pilotlight.kernels.attention.decode_attention._GATHERED_BYTES, "cpu", 1)
+def test_decodes_that_are_gathered_one_by_one_attend_to_their_own_contexts(window: int | None, has_sinks: bool) -> None:
     lens, heads = [16, 1, 42, 7], 6
     paged = Paged(lens, 2, 10, 5)
     q = torch.randn(len(lens), heads, 10)
     sinks = torch.randn(heads) if has_sinks else None
     rule = AttentionRule(0.3, window, sinks)
-    actual = decode_attention(q, paged.k_cache, paged.v_cache, paged.block_tables, torch.tensor(lens), max(lens), rule)
+    caches = paged.k_cache, paged.v_cache, paged.block_tables
+    actual = attend_by_torch(q[:, None], *caches, torch.tensor(lens), max(lens), rule, gathered_bytes=1)[:, 0]
     for i, (k, v) in enumerate(zip(paged.k, paged.v, strict=True)):
         assert_close(f"sequence {i}", attention(q[i : i + 1], k, v, 0.3, window, sinks), actual[i : i + 1], 1e-5)
 

@@ -56,13 +56,12 @@ def test_what_came_with_the_package_needs_no_compiler(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.delenv("PILOTLIGHT_CPU", raising=False)
-    monkeypatch.setattr(levels.find, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(build, "_processor", lambda: processor("avx2"))
-    assert build.find_library() == build.build_library() == shipped["avx2"]
+    library = build.LibraryBuild(read_processor=lambda: processor("avx2"), shipped=tmp_path)
+    assert library.find() == library.build() == shipped["avx2"]
     assert build.limits_file(shipped["avx2"], 1).parent != tmp_path, "a package may be read-only"
     assert build.limits_file(shipped["avx2"], 1) != build.limits_file(shipped["avx2"], 2), "both are kept"
     monkeypatch.setenv("PILOTLIGHT_CPU", "torch")
-    assert build.find_library() is None
+    assert library.find() is None
 
 
 def test_a_checkout_has_none() -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from load_tests.catalogue import OPERATIONS, attention
 from load_tests.catalogue.matrices import E2M1
 from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
-from pilotlight.kernels import checks
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
@@ -27,7 +26,7 @@ from pilotlight.kernels.matrices.mxfp4 import unpack_mxfp4
 from pilotlight.kernels.matrices.weight import Weight
 from pilotlight.kernels.sampling.logprobs import token_ranks
 from tests.closeness import assert_close
-from tests.kernels.conftest import DEVICE
+from tests.kernels.conftest import DEVICE, set_debug_mode
 
 
 def storage_type(operation: Operation) -> torch.dtype:
@@ -109,7 +108,7 @@ def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: py
                     name == "elsewhere" and len(tensors(arguments)) == 1
                 ):
                     continue
-                monkeypatch.setattr(checks, "DEBUG", DEVICE == "cuda" or (operation.name, place, name) in BEYOND)
+                set_debug_mode(monkeypatch, DEVICE == "cuda" or (operation.name, place, name) in BEYOND)
                 same_numbers = spoilt.numel() == x.numel() and spoilt.dtype == x.dtype
                 meant = arguments if same_numbers else with_(arguments, place, spoilt.clone())
                 problem = outcome(operation, with_(copied(arguments), place, spoilt), meant, monkeypatch)
@@ -119,7 +118,7 @@ def test_a_spoilt_call_is_refused_or_right(operation: Operation, monkeypatch: py
 
 @pytest.mark.parametrize("operation", ALL, ids=lambda operation: operation.name)
 def test_an_index_out_of_range_is_refused_in_debug_mode(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "DEBUG", True)
+    set_debug_mode(monkeypatch)
     for arguments in ordinary(operation):
         operation.function(**copied(arguments))
         for place, x in places(arguments):
@@ -231,7 +230,7 @@ def outcome(
         if "out of bounds" not in str(error) and "out of range" not in str(error):
             return f"{type(error).__name__}: {error}"
         with monkeypatch.context() as patch:
-            patch.setattr(checks, "DEBUG", True)
+            set_debug_mode(patch)
             try:
                 operation.function(**arguments)
             except ArgumentError:

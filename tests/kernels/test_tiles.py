@@ -13,7 +13,7 @@ import torch
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
 from pilotlight.kernels.attention.varlen import VarlenBatch
-from pilotlight.kernels.cpu import build, library
+from pilotlight.kernels.cpu import build
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.cpu.crossover import UNLIMITED
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
@@ -21,6 +21,7 @@ from pilotlight.kernels.matrices.linear import gated_linear, linear, logits
 from pilotlight.kernels.matrices.lossless import pack_lossless
 from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
+from tests.cpu_kernels import computing_with
 
 BF16 = torch.bfloat16
 # Sizes of whole tiles and of parts of tiles; more columns than a chain; more rows than a unit sums at a time.
@@ -38,7 +39,7 @@ def tiles(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Librar
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(build.SWITCH, kind)
         try:
-            found = Library(build.build_library())
+            found = Library(build.LibraryBuild().build())
         except build.BuildError as error:
             pytest.skip(str(error))
     assert BF16 in found.slow, "with tiles, the products that oneDNN computes are measured"
@@ -51,9 +52,9 @@ def tiles(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Librar
 
 
 @pytest.fixture(autouse=True)
-def arithmetic(tiles: Library, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(library, "loaded", tiles)
-    return "tiles"
+def arithmetic(tiles: Library) -> Iterator[str]:
+    with computing_with(tiles):
+        yield "tiles"
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)

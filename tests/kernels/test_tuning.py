@@ -1,7 +1,7 @@
 """Tables of measured tiles: written, read, looked up, and measured with a scripted clock."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from load_tests import tile_tuning
 from pilotlight.kernels import tuning
-from pilotlight.kernels.tuning import Sizes, SplitKTile
+from pilotlight.kernels.tuning import Sizes, SplitKTile, TileTables
 from tests.kernels.conftest import DEVICE
 
 HERE = torch.device(DEVICE)
@@ -23,12 +23,8 @@ def arithmetic() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning, "_SHIPPED", tmp_path / "shipped")
-    tuning._table_of.cache_clear()
-    yield
-    tuning._table_of.cache_clear()
 
 
 def test_a_table_reads_as_it_was_written(tmp_path: Path) -> None:
@@ -53,13 +49,14 @@ def test_an_unreadable_table_is_ignored_and_named(
 
 def test_unmeasured_sizes_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
     tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): TILE}, {})
-    assert tuning.best_tile(3, 6, 42, HERE) == TILE, "three rows use the tile of four"
-    assert tuning.best_tile(2, 6, 42, HERE) is None
-    assert tuning.best_tile(9, 6, 42, HERE) is None
+    tables = TileTables(tmp_path / "shipped")
+    assert tables.best_tile(3, 6, 42, HERE) == TILE, "three rows use the tile of four"
+    assert tables.best_tile(2, 6, 42, HERE) is None
+    assert tables.best_tile(9, 6, 42, HERE) is None
     tuning.save({Sizes(2, 6, 42): TILE}, HERE, {})
-    tuning._table_of.cache_clear()
-    assert tuning.best_tile(2, 6, 42, HERE) == TILE
-    assert tuning.best_tile(3, 6, 42, HERE) is None
+    tables = TileTables(tmp_path / "shipped")
+    assert tables.best_tile(2, 6, 42, HERE) == TILE
+    assert tables.best_tile(3, 6, 42, HERE) is None
 
 
 def test_saving_keeps_what_was_measured_before() -> None:
@@ -81,9 +78,9 @@ class Clock:
         return self.seconds[min(self.asked, len(self.seconds)) - 1]
 
 
-def tuned(columns: int, *seconds: float) -> tuning.Table:
+def tuned(columns: int, *seconds: float, run: tile_tuning.Product = tuning.run) -> tuning.Table:
     """Return the chosen tiles of products of one token with a weight of six rows."""
-    timed = tile_tuning.tune([(6, columns)], HERE, torch.float32, Clock(seconds), most_tokens=1)
+    timed = tile_tuning.tune([(6, columns)], HERE, torch.float32, Clock(seconds), most_tokens=1, run=run)
     return tile_tuning.chosen(timed)
 
 
@@ -96,11 +93,8 @@ def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch() -> None:
     assert tuned(600, 1.0, 0.99) == {}, "a hundredth is noise"
 
 
-def test_a_candidate_that_is_wrong_is_never_chosen(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(tile_tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
-    assert tuned(300, 1.0, 0.1) == {}
+def test_a_candidate_that_is_wrong_is_never_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    assert tuned(300, 1.0, 0.1, run=lambda chosen, x, weight: x @ weight.T + 0.1) == {}
     assert "is wrong for" in caplog.text
 
 

@@ -101,7 +101,7 @@ class _Client(EngineClient):
     def _connect(self) -> None:
         """Do nothing: frames need no connection."""
 
-    def _send(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         if self.death is None:
             self._host.send(command)
 

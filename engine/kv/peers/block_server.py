@@ -80,9 +80,9 @@ class BlockServer:
         self._host = host
         self._clock = clock
         self._lock = threading.Lock()
-        self._caches: set[CacheIdentity] = set()
+        self.caches: set[CacheIdentity] = set()  # the models whose blocks are served
         self._hand_overs: dict[str, float | None] = {}  # sequence -> time of its end, None while open; the oldest first
-        self._grants: dict[tuple[bytes, int], _Grant] = {}
+        self.grants: dict[tuple[bytes, int], _Grant] = {}
         offers = [Offer(SHARED_MEMORY, str(host.directory)), Offer(INLINE)]
         if engine is not None:
             offers.append(Offer(MOONCAKE, engine.session, engine))
@@ -104,16 +104,16 @@ class BlockServer:
     @property
     def num_leased(self) -> int:
         """The number of announced blocks that readers have not copied yet."""
-        return sum(len(grant.leased) for grant in list(self._grants.values()))
+        return sum(len(grant.leased) for grant in list(self.grants.values()))
 
     def add_cache(self, identity: CacheIdentity) -> None:
         """Accept reads from caches with this identity."""
         with self._lock:
-            self._caches.add(identity)
+            self.caches.add(identity)
 
     def remove_cache(self, identity: CacheIdentity) -> None:
         with self._lock:
-            self._caches.discard(identity)
+            self.caches.discard(identity)
 
     def begin(self, hand_over: str) -> None:
         """Record that a sequence will compute blocks for a reader."""
@@ -132,9 +132,9 @@ class BlockServer:
         os.close(self._wake)
         self._thread.join()
         os.close(self._woken)
-        for grant in self._grants.values():
+        for grant in self.grants.values():
             grant.release(self._host, len(grant.leased))
-        self._grants.clear()
+        self.grants.clear()
         self._close_socket()
 
     def _close_socket(self) -> None:
@@ -148,7 +148,7 @@ class BlockServer:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         while True:
-            waits_ms = round(1000 * _LOOK_S) if self._grants else None
+            waits_ms = round(1000 * _LOOK_S) if self.grants else None
             found = dict(poller.poll(waits_ms))
             if self._woken in found:
                 return
@@ -156,7 +156,7 @@ class BlockServer:
                 while self._socket in found and self._socket.poll(0):
                     reader, frame = self._socket.recv_multipart()[:2]
                     self._hear(reader, frame)
-                for grant in list(self._grants.values()):
+                for grant in list(self.grants.values()):
                     self._advance(grant)
             except Exception:  # keep the thread alive: without it every reader would wait for its timeout
                 log.exception("serving blocks to other hosts failed")
@@ -170,7 +170,7 @@ class BlockServer:
         now = self._clock()
         if reader in self._readers:
             self._readers[reader].heard_at = now
-        for grant in self._grants.values():
+        for grant in self.grants.values():
             if grant.reader == reader:
                 grant.heard_at = now
         self._obey(reader, message)
@@ -182,7 +182,7 @@ class BlockServer:
             case ReadBlocks():
                 self._begin_read(reader, message)
             case BlocksCopied(read, num_blocks):
-                if grant := self._grants.get((reader, read)):
+                if grant := self.grants.get((reader, read)):
                     self._note_copied(grant, num_blocks)
             case StopReading(read):
                 self._end(reader, read)
@@ -206,17 +206,17 @@ class BlockServer:
 
     def _begin_read(self, reader: bytes, message: ReadBlocks) -> None:
         with self._lock:
-            caches = set(self._caches)
+            caches = set(self.caches)
         if reader not in self._readers:
             self._send(reader, PeerRefused("this reader has not greeted the host"))
         elif message.identity not in caches:
             self._send(reader, NoMoreBlocks(message.read, _difference(message.identity, caches)))
         elif message.block_bytes < 1:
             self._send(reader, NoMoreBlocks(message.read, f"blocks do not have {message.block_bytes} bytes"))
-        elif (reader, message.read) in self._grants:
+        elif (reader, message.read) in self.grants:
             self._send(reader, NoMoreBlocks(message.read, "a read with this number is already open"))
         else:
-            self._grants[reader, message.read] = _Grant(reader, message, self._clock())
+            self.grants[reader, message.read] = _Grant(reader, message, self._clock())
 
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
@@ -283,7 +283,7 @@ class BlockServer:
         self._socket.send_multipart([reader, encode(message), *frames], copy=False)
 
     def _end(self, reader: bytes, read: int) -> None:
-        grant = self._grants.pop((reader, read), None)
+        grant = self.grants.pop((reader, read), None)
         if grant is not None:
             grant.release(self._host, len(grant.leased))
 

@@ -53,7 +53,7 @@ def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
     try:
         engine = None
         if config.peer_transport == "mooncake":
-            engine, transports = TransferEngine(_own_host(config.peer_address)), (MOONCAKE, INLINE)
+            engine, transports = TransferEngine(own_host(config.peer_address)), (MOONCAKE, INLINE)
         keys = None if config.peer_keys is None else read_keys(Path(config.peer_keys))
         server = BlockServer(config.peer_address, host, keys, engine)
         return HostPeers(server, PeerThread(host, keys, transports, engine))
@@ -62,6 +62,6 @@ def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
         return None
 
 
-def _own_host(address: str) -> str:
+def own_host(address: str) -> str:
     """Return the address under which peers reach this machine; loopback if `address` is a socket file."""
     return address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else "127.0.0.1"

@@ -76,6 +76,7 @@ class PeerThread:
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """Start the thread. `transports`: in order of preference. `engine`: Mooncake's transfer engine."""
         self.num_heard = 0  # messages received from peers
@@ -86,9 +87,10 @@ class PeerThread:
         self._transports = tuple(transports)
         self._engine = engine
         self._clock = clock
+        self._heartbeat_s = heartbeat_s
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
-        self._peers: dict[str, _Peer] = {}  # peers by address
+        self.peers: dict[str, _Peer] = {}  # peers by address
         self._lost_at: dict[tuple[str, str], float] = {}  # (address, transport) -> time at which blocks were last lost
         self._context = zmq.Context()
         self._wake, self._woken = os.pipe()[::-1]
@@ -98,7 +100,7 @@ class PeerThread:
 
     @property
     def num_open(self) -> int:
-        return sum(len(peer.reads) for peer in list(self._peers.values()))
+        return sum(len(peer.reads) for peer in list(self.peers.values()))
 
     def read(self, source: BlockSource, identity: CacheIdentity, hashes: Sequence[bytes], block_bytes: int) -> PeerRead:
         read = PeerRead(self._host, hashes, block_bytes, source, identity)
@@ -110,7 +112,7 @@ class PeerThread:
         self._closing = True
         os.write(self._wake, b"\0")
         self._thread.join()
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             self._drop(peer, "this host ends")
         os.close(self._wake)
         os.close(self._woken)
@@ -120,28 +122,29 @@ class PeerThread:
         while not self._closing:
             poller = zmq.Poller()
             poller.register(self._woken, zmq.POLLIN)
-            for peer in self._peers.values():
+            for peer in self.peers.values():
                 poller.register(peer.socket, zmq.POLLIN)
                 poller.register(peer.monitor, zmq.POLLIN)
-            found = dict(poller.poll(round(1000 * HEARTBEAT_S) if self.num_open else 1000 if self._peers else None))
+            waits_ms = round(1000 * self._heartbeat_s) if self.num_open else 1000 if self.peers else None
+            found = dict(poller.poll(waits_ms))
             try:
                 if self._woken in found:
                     os.read(self._woken, 4096)
                 while not self._started.empty():
                     self._begin(self._started.get())
-                for peer in list(self._peers.values()):
+                for peer in list(self.peers.values()):
                     self._serve(peer, found)
             except Exception:  # keep the thread alive: without it every waiting sequence would wait for its deadline
                 log.exception("reading blocks of other hosts failed")
-                for peer in list(self._peers.values()):
+                for peer in list(self.peers.values()):
                     self._drop(peer, "reading failed")
 
     def _begin(self, read: PeerRead) -> None:
         address = read.source.address
-        peer = self._peers.get(address)
+        peer = self.peers.get(address)
         if peer is None:
             try:
-                peer = self._peers[address] = _Peer(self._context, address, self._keys, self._clock)
+                peer = self.peers[address] = _Peer(self._context, address, self._keys, self._clock)
             except zmq.ZMQError as error:
                 log.warning("blocks cannot be read from %s: %s", address, error)
                 self._end_read(read)
@@ -181,7 +184,7 @@ class PeerThread:
             self._end_read(peer.reads.pop(number))
         if not peer.reads and now - peer.heard_at > _IDLE_S:
             self._drop(peer, "")
-        elif peer.reads and now - peer.said_at >= HEARTBEAT_S:
+        elif peer.reads and now - peer.said_at >= self._heartbeat_s:
             peer.send(StillThere())
 
     def _hear(self, peer: "_Peer", message: FromServer, payload: list[bytes]) -> None:
@@ -278,7 +281,7 @@ class PeerThread:
         for read in peer.reads.values():
             self._end_read(read)
         peer.close()
-        del self._peers[peer.address]
+        del self.peers[peer.address]
 
 
 class _Peer:

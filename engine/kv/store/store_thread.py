@@ -57,21 +57,25 @@ class StoreThread:
         clock: Callable[[], float] = time.monotonic,
         max_found: int = _MAX_FOUND,
         retry_s: float = _RETRY_S,
+        batch_bytes: int = BATCH_BYTES,
+        join: Callable[[str], StoreTier] = StoreTier.join,
     ) -> None:
         """Start the threads. `disk`: read before the store, because a chain may have blocks in both.
 
-        `max_found`: most names to remember; `retry_s`: pause between attempts to join.
+        `max_found`: most names to remember; `retry_s`: pause between attempts to join; `batch_bytes`: most bytes per call of the store.
         """
         self.rate = TransferRate()
         self.num_corrupt = 0
         self.identity = ""  # the store's random name; empty until known
         self._identity_at = -math.inf  # time at which the identity was last requested
-        self.writer = StoreWriter(host, f"the KV store of {master}", clock)
+        self.writer = StoreWriter(host, f"the KV store of {master}", clock, batch_bytes)
         self._host = host
         self._disk = disk
         self._clock = clock
         self._max_found = max_found
         self._retry_s = retry_s
+        self._batch_bytes = batch_bytes
+        self._join = join
         self._backoff = ErrorBackoff(f"the KV store of {master}", "read", clock)
         self._condition = threading.Condition()
         self._jobs: deque[StoreLookup | TierRead] = deque()
@@ -155,7 +159,7 @@ class StoreThread:
                 if isinstance(job, StoreLookup):
                     self._look_up(store, job)
                 else:
-                    num_at_once = max(1, BATCH_BYTES // (job.block_bytes + 64))
+                    num_at_once = max(1, self._batch_bytes // (job.block_bytes + 64))
                     job.bring(partial(self._fill, store), num_at_once, self.rate, self._clock)
             except StoreError as error:
                 self._backoff.fail(str(error))
@@ -169,7 +173,7 @@ class StoreThread:
         while True:
             if not self._backoff.is_exhausted:
                 try:
-                    return StoreTier(master)
+                    return self._join(master)
                 except StoreError as error:
                     self._backoff.fail(str(error))
             with self._condition:

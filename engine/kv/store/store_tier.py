@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from isal.isal_zlib import crc32
 
@@ -44,15 +44,20 @@ class StoredBlock(NamedTuple):
 class StoreTier:
     """A member of the store that contributes no memory. One thread may read while another one writes."""
 
-    def __init__(self, master: str) -> None:
+    def __init__(self, store: Any) -> None:
+        """Use the store object of Mooncake's package; it is closed with this tier."""
+        self.num_corrupt = 0
+        self._store = store
+        self._reads = _Buffer(self._store)
+        self._writes = _Buffer(self._store)
+
+    @classmethod
+    def join(cls, master: str) -> Self:
         """Join the store. `master`: HOST:PORT of Mooncake's master.
 
         Raises StoreError if the master does not answer, or Mooncake is not installed.
         """
-        self.num_corrupt = 0
-        self._store = open_member(master, own_address(master), segment_bytes=0)
-        self._reads = _Buffer(self._store)
-        self._writes = _Buffer(self._store)
+        return cls(open_member(master, own_address(master), segment_bytes=0))
 
     def identity(self) -> str:
         """Return the store's random name, which is independent of its address; empty if there is none.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pilotlight.engine.kv.error_backoff import ErrorBackoff
-from pilotlight.engine.kv.store.store_tier import BATCH_BYTES, StoredBlock, StoreError, StoreTier
+from pilotlight.engine.kv.store.store_tier import StoredBlock, StoreError, StoreTier
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
 from pilotlight.engine.kv.tiers.host_tier import HostTier
 
@@ -20,8 +20,9 @@ _LAST_WRITE_S = 1.0
 
 
 class StoreWriter:
-    def __init__(self, host: HostTier, what: str, clock: Callable[[], float]) -> None:
+    def __init__(self, host: HostTier, what: str, clock: Callable[[], float], batch_bytes: int) -> None:
         self._host = host
+        self._batch_bytes = batch_bytes
         self._backoff = ErrorBackoff(what, "written to", clock)
         self._condition = threading.Condition()
         self._writes: deque[bytes] = deque()
@@ -96,7 +97,7 @@ class StoreWriter:
     def _next_slots(self) -> list[HostSlot]:
         """Pin and return the next blocks to write; skip evicted ones, and all while the store is failing."""
         slots: list[HostSlot] = []
-        while self._writes and sum(slot.file.slot_bytes for slot in slots) < BATCH_BYTES // 2:
+        while self._writes and sum(slot.file.slot_bytes for slot in slots) < self._batch_bytes // 2:
             name = self._writes.popleft()
             slot = None if self._backoff.is_exhausted else self._host.pin(name, is_hit=False)
             if slot is not None:

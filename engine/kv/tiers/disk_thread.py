@@ -49,7 +49,7 @@ class DiskThread:
         self._host = host
         self._clock = clock
         self._condition = threading.Condition()
-        self._write_bytes_per_s = write_bytes_per_s
+        self.write_bytes_per_s = write_bytes_per_s
         self._max_writes = max_writes
         self._may_write_at = clock()
         self._writes: dict[bytes, None] = {}  # blocks used once, the oldest first
@@ -121,7 +121,7 @@ class DiskThread:
     def close(self) -> None:
         """Write offered blocks for up to `_LAST_WRITE_S`, without a bandwidth limit, then end the thread."""
         with self._condition:
-            self._write_bytes_per_s, self._may_write_at = math.inf, -math.inf
+            self.write_bytes_per_s, self._may_write_at = math.inf, -math.inf
             self._condition.notify_all()
         self.wait_until_idle(_LAST_WRITE_S)
         with self._condition:
@@ -177,7 +177,7 @@ class DiskThread:
         try:
             if self._host.is_sound(slot) and self.disk.write(block_hash, slot.memory, slot.checksum):
                 began = max(self._may_write_at, self._clock() - _BURST_S)
-                self._may_write_at = began + len(slot.memory) / self._write_bytes_per_s
+                self._may_write_at = began + len(slot.memory) / self.write_bytes_per_s
         finally:
             self._host.unpin([slot])
 

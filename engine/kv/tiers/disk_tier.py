@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Self
 
 from isal.isal_zlib import crc32
 
@@ -19,6 +20,7 @@ from pilotlight.engine.kv.error_backoff import ErrorBackoff
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.segment_file import HEADER_BYTES, BlockRecord, Segment
 from pilotlight.engine.kv.tiers.slot_file import lock_directory
+from pilotlight.support.file_calls import FILE_CALLS, FileCalls
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +32,13 @@ class DiskTier:
     """The disk tier. Open it with `DiskTier.open`; `scan` then finds the blocks of an earlier process."""
 
     def __init__(
-        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float] = time.monotonic
+        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], files: FileCalls
     ) -> None:
         self.limit_bytes = limit_bytes
         self.num_corrupt = 0
         self._directory = directory
         self._lock_fd = lock_fd
+        self._files = files
         self._lock = threading.Lock()
         self._segment_bytes = min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS)
         self._segments: OrderedDict[Segment, None] = OrderedDict()  # the least recently used first
@@ -47,11 +50,16 @@ class DiskTier:
 
     @classmethod
     def open(
-        cls, directory: Path, limit_bytes: int, patience_s: float = 0.0, clock: Callable[[], float] = time.monotonic
-    ) -> "DiskTier":
+        cls,
+        directory: Path,
+        limit_bytes: int,
+        patience_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        files: FileCalls = FILE_CALLS,
+    ) -> Self:
         """Lock the directory and open the tier in it, still without blocks. Raises TierError."""
         try:
-            return cls(directory, limit_bytes, lock_directory(directory, patience_s), clock)
+            return cls(directory, limit_bytes, lock_directory(directory, patience_s), clock, files)
         except OSError as error:
             raise TierError(f"the disk KV tier at {directory} cannot be used: {error.strerror}") from error
 
@@ -159,7 +167,7 @@ class DiskTier:
         os.close(self._lock_fd)
 
     def _scan_segment(self, path: Path) -> None:
-        segment = Segment(path)
+        segment = Segment(path, files=self._files)
         # Added before the scan: blocks that the scan has found can be read at once, even if the rest of the segment cannot.
         self._segments[segment] = None
         try:
@@ -186,7 +194,7 @@ class DiskTier:
             return self._active
 
     def _begin_segment(self) -> None:
-        segment = Segment.create(self._directory / f"segment-{self._next_number:08}.kv")
+        segment = Segment.create(self._directory / f"segment-{self._next_number:08}.kv", self._files)
         if self._active is not None:
             self._active.close()
         self._next_number += 1

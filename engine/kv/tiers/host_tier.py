@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import torch
 from isal.isal_zlib import crc32
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import CPU_MEMORY, SlotMemory
 from pilotlight.engine.kv.recency import SegmentedOrder
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.host_slot import HostSlot
@@ -23,16 +23,14 @@ from pilotlight.engine.kv.tiers.slot_space import SlotSpace
 
 log = logging.getLogger(__name__)
 
-_CPU = torch.device("cpu")
-
 
 class HostTier:
     """The host tier. Open it with `HostTier.open`."""
 
     def __init__(
-        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], device: torch.device
+        self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], memory: SlotMemory
     ) -> None:
-        self.space = SlotSpace(directory, limit_bytes, device)
+        self.space = SlotSpace(directory, limit_bytes, memory)
         self.num_corrupt = 0
         self.num_evicted = 0
         self.directory = directory
@@ -50,17 +48,17 @@ class HostTier:
         limit_bytes: int,
         clock: Callable[[], float] = time.time,
         patience_s: float = 0.0,
-        device: torch.device = _CPU,
+        memory: SlotMemory = CPU_MEMORY,
     ) -> "HostTier":
         """Open the tier with the blocks that an earlier process left in the directory. Raises TierError.
 
-        Slots are registered with `device`; the directory's lock is awaited for up to `patience_s`.
+        The directory's lock is awaited for up to `patience_s`.
         """
         try:
             lock_fd = lock_directory(directory, patience_s)
         except OSError as error:
             raise TierError(f"the host KV tier at {directory} cannot be used: {error.strerror}") from error
-        tier = cls(directory, limit_bytes, lock_fd, clock, device)
+        tier = cls(directory, limit_bytes, lock_fd, clock, memory)
         try:
             tier._recover()
         except OSError as error:

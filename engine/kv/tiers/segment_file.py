@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from isal.isal_zlib import crc32
 
+from pilotlight.support.file_calls import FILE_CALLS, FileCalls
+
 log = logging.getLogger(__name__)
 
 # magic, checksum of the next three fields, hash, number of bytes of the block, checksum of these bytes
@@ -35,7 +37,7 @@ class BlockRecord(NamedTuple):
         """Fill `into` and return how many bytes were read: fewer if the file was truncated."""
         fd = os.open(self.segment.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return os.preadv(fd, [into], self.offset)
+            return self.segment.files.preadv(fd, [into], self.offset)
         finally:
             os.close(fd)
 
@@ -54,12 +56,13 @@ class Segment:
     num_bytes: int = 0
     hashes: set[bytes] = field(default_factory=set)  # hashes of the valid blocks in this segment
     fd: int = -1  # -1 unless the segment is being written to
+    files: FileCalls = FILE_CALLS
 
     @classmethod
-    def create(cls, path: Path) -> "Segment":
+    def create(cls, path: Path, files: FileCalls = FILE_CALLS) -> "Segment":
         """Create a new segment for writing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return cls(path, fd=os.open(path, flags, 0o600))
+        return cls(path, fd=os.open(path, flags, 0o600), files=files)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -74,7 +77,7 @@ class Segment:
         header = _HEADER.pack(
             _MAGIC, crc32(_NAME.pack(block_hash, len(block), checksum)), block_hash, len(block), checksum
         )
-        written = os.pwritev(self.fd, [header, block], self.num_bytes)
+        written = self.files.pwritev(self.fd, [header, block], self.num_bytes)
         if written < len(header) + len(block):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return BlockRecord(self, self.num_bytes + HEADER_BYTES, len(block), checksum)
@@ -91,7 +94,7 @@ class Segment:
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             while self.num_bytes < size:
-                header = _read_header(os.pread(file.fileno(), HEADER_BYTES, self.num_bytes))
+                header = _read_header(self.files.pread(file.fileno(), HEADER_BYTES, self.num_bytes))
                 if header is None:
                     next_good = _find_record(file.fileno(), self.num_bytes + 1, size)
                     if next_good is None:

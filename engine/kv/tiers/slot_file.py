@@ -23,7 +23,9 @@ from typing import NamedTuple
 import torch
 from isal.isal_zlib import crc32
 
-from pilotlight.engine.device.registered_memory import PIECE_BYTES, RegisteredMemory
+from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import SlotMemory
+from pilotlight.support.file_calls import FILE_CALLS, FileCalls
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ def slot_file_path(directory: Path, slot_bytes: int) -> Path:
 class SlotFile:
     """The file at `path`, opened if its slots have the same size and number, else created anew."""
 
-    def __init__(self, path: Path, slot_bytes: int, num_slots: int, device: torch.device) -> None:
+    def __init__(self, path: Path, slot_bytes: int, num_slots: int, memory: SlotMemory) -> None:
         assert _SLOT_HEADER.size == 64
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
@@ -61,6 +63,7 @@ class SlotFile:
         self.stride = _whole_pages(slot_bytes)
         self._bodies = PAGE + _whole_pages(num_slots * _SLOT_HEADER.size)
         self._size = self._bodies + num_slots * self.stride
+        self._allocate = memory.allocate
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if not self._is_of_this_geometry():
@@ -72,10 +75,10 @@ class SlotFile:
         except BaseException:
             os.close(self._fd)
             raise
-        self._group = max(1, PIECE_BYTES // self.stride)  # slots per registration
+        self._group = max(1, memory.piece_bytes // self.stride)  # slots per registration
         self._has_pages = bytearray(num_slots)
         bodies = torch.frombuffer(self._map, dtype=torch.uint8)[self._bodies :]
-        self.registered = RegisteredMemory(bodies, device, self._group * self.stride)
+        self.registered = RegisteredMemory(bodies, memory.device, self._group * self.stride, memory.registrar)
 
     def find(self) -> list[FoundSlot]:
         """Return the slots with valid headers; give the pages of all other slots back to the system."""
@@ -117,8 +120,7 @@ class SlotFile:
         """
         if self._has_pages[index]:
             return
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._fd, self.offset_of(index), self.stride)
+        self._allocate(self._fd, self.offset_of(index), self.stride)
         self._has_pages[index] = True
         self._register_group(index)
 
@@ -172,8 +174,7 @@ class SlotFile:
     def _make_anew(self) -> None:
         os.ftruncate(self._fd, 0)
         os.ftruncate(self._fd, self._size)  # sparse: a body costs no memory before `provide`
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._fd, 0, self._bodies)
+        self._allocate(self._fd, 0, self._bodies)
         os.pwrite(self._fd, self._file_header(), 0)
 
     def _file_header(self) -> bytes:
@@ -196,8 +197,9 @@ class SlotFile:
 class SlotFileReader:
     """Another process's file, read slot by slot while that process uses it."""
 
-    def __init__(self, directory: Path, slot_bytes: int) -> None:
+    def __init__(self, directory: Path, slot_bytes: int, files: FileCalls = FILE_CALLS) -> None:
         """Open the file. Raises OSError."""
+        self._files = files
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(slot_file_path(directory, slot_bytes), flags)
         self._slot_bytes = slot_bytes
@@ -217,7 +219,7 @@ class SlotFileReader:
         if not 0 <= index < self._num_slots or not self._holds(index, block_hash):
             return False
         start = self._bodies + index * _whole_pages(self._slot_bytes)
-        num_read = os.preadv(self._fd, [into], start)
+        num_read = self._files.preadv(self._fd, [into], start)
         return num_read == self._slot_bytes and self._holds(index, block_hash)
 
     def close(self) -> None:

@@ -6,8 +6,7 @@ Pages are counted whole. Not thread-safe. host_tier.py decides which slots to ev
 import logging
 from pathlib import Path
 
-import torch
-
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.slot_file import PAGE, FoundSlot, SlotFile, slot_file_path
 
@@ -15,12 +14,11 @@ log = logging.getLogger(__name__)
 
 
 class SlotSpace:
-    def __init__(self, directory: Path, limit_bytes: int, device: torch.device) -> None:
-        """Make an empty space. `device`: the device with which the memory of slots is registered."""
+    def __init__(self, directory: Path, limit_bytes: int, memory: SlotMemory) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0  # whole pages of all slots that are filled or being filled
         self._directory = directory
-        self._device = device
+        self._memory = memory
         self._files: dict[int, SlotFile] = {}  # files by the size of their slots
         self._free: dict[int, list[int]] = {}  # numbers of empty slots, by the size of the slots
 
@@ -54,7 +52,7 @@ class SlotSpace:
                     f"a KV block of {block_bytes} bytes does not fit the host KV tier of {self.limit_bytes} bytes; raise kv_host_gib"
                 )
             path = slot_file_path(self._directory, block_bytes)
-            self._files[block_bytes] = SlotFile(path, block_bytes, num_slots, self._device)
+            self._files[block_bytes] = SlotFile(path, block_bytes, num_slots, self._memory)
             self._free[block_bytes] = list(reversed(range(num_slots)))
         return self._files[block_bytes]
 

@@ -39,11 +39,11 @@ class BlockStaging:
     Threads move bytes between that memory and one buffer while the device copies the other.
     """
 
-    def __init__(self, block_bytes: int, stream: CudaCopyStream, movers: ThreadPoolExecutor) -> None:
+    def __init__(self, block_bytes: int, stream: CudaCopyStream, movers: ThreadPoolExecutor, buffer_bytes: int) -> None:
         self._block_bytes = block_bytes
         self._stream = stream
         self._movers = movers
-        self._num_rows = max(1, _BUFFER_BYTES // block_bytes)
+        self._num_rows = max(1, buffer_bytes // block_bytes)
         self._buffers = [stream.allocate(self._num_rows * block_bytes) for _ in range(2)]
 
     def store(self, moves: Sequence[BlockMove]) -> None:
@@ -151,14 +151,20 @@ class CudaBlockCopier:
     store_bytes = 16 << 20  # takes 0.4 ms on a bus of 47 GB/s, 1.6 ms with checksums, 2.8 ms into slots without pages
     fetch_bytes = 64 << 20  # takes 1.4 ms, or 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
 
-    def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
+    def __init__(
+        self,
+        blocks: torch.Tensor,
+        registered: RegisteredMemory | None,
+        stream: CudaCopyStream,
+        buffer_bytes: int = _BUFFER_BYTES,
+    ) -> None:
         self._blocks = blocks  # keeps the memory at `_start` alive
         self._start = blocks.data_ptr()
         self._block_bytes = blocks.shape[1]
         self._registered = registered
         self._stream = stream
         self._movers = ThreadPoolExecutor(NUM_MOVERS, thread_name_prefix="kv-bytes")
-        self._staging = BlockStaging(self._block_bytes, stream, self._movers)
+        self._staging = BlockStaging(self._block_bytes, stream, self._movers, buffer_bytes)
         self._lock = threading.Lock()
 
     def mark(self) -> object:

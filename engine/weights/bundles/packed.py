@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 
@@ -41,9 +41,17 @@ from pilotlight.kernels.cpu import durable
 
 _GROUP_BYTES = 256 << 20  # bytes written, verified and journalled together; an interruption loses no more than these
 _READ_BYTES = 8 << 20
-_LEAST_CODED_BYTES = 64 << 10
 _CODED_TOGETHER = 32  # chunks of at most 2 MiB that are coded in parallel
-_WORTH = 0.95  # a tensor is coded if that takes at most this share of its plain bytes
+
+
+class CodedTensorLimits(NamedTuple):
+    """Limits of the tensors that are stored as coded chunks; others stay as they are."""
+
+    least_bytes: int = 64 << 10
+    most_share: float = 0.95  # coded, a tensor takes at most this share of its plain bytes
+
+
+USUAL_LIMITS = CodedTensorLimits()
 
 
 def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
@@ -71,7 +79,9 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
     return path
 
 
-def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progress: ReadingProgress) -> Path:
+def pack_chunks(
+    plain: BundleFile, identity: BundleIdentity, out: Path, on_progress: ReadingProgress, limits: CodedTensorLimits
+) -> Path:
     """Write a packed bundle of the tensors of `plain`, and return its path. Raises CheckpointError.
 
     bf16 tensors are stored as coded chunks where that saves enough.
@@ -80,7 +90,7 @@ def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progr
     with _opened(partial) as fd:
         try:
             with TemporaryFile(dir=out) as spool:  # spooled because the lengths of chunks are known only after coding
-                specs, coded = _spool(plain, spool, on_progress)
+                specs, coded = _spool(plain, spool, on_progress, limits)
                 bundle = lay_out(identity, plain.bundle.facts, specs, with_checksums=True, coded=coded)
                 os.ftruncate(fd, bundle.size)
                 new = BundleWriter(fd, bundle.size)
@@ -101,7 +111,7 @@ def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progr
 
 
 def _spool(
-    plain: BundleFile, spool: IO[bytes], on_progress: ReadingProgress
+    plain: BundleFile, spool: IO[bytes], on_progress: ReadingProgress, limits: CodedTensorLimits
 ) -> tuple[list[TensorSpec], dict[str, tuple[int, ...]]]:
     """Write the tensors in sequence, coded or unchanged.
 
@@ -118,12 +128,12 @@ def _spool(
         for placed in plain.bundle.tensors:
             spec, tensor = placed.spec, memory.tensor(placed)
             begin, sizes = spool.tell(), []
-            if tensor.dtype == torch.bfloat16 and tensor.nbytes >= _LEAST_CODED_BYTES:
+            if tensor.dtype == torch.bfloat16 and tensor.nbytes >= limits.least_bytes:
                 parts = torch.split(tensor.view(-1), CHUNK_VALUES)
                 for i in range(0, len(parts), _CODED_TOGETHER):
                     for chunk in threads.map(encode_chunk, parts[i : i + _CODED_TOGETHER]):
                         sizes.append(spool.write(chunk))
-            if sizes and sum(sizes) <= _WORTH * tensor.nbytes:
+            if sizes and sum(sizes) <= limits.most_share * tensor.nbytes:
                 coded[spec.name] = spec.shape
                 specs += [TensorSpec(f"{spec.name}~{i}", "U8", (size,)) for i, size in enumerate(sizes)]
             else:

@@ -19,7 +19,7 @@ from pilotlight.kernels.triton.matrices.tiles import multiply, multiply_few
 
 FEW = 4  # most rows of x that are multiplied without tensor cores
 _LEAST_COLUMNS = 512  # fewest columns of a split
-_SCRATCH_BYTES = 128 << 20  # size of the memory for decoded rows of a weight
+SCRATCH_BYTES = 128 << 20  # size of the memory for decoded rows of a weight
 # _NEAR_ROWS rows are decoded at a time for up to _NEAR_TOKENS tokens. With 4096 columns the L2 still holds them when cuBLAS reads them: 64 rows of x
 # and INT4 of 28672 x 4096 took 206 us on an H100 in two parts, and 162 in seven. With more tokens so few rows would not fill cuBLAS's tiles: 512 rows
 # of x and 4096 x 14336 took 180 us in four parts, and 131 whole.
@@ -140,13 +140,14 @@ def through_memory(
     rows: int,
     bias: torch.Tensor | None,
     decode: Callable[[torch.Tensor, int], None],
+    scratch_bytes: int = SCRATCH_BYTES,
 ) -> torch.Tensor:
     """Multiply x by a weight that `decode` writes to scratch memory, some rows at a time.
 
-    `decode(out, first)` fills `out` with rows of the weight, from number `first` on.
+    `decode(out, first)` fills `out` with rows of the weight, from number `first` on. `scratch_bytes`: size of that memory.
     """
     tokens, columns = x.shape
-    step = min(rows, _SCRATCH_BYTES // (columns * x.element_size()), _NEAR_ROWS if tokens <= _NEAR_TOKENS else rows)
+    step = min(rows, scratch_bytes // (columns * x.element_size()), _NEAR_ROWS if tokens <= _NEAR_TOKENS else rows)
     if step < rows:
         step = max(8, step // 128 * 128)  # a whole number of cuBLAS's tiles
     scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)

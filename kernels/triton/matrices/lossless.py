@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from pilotlight.kernels.triton.jit import jit
-from pilotlight.kernels.triton.matrices.linear import through_memory
+from pilotlight.kernels.triton.matrices.linear import SCRATCH_BYTES, through_memory
 from pilotlight.kernels.triton.matrices.packed import (
     Strip,
     halves,
@@ -364,12 +364,14 @@ def _put_escapes(
         at += BLOCK
 
 
-def lossless_linear(x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None = None) -> torch.Tensor:
+def lossless_linear(
+    x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None = None, scratch_bytes: int = SCRATCH_BYTES
+) -> torch.Tensor:
     """Compute lossless_linear of kernels/matrices/lossless.py."""
     rows = weight.codes.shape[0]
     if x.dtype == torch.bfloat16 and x.shape[0] <= most_tokens(rows, weight.columns):
         return product(x, weight, bias)
-    return through_memory(x, rows, bias, partial(_decode, weight))
+    return through_memory(x, rows, bias, partial(_decode, weight), scratch_bytes)
 
 
 def lossless_gated_linear(

@@ -382,15 +382,24 @@ def mxfp4_linear(x: torch.Tensor, weight: "Mxfp4Weight", bias: torch.Tensor | No
     return product(x, weight.operands(), bias)
 
 
-def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip: Strip | None = None) -> torch.Tensor:
-    """Return the product [tokens, rows]. `strip` overrides the default in tests."""
+def product(
+    x: torch.Tensor,
+    stored: Operands,
+    bias: torch.Tensor | None,
+    strip: Strip | None = None,
+    scratch_bytes: int = linear.SCRATCH_BYTES,
+) -> torch.Tensor:
+    """Return the product [tokens, rows].
+
+    `strip`: multiply any number of tokens in registers, by programs of this size. `scratch_bytes`: most memory for decoded rows.
+    """
     tokens, columns = x.shape
     rows = stored.rows
     is_whole = columns % _BLOCK == 0  # then rows are whole words of the scratch memory
     if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
-    if tokens > most_tokens(rows, columns):
-        return linear.through_memory(x, rows, bias, partial(decode_rows, stored))
+    if strip is None and tokens > most_tokens(rows, columns):
+        return linear.through_memory(x, rows, bias, partial(decode_rows, stored), scratch_bytes)
     assert bias is None or bias.is_contiguous(), "the bias must be contiguous"
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     strip = strip or strip_for(tokens, rows, num_processors(x.device))

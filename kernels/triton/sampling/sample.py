@@ -309,24 +309,29 @@ def _pick(
     tl.store(highest + row, top)
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute sample of kernels/sampling/sample.py."""
+def sample(
+    logits: torch.Tensor, batch: SamplingBatch, chunk: int = CHUNK, tile: int = TILE
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute sample of kernels/sampling/sample.py.
+
+    A program takes `chunk` tokens of a row, and reads `tile` of them at a time.
+    """
     rows, vocab = logits.shape
     device = logits.device
     ids = torch.empty(rows, dtype=torch.int64, device=device)
     highest = torch.empty(rows, dtype=torch.float32, device=device)
     if not rows:
         return ids, highest
-    chunks = triton.cdiv(vocab, CHUNK)
+    chunks = triton.cdiv(vocab, chunk)
     row_stride = logits.stride(0)
     tops = torch.empty(rows * chunks, dtype=torch.float32, device=device)
     # Each of these buffers starts at a multiple of 16 bytes; otherwise a kernel would be compiled again for unaligned ones.
     padded = [-(-rows * each // 4) * 4 for each in (chunks, BINS, 4, 1)]
     bests, histogram, bounds, num_listed = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)  # type: ignore[no-untyped-call]
-    sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}
+    sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": chunk, "TILE": tile, "num_warps": 8, **_NO_FUSION}
     _tops[(rows * chunks,)](
         logits, tops, bests, histogram, num_listed, row_stride, vocab, chunks,
-        BINS=BINS, CHUNK=CHUNK, TILE=TILE, num_warps=8,
+        BINS=BINS, CHUNK=chunk, TILE=tile, num_warps=8,
     )  # fmt: skip
     if not batch.drawn:
         _best[(rows,)](tops, bests, ids, highest, chunks, CHUNKS=sizes["CHUNKS"], num_warps=1)

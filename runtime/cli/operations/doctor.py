@@ -91,7 +91,7 @@ def _torch() -> Finding:
 def _kernels() -> Finding:
     """Look for the compiled CPU kernels.
     It uses another process, because a runtime does not import kernels."""
-    code = "from pilotlight.kernels.cpu.build import find_library; print(find_library() or '')"
+    code = "from pilotlight.kernels.cpu.build import LibraryBuild; print(LibraryBuild().find() or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         why = done.stderr.strip().rpartition("\n")[2].rpartition("BuildError: ")[2]

@@ -1,6 +1,8 @@
 """A failed step is tried again by halves: only the sequence that causes the failure ends, and no other loses a token."""
 
 import random
+from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,18 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.bisection import Suspects
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.core.sequence import Sequence
+from pilotlight.engine.core.step import ChoiceRow
 from pilotlight.engine.kv.pool.layout import STATE_WINDOW
 from tests.engine.driver import Heard, submit
 from tests.engine.fake_drafter import FakeDrafter
-from tests.engine.fake_runner import FakeRunner, expected_tokens, fake_engine, prompt_logprobs_of
+from tests.engine.fake_runner import (
+    FakeForwarded,
+    FakeLaunched,
+    FakeRunner,
+    expected_tokens,
+    fake_engine,
+    prompt_logprobs_of,
+)
 
 POISON = (666, 667)
 
@@ -48,7 +58,7 @@ def run(engine: Engine, most_failures: int = 5) -> dict[str, Heard]:
     return heard
 
 
-def engine_of(num_sequences: int, depth: int, **limits: int) -> tuple[Engine, FakeRunner]:
+def engine_of(num_sequences: int, depth: int, **limits: Any) -> tuple[Engine, FakeRunner]:
     engine, runner = fake_engine(num_blocks=256, max_num_seqs=64, depth=depth, **limits)
     for i in range(num_sequences):
         engine.submit(submit(str(i), prompt_of(i), max_tokens=12))
@@ -201,16 +211,27 @@ def test_a_suspect_that_fails_at_once_is_to_blame_without_another_try() -> None:
     assert {name for name, one in heard.items() if one.error} == {"suspect"}
 
 
-def test_the_results_of_one_sequence_that_cannot_be_published_end_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = engine_of(3, 1)
-    publish = engine._publisher._publish
+class Unpublishable:
+    """A fact about a token that cannot be read."""
 
-    def fail_one(chunk: object, *rest: object) -> None:
-        if chunk.sequence.sequence_id == "1":  # type: ignore[attr-defined]
-            raise KeyError("a token that is not in the table")
-        publish(chunk, *rest)  # type: ignore[arg-type]
+    def __bool__(self) -> bool:
+        raise KeyError("a token that is not in the table")
 
-    monkeypatch.setattr(engine._publisher, "_publish", fail_one)
+
+class UnpublishableRunner(FakeRunner):
+    """A runner whose tokens of the sequence "1" cannot be published."""
+
+    def choose(self, forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> FakeLaunched:
+        result, bad = super().choose(forwarded, rows).collect(), tuple(prompt_of(1))
+        tokens = [
+            replace(token, is_finite=Unpublishable()) if forwarded.contexts[row.row][: len(bad)] == bad else token
+            for row, token in zip(rows, result.tokens, strict=True)
+        ]
+        return FakeLaunched(result._replace(tokens=tokens))
+
+
+def test_the_results_of_one_sequence_that_cannot_be_published_end_it_alone() -> None:
+    engine, _ = engine_of(3, 1, runner_type=UnpublishableRunner)
     heard = run(engine)
     assert {name for name, one in heard.items() if one.error} == {"1"}
     assert all(heard[name].token_ids == expected_tokens(prompt_of(int(name)), 12) for name in ("0", "2"))

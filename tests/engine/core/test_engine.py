@@ -1,10 +1,14 @@
 """The engine's guarantees about ends, refusals, failures and blocks, with a runner that has no model."""
 
+from collections.abc import Sequence as SequenceOf
+
 import pytest
 
 from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.core.step import ChoiceRow, RunResult
+from pilotlight.engine.kv.tier_protocol import Tiers
 from tests.engine.driver import drain, one, submit
-from tests.engine.fake_runner import VOCAB, FakeLaunched, expected_tokens, fake_engine
+from tests.engine.fake_runner import VOCAB, FakeForwarded, FakeLaunched, FakeRunner, expected_tokens, fake_engine
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 
@@ -197,12 +201,25 @@ def test_a_newcomer_waits_while_a_running_sequence_would_need_its_blocks_for_the
     assert engine.scheduler.counts.preemptions == 0
 
 
-def test_closing_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_waits_for_the_step_in_flight() -> None:
     ended: list[str] = []
-    engine, _ = fake_engine(depth=2)
+
+    class NotedLaunched(FakeLaunched):
+        def collect(self) -> RunResult:
+            ended.append("the step")
+            return super().collect()
+
+    class NotedRunner(FakeRunner):
+        def choose(self, forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> FakeLaunched:
+            super().choose(forwarded, rows)
+            return NotedLaunched(RunResult([], {}, {}, 0.0))
+
+    class NotedTiers(Tiers):
+        def close(self) -> None:
+            ended.append("the tiers")
+
+    engine, _ = fake_engine(depth=2, make_tiers=lambda runner: NotedTiers(), runner_type=NotedRunner)
     engine.submit(submit("a", PROMPT, max_tokens=50))
     engine.step()
-    monkeypatch.setattr(FakeLaunched, "collect", lambda self: ended.append("the step"))
-    monkeypatch.setattr(engine.tiers, "close", lambda: ended.append("the tiers"), raising=False)
     engine.close()
     assert ended == ["the step", "the tiers"]

@@ -9,35 +9,41 @@ import pytest
 from pilotlight.engine.api.protocol import TokenOutput
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.core.step import ChoiceRow, RunResult
+from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from tests.engine.core.test_engine import PROMPT
 from tests.engine.driver import drain, one, submit
 from tests.engine.fake_drafter import FakeDrafter
 from tests.engine.fake_runner import FakeForwarded, FakeLaunched, FakeRunner, expected_tokens, fake_engine
 
 
-def embedding_engine(monkeypatch: pytest.MonkeyPatch, *values: float, **limits: Any) -> tuple[Engine, FakeRunner]:
-    """Return an engine of an embedding model: the last chunks of its prompts get `values` as embeddings."""
-    engine, runner = fake_engine(**limits)
-    engine.info = replace(engine.info, pooling="mean")
-    forward = runner.forward
-    wanted: list[list[int]] = []
+class EmbeddingRunner(FakeRunner):
+    """A runner of an embedding model: the last chunks of prompts get `values` as embeddings."""
 
-    def forwarded(step: Any) -> FakeForwarded:
-        wanted.append([pooled.chunk for pooled in step.pooling if pooled.is_last])
-        return forward(step)
+    values: tuple[float, ...] = ()
 
-    def chosen(forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> FakeLaunched:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.wanted: list[list[int]] = []
+
+    def forward(self, step: StepInput) -> FakeForwarded:
+        self.wanted.append([pooled.chunk for pooled in step.pooling if pooled.is_last])
+        return super().forward(step)
+
+    def choose(self, forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> FakeLaunched:
         assert not rows, "an embedding chooses no token"
-        return FakeLaunched(RunResult([], {}, dict.fromkeys(wanted.pop(), values), 0.0))
+        return FakeLaunched(RunResult([], {}, dict.fromkeys(self.wanted.pop(), self.values), 0.0))
 
-    monkeypatch.setattr(runner, "forward", forwarded)
-    monkeypatch.setattr(runner, "choose", chosen)
+
+def embedding_engine(*values: float, **limits: Any) -> tuple[Engine, FakeRunner]:
+    engine, runner = fake_engine(runner_type=EmbeddingRunner, **limits)
+    assert isinstance(runner, EmbeddingRunner)
+    runner.values = values
+    engine.info = replace(engine.info, pooling="mean")
     return engine, runner
 
 
-def test_an_embedding_is_the_one_output_of_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, runner = embedding_engine(monkeypatch, 1.0, -2.5, max_num_batched_tokens=4)
+def test_an_embedding_is_the_one_output_of_its_sequence() -> None:
+    engine, runner = embedding_engine(1.0, -2.5, max_num_batched_tokens=4)
     heard = drain(engine, [submit(name, PROMPT, pooling="mean") for name in "ab"])
     for each in heard.values():
         assert (each.embedding, each.finish_reason, each.token_ids, each.num_outputs) == ((1.0, -2.5), "stop", [], 1)
@@ -47,10 +53,8 @@ def test_an_embedding_is_the_one_output_of_its_sequence(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_hidden_states_that_are_not_finite_end_their_text_and_are_wiped_out(
-    monkeypatch: pytest.MonkeyPatch, bad: float
-) -> None:
-    engine, runner = embedding_engine(monkeypatch, 1.0, bad)
+def test_hidden_states_that_are_not_finite_end_their_text_and_are_wiped_out(bad: float) -> None:
+    engine, runner = embedding_engine(1.0, bad)
     heard = one(engine, submit("a", PROMPT, pooling="mean"))
     assert (heard.finish_reason, heard.embedding) == ("error", None)
     assert "hidden states were not finite" in (heard.error or "")
@@ -70,7 +74,7 @@ def outputs(engine: Engine, *names: str, **sampling: Any) -> dict[str, list[Toke
     return told
 
 
-def test_one_time_facts_come_with_the_first_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_time_facts_come_with_the_first_output() -> None:
     ticks = iter(range(10_000))
     engine, _ = fake_engine(clock=lambda: float(next(ticks)))
     one(engine, submit("before", PROMPT, max_tokens=1))

@@ -10,7 +10,7 @@ from pilotlight.engine.drafting.drafter_registry import DraftWords
 
 def names(words: str) -> list[str]:
     made = DraftWords.read(words).speculator(100)
-    return [] if made is None else [drafter.name for drafter in made._drafters]
+    return [] if made is None else [drafter.name for drafter in made.drafters]
 
 
 def test_words_name_drafters_in_the_order_in_which_they_are_asked() -> None:

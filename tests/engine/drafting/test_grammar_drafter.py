@@ -9,6 +9,7 @@ from pilotlight.engine.api.protocol import Constraint, SamplingParams
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.drafting.drafter_registry import GrammarDrafter
 from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.grammar.matcher import Matcher
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE
@@ -26,7 +27,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(HERE, 2048, (TOKENIZER.encode("<|im_end|>")[0],))
+    made = Grammars(GrammarCompiler(HERE, 2048, (TOKENIZER.encode("<|im_end|>")[0],)))
     yield made
     made.close()
 

@@ -115,8 +115,8 @@ def test_drafts_after_a_wrong_one_do_not_count_for_their_kind() -> None:
     found = drafts(made, checked)
     assert found == (7, 8)
     made.note(Chunk(checked, 1, 2, True, drafts=found), 0)
-    assert made._rates.rate("first", 0.9) < 0.9
-    assert made._rates.rate("second", 0.9) == 0.9
+    assert made.rates.rate("first", 0.9) < 0.9
+    assert made.rates.rate("second", 0.9) == 0.9
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,6 @@ def test_nothing_is_kept_of_a_sequence_that_has_ended() -> None:
     made.forget(one)
     made.forget(one)
     assert drafter.forgotten == [one]
-    assert not made._states
     note(made, one, proposed, 2)
     assert made.counts.num_drafts == 0
 

@@ -136,7 +136,7 @@ def test_drafts_of_a_model_with_states_are_recorded_where_they_are_as_many_for_a
     assert {name: heard.token_ids for name, heard in together.items()} == {
         name: heard.token_ids for name, heard in alone.items()
     }
-    assert any(shape.sequences == 3 and shape.longest == 4 for shape in graphs._graphs) == (kind is Remembering)
+    assert any(shape.sequences == 3 and shape.longest == 4 for shape in graphs.recorded) == (kind is Remembering)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -153,7 +153,7 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
     assert {name: heard.token_ids for name, heard in together.items()} == {
         name: heard.token_ids for name, heard in alone.items()
     }
-    assert any(shape.sequences == 4 and shape.longest == 4 for shape in graphs._graphs)
+    assert any(shape.sequences == 4 and shape.longest == 4 for shape in graphs.recorded)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -169,7 +169,7 @@ def test_drafts_of_different_numbers_are_recorded_and_choose_the_same_tokens(che
     assert {name: heard.token_ids for name, heard in together.items()} == {
         name: heard.token_ids for name, heard in alone.items()
     }
-    assert any(shape.longest == 1 and shape.rows >= 8 for shape in graphs._graphs), "four sequences, six drafts"
+    assert any(shape.longest == 1 and shape.rows >= 8 for shape in graphs.recorded), "four sequences, six drafts"
 
 
 def drafted(*lengths: int, context: int = 8) -> StepInput:

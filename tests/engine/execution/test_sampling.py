@@ -36,9 +36,9 @@ def test_rows_that_choose_nothing_shift_no_others() -> None:
     rows = [
         ChoiceRow(i, 0, SamplingParams(1, temperature=0.0)) for i in (0, 2)
     ]  # row 1 belongs to a sequence that has ended
-    runner = SimpleNamespace(kv_cache=torch.zeros(1), _since=lambda began: 0.0, _chosen=None)
+    runner = SimpleNamespace(kv_cache=torch.zeros(1), _since=lambda began: 0.0, chosen=None)
     ModelRunner.choose(cast("Any", runner), Forwarded(logits, {}, {}, 0.0), rows)
-    assert runner._chosen.tolist() == [best[0], best[2]]
+    assert runner.chosen.tolist() == [best[0], best[2]]
 
 
 VOCAB = 64

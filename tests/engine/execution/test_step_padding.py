@@ -143,4 +143,4 @@ def test_replayed_steps_with_prompts_choose_the_same_tokens(
     assert {name: one.token_ids for name, one in heard.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
-    assert sum(shape.prompts is not None for shape in graphs._graphs) >= 2, "steps with prompts were recorded"
+    assert sum(shape.prompts is not None for shape in graphs.recorded) >= 2, "steps with prompts were recorded"

@@ -46,7 +46,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(DIRECTORY, TOKENIZER.vocab_size, [EOS])
+    made = Grammars(GrammarCompiler(DIRECTORY, TOKENIZER.vocab_size, [EOS]))
     yield made
     made.close()
 
@@ -172,26 +172,25 @@ def test_masks_behind_drafts_are_those_of_tokens_taken_one_by_one_and_nothing_is
         assert drafted.mask() == masks[0]
 
 
-class SlowCompiler:
+class SlowCompiler(GrammarCompiler):
     """A compiler that waits, for grammars whose text begins with "slow", until `may_end` is set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
+        super().__init__(DIRECTORY, TOKENIZER.vocab_size, [EOS])
         self.may_end = threading.Event()
         self.compiled: list[str] = []
-        compile_ = GrammarCompiler.compile
 
-        def slow(compiler: GrammarCompiler, constraint: Constraint) -> Any:
-            if constraint.text.startswith("slow"):
-                assert self.may_end.wait(60)
-            self.compiled.append(constraint.text)
-            return compile_(compiler, constraint)
-
-        monkeypatch.setattr(GrammarCompiler, "compile", slow)
+    def compile(self, constraint: Constraint) -> Any:
+        if constraint.text.startswith("slow"):
+            assert self.may_end.wait(60)
+        self.compiled.append(constraint.text)
+        return super().compile(constraint)
 
 
-def test_a_tenant_s_slow_grammars_hold_up_no_other_tenant(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_s_slow_grammars_hold_up_no_other_tenant() -> None:
+    grammars = Grammars(compiler := SlowCompiler())
     started(grammars, "regex", "known")
-    compiler = SlowCompiler(monkeypatch)
+    compiler.compiled.clear()
     waiting = [grammars.compile(Constraint("regex", f"slow{i}"), (), b"a") for i in range(4)]
     for text in ("quick", "known"):
         assert grammars.compile(Constraint("regex", text), (), b"b").result(timeout=60).mask()
@@ -202,20 +201,22 @@ def test_a_tenant_s_slow_grammars_hold_up_no_other_tenant(grammars: Grammars, mo
     compiler.may_end.set()
     assert own.result(timeout=60).mask()
     assert compiler.compiled == ["quick", *(f"slow{i}" for i in range(4)), "own"]
+    grammars.close()
 
 
-def test_what_is_compiled_waits_for_no_compile_at_all(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_compiled_waits_for_no_compile_at_all() -> None:
+    grammars = Grammars(compiler := SlowCompiler())
     started(grammars, "regex", "known")
-    compiler = SlowCompiler(monkeypatch)
     waiting = [grammars.compile(Constraint("regex", f"slow{i}"), (), bytes([i])) for i in range(8)]
     assert started(grammars, "regex", "known").mask()
     assert not any(each.done() for each in waiting)
     compiler.may_end.set()
     assert all(each.result(timeout=60).mask() for each in waiting)
+    grammars.close()
 
 
 def test_a_grammar_that_failed_is_compiled_again(tmp_path: Path) -> None:
-    made = Grammars(tmp_path, TOKENIZER.vocab_size, [EOS])
+    made = Grammars(GrammarCompiler(tmp_path, TOKENIZER.vocab_size, [EOS]))
     with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
         started(made, "regex", "a")
     shutil.copy(DIRECTORY / "tokenizer.json", tmp_path)
@@ -224,7 +225,7 @@ def test_a_grammar_that_failed_is_compiled_again(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Any) -> None:
-    made = Grammars(tmp_path, 10, [0])
+    made = Grammars(GrammarCompiler(tmp_path, 10, [0]))
     with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
         made.compile(Constraint("regex", "a")).result(timeout=60)
     made.close()

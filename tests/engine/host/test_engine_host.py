@@ -174,8 +174,8 @@ async def test_a_second_sequence_of_an_open_id_leaves_the_first_alone(
     expected = [o.token_ids for o in await collect(in_process, submit("a", PROMPT, max_tokens=60))]
     seen = []
     async with in_process.generate(submit("b", PROMPT, max_tokens=60)) as outputs:
-        in_process._send(submit("b", [4, 5, 6], max_tokens=2))  # a faulty client that uses an id twice
-        in_process._send(replace(submit("b", [4, 5, 6], max_tokens=2), model="another"))
+        in_process.send(submit("b", [4, 5, 6], max_tokens=2))  # a faulty client that uses an id twice
+        in_process.send(replace(submit("b", [4, 5, 6], max_tokens=2), model="another"))
         seen = [output.token_ids async for output in outputs]
     assert seen == expected
 

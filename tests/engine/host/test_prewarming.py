@@ -46,11 +46,11 @@ async def test_a_host_of_an_earlier_version_is_not_notified() -> None:
     sent: list[object] = []
     client = InProcessEngineClient(CONFIG)
     await client.hello()
-    client._send = sent.append  # type: ignore[method-assign, assignment]
+    client.send = sent.append  # type: ignore[method-assign, assignment]
     client._host_version = (3, 4)
     client.prewarm_model(ModelSpec("tiny", "/nowhere"))
     assert not sent
-    del client._send
+    del client.send
     await client.close()
 
 

@@ -22,9 +22,8 @@ from pilotlight.engine.api.keys import Keys, read_keys, write_keys
 from pilotlight.engine.api.protocol import VERSION, FrontEndRefused, Hello, HostReady, ModelSpec, UnloadModel
 from pilotlight.engine.api.socket_client import SocketEngineClient
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.host import socket_transport
 from pilotlight.engine.host.engine_host import EngineHost
-from pilotlight.engine.host.socket_transport import SocketTransport
+from pilotlight.engine.host.socket_transport import FrontEnd, SocketTransport
 from tests.engine.driver import submit
 from tests.engine.fake_runner import fake_engine
 
@@ -302,10 +301,9 @@ async def test_a_front_end_that_vanishes_leaves_nothing_computing_and_its_place_
             process.kill()
 
 
-async def test_the_silence_of_a_front_end_counts_only_while_the_host_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_silence_of_a_front_end_counts_only_while_the_host_listens() -> None:
     now = [100.0]
-    monkeypatch.setattr(socket_transport.time, "monotonic", lambda: now[0])
-    front_end = socket_transport._FrontEnd(b"peer", lease_s=3.0)
+    front_end = FrontEnd(b"peer", 3.0, lambda: now[0])
     now[0] += 3600  # the host was stopped or computed a step, and has unread messages
     assert not front_end.is_silent()
     front_end.note_frame()

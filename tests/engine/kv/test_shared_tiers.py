@@ -40,7 +40,7 @@ def test_blocks_go_to_the_disk_as_fast_as_it_may_be_written(tmp_path: Path, give
     tiers = open_tiers(on_disk(tmp_path, kv_disk_write_bytes_per_s=given))
     assert tiers is not None
     assert tiers.disk is not None
-    assert tiers.disk._write_bytes_per_s == rate
+    assert tiers.disk.write_bytes_per_s == rate
     for n in range(3):
         assert put(tiers.host, n)
         tiers.disk.offer(name(n))
@@ -83,7 +83,7 @@ def test_a_host_that_serves_others_closes_what_they_come_by(tmp_path: Path) -> N
         assert tiers is not None
         assert tiers.peers is not None
         cache = tiers.cache_for(IDENTITY, CpuBlockCopier(torch.zeros(2, SIZE, dtype=torch.uint8)), SIZE)
-        assert tiers.peers.server._caches == {IDENTITY}
+        assert tiers.peers.server.caches == {IDENTITY}
         cache.close()
-        assert tiers.peers.server._caches == set()
+        assert tiers.peers.server.caches == set()
         tiers.close()

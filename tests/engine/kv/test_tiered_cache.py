@@ -1,9 +1,11 @@
 """The access of one model to the tiers: copies that are overtaken, cancelled or fail, and the decision whether to copy."""
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -11,17 +13,20 @@ import torch
 
 from pilotlight.engine.api.protocol import BlockSource, SamplingParams
 from pilotlight.engine.core.sequence import Sequence as EngineSequence
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.pool.block_pool import BlockPool
 from pilotlight.engine.kv.pool.cached_prefix import PrefixLookup
 from pilotlight.engine.kv.pool.groups import CacheGroups
 from pilotlight.engine.kv.store.store_thread import StoreLookup
+from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.kv.tiers.disk_thread import DiskThread
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.tier_read import TierRead
 from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier, CudaBlockCopier
-from pilotlight.engine.kv.transfer.block_mover import HostFetch
+from pilotlight.engine.kv.transfer.block_mover import BlockStore, HostFetch
+from pilotlight.engine.kv.transfer.host_thread import HostThread
 from tests.engine.fake_copy_stream import FakeCopyStream
 from tests.engine.fake_registrar import FakeRegistrar
 from tests.engine.kv.tiers.test_host_tier import name
@@ -62,13 +67,40 @@ class SlowCopier(CpuBlockCopier):
             raise RuntimeError("the device is gone")
 
 
+class SlowDisk(DiskTier):
+    """A disk whose reads can be held."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def read(self, block_hash: bytes, into: memoryview) -> int | None:
+        assert self.may_answer.wait(60)
+        return super().read(block_hash, into)
+
+
+class NoticedDiskThread(DiskThread):
+    """A thread that calls `on_forget` before it forgets blocks."""
+
+    on_forget: Callable[[], None] = staticmethod(lambda: None)
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        self.on_forget()
+        super().forget(hashes)
+
+
 class Rig:
     def __init__(self, directory: Path, num_blocks: int = 64, max_writes: int = 512, **limits: int) -> None:
         self.bytes = BLOCK_BYTES
         self.cache = torch.zeros(num_blocks, self.bytes, dtype=torch.uint8)
         self.copier = SlowCopier(self.cache)
         self.host = HostTier.open(directory / "host", 40 * 4096)
-        self.disk = DiskThread(DiskTier.open(directory / "disk", 1 << 20), self.host, max_writes=max_writes)
+        self.skipped_s = 0.0
+        self.disk_tier = SlowDisk.open(directory / "disk", 1 << 20)
+        self.disk = NoticedDiskThread(
+            self.disk_tier, self.host, lambda: time.monotonic() + self.skipped_s, max_writes=max_writes
+        )
         self.tiers = TieredCache(self.host, self.disk, self.copier, self.bytes, **limits)
 
     def fill(self, n: int) -> None:
@@ -163,9 +195,10 @@ def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
     rig.tiers.drop(0)
     rig.tiers.begin_stores(everything=True)
     rig.copier.hold_up()
+    rig.tiers.mover.store_batch = 4
     rig.store(range(1, 20), wait=False)
     assert rig.copier.started.wait(60)
-    waiting = sorted(rig.tiers._thread._stores)
+    waiting = range(5, 20)
     for block in waiting:
         rig.tiers.drop(block)
         rig.cache[block] = -1
@@ -232,19 +265,15 @@ def test_bad_content_that_is_being_stored_is_forgotten_too(rig: Rig) -> None:
     assert name(1) not in rig.disk.disk
 
 
-def test_bad_content_that_a_disk_gives_back_meanwhile_is_forgotten_too(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_content_that_a_disk_gives_back_meanwhile_is_forgotten_too(rig: Rig) -> None:
     rig.store([1])
     rig.host.forget([name(1)])
-    forget = rig.disk.forget
 
-    def forget_behind_a_read(names: Sequence[bytes]) -> None:
+    def read_first() -> None:
         read = rig.tiers.read([name(1)])
         until(lambda: read.is_done)
-        forget(names)
 
-    monkeypatch.setattr(rig.disk, "forget", forget_behind_a_read)
+    rig.disk.on_forget = read_first
     rig.tiers.forget([name(1)])
     assert name(1) not in rig.disk
     assert name(1) not in rig.host
@@ -284,17 +313,19 @@ def test_a_device_that_fails_ends_the_tiers_and_nothing_else(rig: Rig, caplog: p
 
 
 def test_a_model_that_leaves_waits_for_the_copy_under_way(rig: Rig) -> None:
-    thread = rig.tiers._thread._thread
+    thread = HostThread(rig.tiers.mover)
     rig.copier.hold_up()
-    rig.store([1], wait=False)
+    rig.fill(1)
+    thread.store([BlockStore(1, name(1), rig.tiers.mover.mark())])
     assert rig.copier.started.wait(60)
-    leaving = threading.Thread(target=rig.tiers._thread.close)
+    leaving = threading.Thread(target=thread.close)
     leaving.start()
     leaving.join(0.05)
     assert leaving.is_alive(), "its memory is still being read"
     rig.copier.may_go_on.set()
     leaving.join(10)
-    assert not thread.is_alive()
+    assert not leaving.is_alive()
+    assert name(1) in rig.host
 
 
 def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: Path) -> None:
@@ -332,26 +363,19 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
     rig.close()
 
 
-def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig) -> None:
     rig.store(range(3))
     rig.host.forget([name(n) for n in range(3)])
-    answer = threading.Event()
-    read_disk = rig.disk.disk.read
-
-    def hang(block_hash: bytes, into: memoryview) -> int | None:
-        assert answer.wait(60)
-        return read_disk(block_hash, into)
-
-    monkeypatch.setattr(rig.disk.disk, "read", hang)
-    monkeypatch.setattr("pilotlight.engine.kv.tiers.disk_thread.TRANSFER_TIMEOUT_S", 0.0)
+    rig.disk_tier.may_answer.clear()
     owner = object()
     read = rig.tiers.read([name(n) for n in range(3)])
+    rig.skipped_s = TRANSFER_TIMEOUT_S
     assert not read.is_done
     rig.tiers.cancel(read)
     assert rig.tiers.take_read(owner, read) == 0
     chain = [name(n) for n in range(3)]
     assert rig.lookup(chain, with_disk=True) == (0, 0), "the next one does not begin to wait either"
-    answer.set()
+    rig.disk_tier.may_answer.set()
     assert rig.disk.wait_until_idle(10)
     assert rig.lookup(chain, with_disk=True)[0] == 3
     assert rig.tiers.load().num_pinned == 0
@@ -549,21 +573,20 @@ class Noted:
         return note
 
 
-def test_every_tier_that_may_have_blocks_learns_what_happens_to_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tier_that_may_have_blocks_learns_what_happens_to_them(rig: Rig) -> None:
     told: list[tuple[str, object]] = []
-    host, behind = rig.host, rig.tiers._behind
-    monkeypatch.setattr(rig.tiers, "_host", Noted(told, "host"))
-    monkeypatch.setattr(rig.tiers, "_behind", [Noted(told, "disk"), Noted(told, "store")])
+    host, disk, store = (Noted(told, kind) for kind in ("host", "disk", "store"))
+    tiers = TieredCache(host, disk, rig.copier, rig.bytes, store=store)  # type: ignore[arg-type]
+    told.clear()
     names = [name(1), name(2)]
-    rig.tiers.touch(names)
-    rig.tiers.end_chain(names)
-    rig.tiers.forget(names)
+    tiers.touch(names)
+    tiers.end_chain(names)
+    tiers.forget(names)
     assert told == [
         *(("host.touch", names), ("disk.note_reuse", names), ("store.note_reuse", names), ("host.refresh", names)),
         *(("disk.forget", names), ("store.forget", names), ("host.forget", names)),
     ]
-    monkeypatch.setattr(rig.tiers, "_host", host)
-    monkeypatch.setattr(rig.tiers, "_behind", behind)
+    tiers.close()
 
 
 def test_hosts_that_fetch_from_here_hear_of_hand_overs_and_what_is_asked_of_them_ends_with_a_reset(rig: Rig) -> None:
@@ -598,14 +621,13 @@ def test_a_lookup_that_is_cancelled_asks_the_store_nothing(rig: Rig) -> None:
 
 
 def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_block_ends_the_fetch_there_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     registrar, size = FakeRegistrar(), 4096
-    monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: registrar)
-    monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", 4 * size)
+    slots = SlotMemory(torch.device("cuda"), 4 * size, registrar)  # type: ignore[arg-type]
     cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
     for life in range(2):  # the second life finds the files of the first
-        host = HostTier.open(tmp_path / "host", 8 * size, device=torch.device("cuda"))
+        host = HostTier.open(tmp_path / "host", 8 * size, memory=slots)
         memory, stream = host.add_size(size), FakeCopyStream()
         tiers = TieredCache(host, None, CudaBlockCopier(cache, memory, stream), size)
         if life == 0:

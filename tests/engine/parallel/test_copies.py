@@ -54,13 +54,16 @@ class OneOther(RankGroup):
         self.other = OtherRank(RankChannel(end))
         self.other.start()
 
+    def end(self) -> None:
+        self._channels[0][0].close()
+        self.other.join()
+
 
 @pytest.fixture
 def group() -> Iterator[OneOther]:
     group = OneOther()
     yield group
-    group._channels[0][0].close()
-    group.other.join()
+    group.end()
 
 
 def test_blocks_that_two_threads_store_do_not_mix(group: OneOther) -> None:

@@ -342,7 +342,7 @@ def test_a_rank_that_is_lost_while_tokens_are_guessed_is_no_drafters_failure(
         def lost(step: object) -> None:
             raise RankLostError("rank 1 is gone")
 
-        monkeypatch.setattr(model.engine.speculation._model._runner, "forward", lost)  # type: ignore[union-attr]
+        monkeypatch.setattr(model.engine.speculation.model._runner, "forward", lost)  # type: ignore[union-attr]
         model.engine.submit(submit("a", random_prompt(9, seed=1)))
         with pytest.raises(RankLostError):
             drain(model.engine, [])

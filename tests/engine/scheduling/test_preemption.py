@@ -100,7 +100,7 @@ def test_one_whose_blocks_are_being_filled_has_blocks_and_its_transfer_ends_with
 
 def test_blocks_beyond_its_tokens_are_not_missing_from_the_oldest() -> None:
     scheduler, (sequence,) = running("drafting")
-    assert scheduler._blocks.grow(sequence, 20)
+    assert scheduler.blocks.grow(sequence, 20)
     oldest = scheduler.preemption.oldest()
     assert oldest is not None
     assert (len(oldest.blocks), oldest.num_missing) == (5, 0)

@@ -115,20 +115,20 @@ def test_ids_outside_the_vocabulary_are_no_text() -> None:
     assert OURS["byte-level"].decode([999_999]) == ""
 
 
-async def test_a_long_text_is_encoded_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
+async def test_a_long_text_is_encoded_in_another_thread() -> None:
     threads: list[int] = []
-    original = tokenizer.encode
 
-    def noting(text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        threads.append(threading.get_ident())
-        return original(text, add_special_tokens=add_special_tokens)
+    class NotingTokenizer(Tokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+            threads.append(threading.get_ident())
+            return super().encode(text, add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(tokenizer, "encode", noting)
+    tokenizer = NotingTokenizer.from_json(byte_tokenizer().to_str(), {})
+    expected = Tokenizer.from_json(byte_tokenizer().to_str(), {}).encode("x")
     for is_rendered in (True, False):
         long = await tokenizer.encode_prompt("x" * (INLINE_CHARACTERS + 1), is_rendered=is_rendered)
         assert len(long) == INLINE_CHARACTERS + 1
-        assert await tokenizer.encode_prompt("x", is_rendered=is_rendered) == original("x")
+        assert await tokenizer.encode_prompt("x", is_rendered=is_rendered) == expected
     here = threading.get_ident()
     assert [thread == here for thread in threads] == [False, True, False, True]
 
@@ -370,9 +370,12 @@ def test_whatever_the_library_raises_for_a_text_is_a_sentence(error: BaseExcepti
 
 
 def test_a_tokenizer_that_cannot_read_what_it_writes_is_refused_by_a_sentence() -> None:
-    tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
-    tokenizer._backend = cast(
-        "Backend", SimpleNamespace(to_str=lambda: "{}", encode_batch_fast=lambda *_, **__: [SimpleNamespace(ids=[])])
+    backend = SimpleNamespace(
+        to_str=lambda: "{}",
+        encode_batch_fast=lambda *_, **__: [SimpleNamespace(ids=[])],
+        get_added_tokens_decoder=dict,
+        get_vocab_size=lambda **_: 1,
     )
+    tokenizer = Tokenizer(cast("Backend", backend), decoder=None, special_tokens={})
     with pytest.raises(TokenizerError, match="cannot be read back"):
         tokenizer.encode_rendered(f"{SHIELD_BEGIN}a{SHIELD_END}")

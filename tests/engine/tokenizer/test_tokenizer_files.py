@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from pilotlight.engine.tokenizer.tokenizer_files import KIMI_PATTERN, TEKKEN_SPECIAL
 
@@ -167,7 +168,7 @@ def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
     write_kimi(tmp_path)
     tokenizer = Tokenizer.from_directory(tmp_path)
-    grammars = Grammars(tmp_path, tokenizer.vocab_size, (len(RANKS) + 1,))
+    grammars = Grammars(GrammarCompiler(tmp_path, tokenizer.vocab_size, (len(RANKS) + 1,)))
     try:
         matcher = grammars.compile(Constraint("choice", '["that mat"]')).result(60)
         for token_id in tokenizer.encode("that mat"):

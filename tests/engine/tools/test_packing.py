@@ -1,5 +1,6 @@
 """Packing: a packed model gives the answers of its checkpoint, has its content's digest in its name, and survives file errors."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -7,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from pilotlight.engine.weights.bundles import packed
 from pilotlight.engine.weights.bundles.packed import verify
 from tests.checkpoints import write_llama, write_tokenizer
 from tests.engine.families import MODELS, PACKED, write_family
+from tests.engine.file_faults import file_system_that_fills_up
 from tests.engine.test_mapped_weights import answer, load
 
 ROOT = Path(__file__).parents[3]
@@ -70,11 +71,11 @@ def out(tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.usefixtures("unpacked")
 def test_a_packed_model_answers_as_its_checkpoint(
-    name: str, dtype: str, tmp_path: Path, out: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, tmp_path: Path, out: Path, memory: KvMemory
 ) -> None:
     """Both models multiply unpacked weights: products with codes round differently."""
-    monkeypatch.setattr("pilotlight.kernels.cpu.library.takes_codes", lambda: False)
     assert name in MODELS
     write_family(tmp_path / "model", name)
     packed_into(out, tmp_path / "model", dtype)
@@ -242,11 +243,8 @@ def test_a_renamed_bundle_is_not_what_it_is_called(directory: Path, out: Path) -
 
 
 def test_a_full_disk_is_an_error_with_a_remedy(directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        file_system_that_fills_up(patch)
         with pytest.raises(CheckpointError, match="make room and run it again, it continues where it was"):
             packed_into(out, directory)
     verify(packed_into(out, directory), lambda done, total: None)
@@ -280,5 +278,7 @@ def test_places_where_nothing_can_be_packed_are_refused(directory: Path, out: Pa
 def test_two_runs_at_once_are_not_let_into_one_directory(directory: Path, half_packed: Path, out: Path) -> None:
     shutil.copytree(half_packed, out)
     (partial,) = out.glob(".*.partial")
-    with packed._opened(partial), pytest.raises(CheckpointError, match="another process is packing"):
-        packed_into(out, directory)
+    with partial.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match="another process is packing"):
+            packed_into(out, directory)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from load_tests.catalogue.matrices import plain_weight, random_int4, random_mxfp4
 from pilotlight.kernels.checks import ArgumentError
-from pilotlight.kernels.cpu import library
 from pilotlight.kernels.cpu.recording import ProgramRecorder
 from pilotlight.kernels.elementwise.activation import silu_and_mul
 from pilotlight.kernels.matrices.coded import CodedWeight
@@ -157,18 +156,6 @@ def test_experts_in_codes_are_those_that_their_numbers_stand_for() -> None:
         expert = int(ids[i])
         hidden = silu_and_mul(x[i : i + 1] @ gate_up.expert(expert).unpack(torch.float32).T)
         assert_close("token", (hidden @ down.expert(expert).unpack(torch.float32).T).double(), found[i : i + 1], 1e-5)
-
-
-def test_a_build_that_is_under_way_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = []
-
-    class Build:
-        def join(self) -> None:
-            joined.append(True)
-
-    monkeypatch.setattr(library, "_building", Build())
-    assert library.takes_codes() == (library.loaded is not None and library.loaded.decodes_fast)
-    assert joined
 
 
 def test_products_name_what_they_cannot_compute() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.kernels.matrices import lossless_speed
+from pilotlight.kernels.matrices.lossless_speed import LosslessSpeed
 
 pytestmark = pytest.mark.cpu_only
 
@@ -14,14 +14,6 @@ pytestmark = pytest.mark.cpu_only
 def arithmetic() -> str:
     """Run each test once: nothing is computed."""
     return "none"
-
-
-@pytest.fixture(autouse=True)
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = tmp_path / "library.lossless.json"
-    monkeypatch.setattr(lossless_speed, "_file", lambda: made)
-    monkeypatch.setattr(lossless_speed, "_weights", lambda: ("plain", "coded"))
-    return made
 
 
 @pytest.mark.parametrize(
@@ -36,22 +28,21 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_they_are_faster_if_one_row_gains_and_no_batch_loses(
-    gains: dict[int, float], is_faster: bool, monkeypatch: pytest.MonkeyPatch
+    gains: dict[int, float], is_faster: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lossless_speed, "_gain", lambda rows, plain, coded: gains.get(rows, 1.0))
-    assert lossless_speed.known() is None
-    assert lossless_speed.measure() == is_faster
-    assert lossless_speed.known() == is_faster
+    speed = LosslessSpeed(tmp_path / "library.lossless.json", lambda rows: gains.get(rows, 1.0))
+    assert speed.known() is None
+    assert speed.measure() == is_faster
+    assert speed.known() == is_faster
 
 
-def test_what_was_measured_in_other_circumstances_or_is_damaged_is_unknown(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lossless_speed, "_gain", lambda *_: 1.5)
-    assert lossless_speed.measure()
+def test_what_was_measured_in_other_circumstances_or_is_damaged_is_unknown(tmp_path: Path) -> None:
+    file = tmp_path / "library.lossless.json"
+    speed = LosslessSpeed(file, lambda rows: 1.5)
+    assert speed.measure()
     kept = json.loads(file.read_text())
     file.write_text(json.dumps(kept | {"of": [*kept["of"], "another"]}))
-    assert lossless_speed.known() is None
+    assert speed.known() is None
     for damaged in ("", "[]", "{}"):
         file.write_text(damaged)
-        assert lossless_speed.known() is None
+        assert speed.known() is None

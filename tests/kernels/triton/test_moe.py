@@ -18,20 +18,17 @@ from pilotlight.kernels.triton import moe, routing
 from tests.kernels.conftest import DEVICE
 
 
-@pytest.fixture(params=[0, 4096], ids=["sorted by torch", "each pair finds its place"])
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "_MOST_COMPARED", request.param)
-
-
-@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("most_compared", [0, 4096], ids=["sorted by torch", "each pair finds its place"])
 @pytest.mark.parametrize("rows_a_tile", [16, 64])
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k"), [(1, 1, 1), (1, 6, 3), (16, 42, 2), (123, 6, 4), (431, 130, 1)]
 )
-def test_every_pair_lies_in_one_tile_of_its_expert(tokens: int, experts: int, top_k: int, rows_a_tile: int) -> None:
+def test_every_pair_lies_in_one_tile_of_its_expert(
+    tokens: int, experts: int, top_k: int, rows_a_tile: int, most_compared: int
+) -> None:
     ids = torch.rand(tokens, experts).argsort(-1)[:, :top_k].contiguous()
     ids[ids == experts // 2] = 0  # one expert gets no token, and one gets many
-    order, table = moe.by_expert(ids, experts, rows_a_tile)
+    order, table = moe.by_expert(ids, experts, rows_a_tile, most_compared)
     assert torch.equal(order, ids.flatten().argsort(stable=True))
     covered: list[int] = []
     for expert, begin, end in table.tolist():
@@ -116,15 +113,11 @@ def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("at_a_time", [1, 2, 5])
-def test_experts_that_are_decoded_into_memory_are_the_plain_ones(
-    at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_that_are_decoded_into_memory_are_the_plain_ones(at_a_time: int) -> None:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
     gate_up, down = random_mxfp4((5, 64, 32)), random_int4((5, 32, 32), 32, zeros=True, dtype=dtype)
     plain = [PlainWeight(weight.unpack(dtype)) for weight in (gate_up, down)]
-    monkeypatch.setattr(moe, "_SCRATCH_BYTES", at_a_time * 64 * 32 * dtype.itemsize)
-    monkeypatch.setattr(moe, "_FEWEST_DECODED", 0)
-    monkeypatch.setattr(moe, "_MOST_PACKED", 0)
+    limits = moe.DecodingLimits(0, 0, scratch_bytes=at_a_time * 64 * 32 * dtype.itemsize)
     x, weights, ids = (
         torch.randn(20, 32).to(dtype),
         torch.rand(20, 2),
@@ -132,7 +125,7 @@ def test_experts_that_are_decoded_into_memory_are_the_plain_ones(
     )
     biases = torch.randn(5, 64).to(dtype), torch.randn(5, 32).to(dtype)
     expected = moe.moe_experts(x, weights, ids, *plain, silu_and_mul, *biases)
-    assert torch.equal(moe.moe_experts(x, weights, ids, gate_up, down, silu_and_mul, *biases), expected)
+    assert torch.equal(moe.moe_experts(x, weights, ids, gate_up, down, silu_and_mul, *biases, limits), expected)
 
 
 def test_of_equal_logits_the_first_experts_are_chosen() -> None:

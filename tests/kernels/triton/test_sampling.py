@@ -41,15 +41,13 @@ def some_row(chance: random.Random, vocab: int) -> SamplingRow:
 @pytest.mark.long
 @pytest.mark.parametrize("vocab", [1, pytest.param(63, marks=pytest.mark.slow), 64, 431])
 @pytest.mark.parametrize("kind", LOGITS)
-def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_forms_choose_the_same_tokens(kind: str, vocab: int) -> None:
     # several chunks and tiles per row; smaller ones take 20 s for 431 entries
     chunk, tile = (64, 16) if vocab <= 64 else (128, 64)
-    monkeypatch.setattr(triton_sample, "CHUNK", chunk)
-    monkeypatch.setattr(triton_sample, "TILE", tile)
     chance = random.Random(f"{kind} {vocab}")
     logits = LOGITS[kind](6, vocab)
     batch = SamplingBatch.of([some_row(chance, vocab) for _ in range(6)], vocab, on_device)
-    for expected, actual in zip(sample(logits, batch), triton_sample.sample(logits, batch), strict=True):
+    for expected, actual in zip(sample(logits, batch), triton_sample.sample(logits, batch, chunk, tile), strict=True):
         assert torch.equal(expected, actual)
 
 

@@ -16,11 +16,11 @@ from pilotlight.kernels.triton.attention import hopper_mla, split_kv
 from pilotlight.kernels.triton.attention.paged_tiles import tanh
 from pilotlight.kernels.triton.attention.varlen import sequence_of
 from pilotlight.kernels.triton.elementwise.qkv import rotate_and_cache
-from pilotlight.kernels.triton.matrices.fp8_codes import BY_BITS, BY_HARDWARE, _has_hardware, decode_fp8, encode_fp8
+from pilotlight.kernels.triton.matrices.fp8_codes import BY_BITS, conversion, decode_fp8, encode_fp8
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 
-CONVERSIONS = [BY_BITS, *([BY_HARDWARE] if torch.cuda.is_available() and _has_hardware(torch.device("cuda")) else [])]
+CONVERSIONS = sorted({BY_BITS, conversion(torch.ones(1, device=DEVICE))})
 
 
 @triton.jit

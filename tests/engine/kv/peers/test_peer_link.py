@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.engine.api.protocol import HostConfig
-from pilotlight.engine.kv.peers.peer_link import HostPeers, _own_host, open_peers
+from pilotlight.engine.kv.peers.peer_link import HostPeers, open_peers, own_host
 from pilotlight.engine.kv.tiers.host_tier import HostTier
 from tests.engine.kv.peers.test_peers import IDENTITY
 from tests.engine.kv.tiers.test_host_tier import STRIDE
@@ -28,9 +28,9 @@ def test_a_models_blocks_are_served_while_it_is_there(host: HostTier, tmp_path: 
     assert peers is not None
     link = peers.link(IDENTITY)
     assert (link.server, link.reader, link.identity) == (peers.server, peers.reader, IDENTITY)
-    assert peers.server._caches == {IDENTITY}
+    assert peers.server.caches == {IDENTITY}
     link.close()
-    assert peers.server._caches == set()
+    assert peers.server.caches == set()
     peers.close()
 
 
@@ -59,4 +59,4 @@ def test_where_blocks_cannot_be_served_the_log_has_the_reason_and_the_host_conti
     [("tcp://10.0.0.5:7000", "10.0.0.5"), ("tcp://[::1]:7000", "[::1]"), ("ipc:///run/peers", "127.0.0.1")],
 )
 def test_peers_reach_a_machine_by_the_name_it_listens_at(address: str, name: str) -> None:
-    assert _own_host(address) == name
+    assert own_host(address) == name

@@ -12,9 +12,9 @@ import zmq
 
 from pilotlight.engine.api.keys import Keys
 from pilotlight.engine.api.protocol import BlockSource
-from pilotlight.engine.kv.peers import peer_thread
 from pilotlight.engine.kv.peers.block_server import BlockServer
 from pilotlight.engine.kv.peers.messages import (
+    HEARTBEAT_S,
     LEASE_S,
     PEER_VERSION,
     SILENCE_S,
@@ -71,7 +71,12 @@ class Clock:
 class Hosts:
     """A host that computes blocks, and a host that reads them."""
 
-    def __init__(self, directory: Path, transports: Sequence[str] = (SHARED_MEMORY, INLINE)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        transports: Sequence[str] = (SHARED_MEMORY, INLINE),
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
         self.address = f"ipc://{directory}/peers"
         self.there = HostTier.open(directory / "there", 1 << 20)
         self.here = HostTier.open(directory / "here", 1 << 20)
@@ -79,8 +84,14 @@ class Hosts:
         self.server_clock, self.reader_clock = Clock(), Clock()
         self.server = BlockServer(self.address, self.there, engine=engines[0], clock=self.server_clock)
         self.server.add_cache(IDENTITY)
-        self.reader = PeerThread(self.here, transports=transports, engine=engines[1], clock=self.reader_clock)
-        self._closers: list[Callable[[], None]] = [self.reader.close, self.server.close]
+        self.reader = PeerThread(
+            self.here,
+            transports=transports,
+            engine=engines[1],
+            clock=self.reader_clock,
+            heartbeat_s=heartbeat_s,
+        )
+        self.closers: list[Callable[[], None]] = [self.reader.close, self.server.close]
 
     def compute(self, *numbers: int) -> None:
         for n in numbers:
@@ -101,11 +112,11 @@ class Hosts:
         return len(slots)
 
     def close_server(self) -> None:
-        self._closers.remove(self.server.close)
+        self.closers.remove(self.server.close)
         self.server.close()
 
     def close(self) -> None:
-        for close in self._closers:
+        for close in self.closers:
             close()
         assert self.server.num_leased == 0
         assert self.there.num_pinned == self.here.num_pinned == 0
@@ -174,7 +185,7 @@ def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     assert hosts.take(hosts.read(0, 1, 2)) == 3
     assert [engine.num_tries for engine in made] == [0, 1]
     hosts.reader_clock.skip(100.0)
-    until(lambda: not hosts.reader._peers)
+    until(lambda: not hosts.reader.peers)
     hosts.here.forget([name(n) for n in range(3)])
     assert hosts.take(hosts.read(0, 1, 2)) == 0, "it may be tried again only after a while"
     hosts.server_clock.skip(LEASE_S)
@@ -241,8 +252,8 @@ def test_two_reads_of_one_chain_both_end(hosts: Hosts) -> None:
     assert first.num_read + second.num_read == 4
 
 
-def test_a_read_begins_while_another_waits_in_silence(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_thread, "HEARTBEAT_S", 600.0)
+def test_a_read_begins_while_another_waits_in_silence(tmp_path: Path) -> None:
+    hosts = Hosts(tmp_path, heartbeat_s=600.0)
     hosts.server_clock.stop()
     hosts.server.begin("one")
     waiting = hosts.read(7)
@@ -251,6 +262,7 @@ def test_a_read_begins_while_another_waits_in_silence(hosts: Hosts, monkeypatch:
     assert hosts.take(hosts.read(0)) == 1
     hosts.compute(7)
     assert hosts.take(waiting) == 1
+    hosts.close()
 
 
 def test_a_cancelled_read_leaves_nothing_pinned(hosts: Hosts) -> None:
@@ -261,7 +273,7 @@ def test_a_cancelled_read_leaves_nothing_pinned(hosts: Hosts) -> None:
     read.cancel()
     until(lambda: hosts.reader.num_open == 0)
     assert read.take() == []
-    until(lambda: not hosts.server._grants)
+    until(lambda: not hosts.server.grants)
 
 
 def test_an_invalid_address_ends_its_read_and_does_not_keep_the_host_from_ending(
@@ -270,7 +282,7 @@ def test_an_invalid_address_ends_its_read_and_does_not_keep_the_host_from_ending
     hosts.address = "nonsense://x"
     assert hosts.take(hosts.read(0)) == 0
     assert "cannot be read from nonsense://x" in caplog.text
-    hosts._closers.remove(hosts.reader.close)
+    hosts.closers.remove(hosts.reader.close)
     closing = threading.Thread(target=hosts.reader.close, daemon=True)
     closing.start()
     closing.join(10)
@@ -493,7 +505,7 @@ def test_a_full_tier_takes_what_it_can(tmp_path: Path) -> None:
     hosts.reader.close()
     hosts.here = HostTier.open(tmp_path / "small", 3 * 4096 * -(-SIZE // 4096))
     hosts.reader = PeerThread(hosts.here)
-    hosts._closers[0] = hosts.reader.close
+    hosts.closers[0] = hosts.reader.close
     hosts.server.begin("one")
     hosts.compute(*range(6))
     assert hosts.take(hosts.read(*range(6))) == 3

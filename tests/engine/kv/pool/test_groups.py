@@ -109,10 +109,7 @@ def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 24, 7)]
     assert hits == [40, 20, 4], "a released block is found until it is handed out again"
     pool = engine.scheduler.pool
-    names = {block: name for name, block in pool._shares[0].block_by_hash.items()}
-    chain = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert len(names) == 2 * len(chain)
-    sequence = Sequence("s", prompt, SamplingParams(1), chain_root(b"", engine._identity))
+    sequence = Sequence("s", prompt, SamplingParams(1), chain_root(b"", engine.identity))
     extend_chain(sequence.block_hashes, sequence.chain_root, prompt, 4)
     pool.discard([block_name(sequence.block_hashes[8], 1)])  # a block of the group with the window
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 33)]

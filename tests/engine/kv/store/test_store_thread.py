@@ -6,9 +6,8 @@ from zlib import crc32
 
 import pytest
 
-import pilotlight.engine.kv.store.store_tier
 from pilotlight.engine.kv.store.store_thread import StoreThread
-from pilotlight.engine.kv.store.store_tier import StoreError
+from pilotlight.engine.kv.store.store_tier import BATCH_BYTES, StoreError, StoreTier, own_address
 from pilotlight.engine.kv.tier_protocol import LOOKUP_TIMEOUT_S
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
@@ -24,16 +23,18 @@ pytestmark = pytest.mark.process
 class Cluster:
     """Two hosts with one store: one writes blocks, the other reads them."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    def __init__(self, directory: Path, max_found: int = 1 << 16, batch_bytes: int = BATCH_BYTES) -> None:
         self.package = FakeStore()
-        monkeypatch.setattr(pilotlight.engine.kv.store.store_tier, "open_member", lambda *_, **__: self.package)
         self.clock = Clock()
         self.there = HostTier.open(directory / "there", 40 * STRIDE)
         self.here = HostTier.open(directory / "here", 40 * STRIDE)
         self.disk = DiskTier.open(directory / "disk", 1 << 20)
-        self.writer = StoreThread("127.0.0.1:1", self.there, clock=self.clock)
-        self.reader = StoreThread("127.0.0.1:1", self.here, self.disk, self.clock, **limits)
+        self.writer = StoreThread("a store", self.there, clock=self.clock, batch_bytes=batch_bytes, join=self.join)
+        self.reader = StoreThread("a store", self.here, self.disk, self.clock, max_found, join=self.join)
         until(lambda: self.writer.is_usable and self.reader.is_usable)
+
+    def join(self, master: str) -> StoreTier:
+        return StoreTier(self.package)
 
     def write(self, *numbers: int) -> None:
         self.write_later(*numbers)
@@ -67,8 +68,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, monkeypatch)
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
     yield made
     made.close()
 
@@ -119,10 +120,8 @@ def test_a_block_that_is_not_what_its_name_says_is_removed_and_its_chain_ends_th
     assert cluster.take(cluster.read(0, 1, 2)) == 3
 
 
-def test_of_what_the_store_has_a_bounded_number_of_names_is_known_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster(tmp_path, monkeypatch, max_found=3)
+def test_of_what_the_store_has_a_bounded_number_of_names_is_known_the_newest(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, max_found=3)
     cluster.write(*range(5))
     assert cluster.look_up(0, 1, 2) == [0, 1, 2]
     cluster.look_up(3, 4)
@@ -202,9 +201,9 @@ def test_a_store_that_fails_is_known_to_work_again_by_its_answers_alone(
 
 
 def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pilotlight.engine.kv.store.store_writer.BATCH_BYTES", 2)
+    cluster = Cluster(tmp_path, batch_bytes=2)
     cluster.package.is_gone = True
     cluster.package.may_answer.clear()
     cluster.write_later(*range(6))
@@ -220,6 +219,7 @@ def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
     cluster.write(8)
     assert cluster.look_up(*range(9)) == [8]
     assert "is written to again" in caplog.text
+    cluster.close()
 
 
 def test_memory_that_the_package_did_not_take_is_offered_to_it_again(cluster: Cluster) -> None:
@@ -269,19 +269,16 @@ def test_members_know_their_store_by_one_name_and_an_empty_one_by_another(cluste
     assert second != first
 
 
-def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package, tries = FakeStore(), iter([True, False])
+def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(tmp_path: Path) -> None:
+    tries = iter([True, False])
 
-    def member(*_: object, **__: object) -> FakeStore:
+    def join(master: str) -> StoreTier:
         if next(tries):
             raise StoreError("there is no master")
-        return package
+        return StoreTier(FakeStore())
 
-    monkeypatch.setattr(pilotlight.engine.kv.store.store_tier, "open_member", member)
     host = HostTier.open(tmp_path, 4 * STRIDE)
-    thread = StoreThread("127.0.0.1:1", host, retry_s=0.01)
+    thread = StoreThread("127.0.0.1:1", host, retry_s=0.01, join=join)
     until(lambda: thread.is_usable)
     assert thread.num_errors == 1
     thread.close()
@@ -290,4 +287,4 @@ def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(
 
 def test_an_invalid_address_is_refused_by_name() -> None:
     with pytest.raises(StoreError, match="nonsense is not an address of Mooncake's master"):
-        pilotlight.engine.kv.store.store_tier.own_address("nonsense")
+        own_address("nonsense")

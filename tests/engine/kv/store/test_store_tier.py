@@ -12,7 +12,14 @@ import psutil
 import pytest
 
 from load_tests.local_network import free_ports
-from pilotlight.engine.kv.store.store_tier import BATCH_BYTES, StoredBlock, StoreError, StoreTier
+from pilotlight.engine.kv.store.store_tier import (
+    BATCH_BYTES,
+    StoredBlock,
+    StoreError,
+    StoreTier,
+    open_member,
+    own_address,
+)
 from tests.engine.kv.peers.test_peers import needs_mooncake
 from tests.engine.kv.tiers.test_host_tier import SIZE, content, name
 from tests.waiting import until
@@ -67,7 +74,7 @@ def node(process_tier: None) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def store(node: Node) -> Iterator[StoreTier]:
-    made = StoreTier(node.address)
+    made = StoreTier.join(node.address)
     yield made
     made.close()
 
@@ -87,7 +94,7 @@ def read(store: StoreTier, *numbers: int) -> list[bool]:
 
 
 def test_members_find_each_others_blocks_and_what_they_wrote_outlives_them(node: Node, store: StoreTier) -> None:
-    one = StoreTier(node.address)
+    one = StoreTier.join(node.address)
     one.write([block(n) for n in range(5)])
     one.write([block(0)])  # a block that is stored already
     one_identity = one.identity()
@@ -98,15 +105,19 @@ def test_members_find_each_others_blocks_and_what_they_wrote_outlives_them(node:
 
 
 @pytest.mark.parametrize("value", [b"cut", content(9), b"long" * SIZE], ids=["cut", "without a header", "longer"])
-def test_a_block_of_another_content_is_removed_and_can_be_stored_again(store: StoreTier, value: bytes) -> None:
+def test_a_block_of_another_content_is_removed_and_can_be_stored_again(
+    node: Node, store: StoreTier, value: bytes
+) -> None:
     num_corrupt = store.num_corrupt
-    assert store._store.put(f"pilotlight/{name(9).hex()}", value) == 0
+    member = open_member(node.address, own_address(node.address), segment_bytes=0)
+    assert member.put(f"pilotlight/{name(9).hex()}", value) == 0
     assert store.find([name(9)]) == [name(9)]
     assert read(store, 9) == [False]
     assert store.num_corrupt == num_corrupt + 1
     store.write([block(9)])
     assert read(store, 9) == [True]
     store.remove([name(9)])
+    member.close()
 
 
 def test_a_store_needs_a_port_of_its_own(node: Node) -> None:
@@ -120,7 +131,7 @@ def test_a_store_needs_a_port_of_its_own(node: Node) -> None:
 @pytest.mark.slow
 def test_a_master_that_is_killed_comes_back_empty_and_takes_blocks_again() -> None:
     node = Node()
-    store = StoreTier(node.address)
+    store = StoreTier.join(node.address)
     store.write([block(1)])
     killed = node.master.pid
     os.kill(killed, signal.SIGKILL)

@@ -17,13 +17,14 @@ BLOCKS_PER_S = 100
 class Rig:
     """Ten blocks in host memory, and a disk that may be written at BLOCKS_PER_S blocks per second of a fake clock."""
 
-    def __init__(self, directory: Path, **limits: int) -> None:
+    def __init__(self, directory: Path, disk: type[DiskTier] = DiskTier, **limits: int) -> None:
         self.now = 0.0
+        self.directory = directory / "disk"
         self.host = HostTier.open(directory / "host", 1 << 20)
         for n in range(10):
             assert put(self.host, n)
-        disk = DiskTier.open(directory / "disk", 1 << 20)
-        self.thread = DiskThread(disk, self.host, lambda: self.now, write_bytes_per_s=BLOCKS_PER_S * SIZE, **limits)
+        opened = disk.open(self.directory, 1 << 20)
+        self.thread = DiskThread(opened, self.host, lambda: self.now, write_bytes_per_s=BLOCKS_PER_S * SIZE, **limits)
         self.thread.wait_until_idle(10)
 
     def offer(self, *numbers: int) -> None:
@@ -102,23 +103,25 @@ def test_what_is_forgotten_is_not_written_and_an_end_hurries(rig: Rig) -> None:
     rig.thread.forget([name(2), name(4)])
     assert rig.thread.num_dropped == 0
     rig.thread.close()
-    rig.thread = DiskThread(DiskTier.open(rig.thread.disk._directory, 1 << 20), rig.host)
+    rig.thread = DiskThread(DiskTier.open(rig.directory, 1 << 20), rig.host)
     assert rig.thread.wait_until_idle(10)
     assert rig.written() == [0, 1, 3]
 
 
-def test_a_read_that_fails_for_whatever_reason_leaves_its_slot_free(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(block_hash: bytes, into: memoryview) -> int | None:
+class BrokenDisk(DiskTier):
+    def read(self, block_hash: bytes, into: memoryview) -> int | None:
         raise RuntimeError("a bug")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(rig.thread.disk, "read", fail)
-        chain = rig.thread.read([name(0), name(77)], SIZE)
-        assert rig.thread.wait_until_idle(10)
+
+def test_a_read_that_fails_for_whatever_reason_leaves_its_slot_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(tmp_path, BrokenDisk)
+    chain = rig.thread.read([name(0), name(77)], SIZE)
+    assert rig.thread.wait_until_idle(10)
     assert "a bug" in caplog.text
     assert (chain.is_done, chain.num_blocks) == (True, 1)
     rig.host.unpin(chain.take())
     assert rig.host.num_pinned == 0
     assert put(rig.host, 77)
+    rig.close()

@@ -17,8 +17,8 @@ import pytest
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers import disk_tier
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
-from pilotlight.engine.kv.tiers.segment_file import BlockRecord, Segment
-from tests.engine.kv.tiers.test_host_tier import content, kill_in, name
+from tests.engine.kv.tiers.faulty_files import FaultyFiles
+from tests.engine.kv.tiers.test_host_tier import content, kill_in, name, numbers_in
 
 SIZE = 1000
 RECORD = SIZE + 64
@@ -43,8 +43,13 @@ def reopen(tier: DiskTier, directory: Path) -> DiskTier:
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[DiskTier]:
-    opened = DiskTier.open(tmp_path, LIMIT)
+def files() -> FaultyFiles:
+    return FaultyFiles()
+
+
+@pytest.fixture
+def tier(tmp_path: Path, files: FaultyFiles) -> Iterator[DiskTier]:
+    opened = DiskTier.open(tmp_path, LIMIT, files=files)
     opened.scan()
     yield opened
     opened.close()
@@ -134,46 +139,40 @@ def test_a_truncated_segment_keeps_what_is_whole(tmp_path: Path, keep: int, left
     tier.close()
 
 
-def test_a_segment_that_cannot_be_read_to_its_end_gives_what_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_that_cannot_be_read_to_its_end_gives_what_was_found(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     for n in range(4):
         put(tier, n)
     tier.close()
-    pread = os.pread
 
     def unreadable(fd: int, size: int, offset: int) -> bytes:
         if offset >= 2 * RECORD:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return pread(fd, size, offset)
+        return os.pread(fd, size, offset)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("pilotlight.engine.kv.tiers.segment_file.os.pread", unreadable)
-        tier = DiskTier.open(tmp_path, LIMIT)
-        tier.scan()
+    tier = DiskTier.open(tmp_path, LIMIT, files=FaultyFiles(pread=unreadable))
+    tier.scan()
     assert [read(tier, n) == content(n, SIZE) for n in range(4)] == [True, True, False, False]
     assert tier.used_bytes == 2 * RECORD
     assert put(tier, 2)
     tier.close()
 
 
-def test_found_blocks_are_read_while_the_rest_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_found_blocks_are_read_while_the_rest_is_looked_up(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     for n in range(4):
         put(tier, n)
     tier.close()
-    scan, found = Segment.scan, []
+    found = []
 
-    def looked_at(segment: Segment) -> Iterator[tuple[bytes, BlockRecord] | None]:
-        for number, record in enumerate(scan(segment)):
-            yield record
-            found.append(read(tier, number))
+    def looked_at(fd: int, size: int, offset: int) -> bytes:
+        if offset:
+            found.append(read(tier, offset // RECORD - 1))
+        return os.pread(fd, size, offset)
 
-    monkeypatch.setattr(Segment, "scan", looked_at)
-    tier = DiskTier.open(tmp_path, LIMIT)
+    tier = DiskTier.open(tmp_path, LIMIT, files=FaultyFiles(pread=looked_at))
     tier.scan()
-    assert found == [content(n, SIZE) for n in range(4)]
+    assert found == [content(n, SIZE) for n in range(3)]
     tier.close()
 
 
@@ -193,45 +192,42 @@ def test_a_damaged_header_costs_its_own_block_alone(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(tier: DiskTier, files: FaultyFiles) -> None:
     for n in range(6):
         put(tier, n)
-    full_times(monkeypatch, 1)
+    full_times(files, 1)
     assert put(tier, 6)
     assert [n for n in range(7) if name(n) in tier] == [4, 5, 6]
-    full_times(monkeypatch, 1)
+    full_times(files, 1)
     assert not put(tier, 7), "no block is left that could be evicted"
     assert tier.num_errors == 1
     assert put(tier, 8)
     assert [read(tier, n) == content(n, SIZE) for n in (4, 5, 6, 8)] == [True] * 4
 
 
-def full_times(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def full_times(files: FaultyFiles, times: int) -> None:
     """Make the next `times` writes stop in the middle, as on a full disk."""
     left = iter(range(times))
 
     def write_half(fd: int, parts: list[bytes], offset: int) -> int:
         if next(left, None) is None:
-            return pwritev(fd, parts, offset)
+            return os.pwritev(fd, parts, offset)
         return os.pwrite(fd, b"".join(bytes(part) for part in parts)[:500], offset)
 
-    pwritev = os.pwritev
-    monkeypatch.setattr(os, "pwritev", write_half)
+    files.pwritev = write_half
 
 
 def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: DiskTier, files: FaultyFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tier, 0)
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "pwritev", refuse)
-        assert not any(put(tier, n) for n in range(1, 10))
+    files.pwritev = refuse
+    assert not any(put(tier, n) for n in range(1, 10))
+    files.pwritev = os.pwritev
     assert tier.num_errors == 3
     assert not tier.is_writable
     assert not put(tier, 20)
@@ -240,10 +236,10 @@ def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
 
 
 def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, files: FaultyFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    tier = DiskTier.open(tmp_path, LIMIT, clock=lambda: now[0])
+    tier = DiskTier.open(tmp_path, LIMIT, clock=lambda: now[0], files=files)
     tier.scan()
     tries: list[float] = []
 
@@ -251,11 +247,11 @@ def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(
         tries.append(now[0])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "pwritev", full)
-        for second in range(1000):
-            now[0] = float(second)
-            assert not put(tier, second)
+    files.pwritev = full
+    for second in range(1000):
+        now[0] = float(second)
+        assert not put(tier, second)
+    files.pwritev = os.pwritev
     assert tries[:3] == [0.0, 1.0, 2.0]
     assert [round(b - a) for a, b in itertools.pairwise(tries[2:])] == [10, 20, 40, 80, 160, 300, 300]
     assert "no longer written to" in caplog.text
@@ -269,7 +265,7 @@ def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(
 
 
 def test_a_disk_that_cannot_be_read_is_let_be(
-    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tier: DiskTier, files: FaultyFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     for n in range(10):
         put(tier, n)
@@ -277,7 +273,7 @@ def test_a_disk_that_cannot_be_read_is_let_be(
     def refuse(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "preadv", refuse)
+    files.preadv = refuse
     assert [read(tier, n) for n in range(10)] == [None] * 10
     assert tier.num_errors == 3
     assert caplog.text.count("no longer read") == 1
@@ -322,10 +318,8 @@ def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path
         tier = DiskTier.open(tmp_path, LIMIT)
         tier.scan()
         assert len(tier) > 0
-        for block_hash in list(tier._records):
-            into = bytearray(SIZE)
-            assert tier.read(block_hash, memoryview(into)) is not None
-            assert bytes(into) == (block_hash * 32)[:SIZE]
+        for n in numbers_in(tier, range(0, (i + 1) * 10**6, 10**6)):
+            assert read(tier, n) == content(n, SIZE)
         assert tier.used_bytes <= LIMIT
         tier.close()
 

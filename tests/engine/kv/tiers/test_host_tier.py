@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
@@ -21,17 +21,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.disk_tier import DiskTier
 from pilotlight.engine.kv.tiers.host_tier import HostTier
 from pilotlight.engine.kv.tiers.slot_file import PAGE, SlotFile, SlotFileReader, lock_directory
 from tests.engine.fake_registrar import REFUSAL, FakeRegistrar
+from tests.engine.kv.tiers.faulty_files import FaultyFiles
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 SIZE = 3 * PAGE - 100  # a block whose slot takes three pages
 STRIDE = 3 * PAGE
-CUDA = torch.device("cuda")
 
 
 def name(n: int) -> bytes:
@@ -166,49 +167,45 @@ def test_what_gives_way_to_another_size_gives_its_memory_back(tmp_path: Path) ->
     tier.close()
 
 
+class FileSystem:
+    """A file system with so many bytes for the bodies of slots."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.memory = SlotMemory(torch.device("cpu"), allocate=self._allocate)
+
+    def _allocate(self, fd: int, offset: int, num_bytes: int) -> None:
+        if offset > 0:
+            if num_bytes > self.num_bytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.num_bytes -= num_bytes
+        os.posix_fallocate(fd, offset, num_bytes)
+
+
 def test_a_full_file_system_lowers_the_limit_instead_of_killing_the_process(
-    tier: HostTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provide = SlotFile.provide
-
-    def full_after_four(file: SlotFile, index: int) -> None:
-        if index >= 4:
-            raise OSError(28, "No space left on device")
-        provide(file, index)
-
-    monkeypatch.setattr(SlotFile, "provide", full_after_four)
+    tier = HostTier.open(tmp_path, 10 * STRIDE, memory=FileSystem(4 * STRIDE).memory)
     assert [put(tier, n) for n in range(8)] == [True] * 4 + [False] + [True] * 3
     assert tier.space.limit_bytes == 4 * STRIDE
     assert [n for n in range(8) if name(n) in tier] == [3, 5, 6, 7]
     assert caplog.text.count("is limited to") == 1
+    tier.close()
 
 
-def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
-    tier: HostTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(file: SlotFile, index: int) -> None:
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SlotFile, "provide", full)
-        assert not any(put(tier, n) for n in range(20))  # twice as many as there are slots
+def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(tmp_path: Path) -> None:
+    system = FileSystem(0)
+    tier = HostTier.open(tmp_path, 10 * STRIDE, memory=system.memory)
+    assert not any(put(tier, n) for n in range(20))  # twice as many as there are slots
+    system.num_bytes = STRIDE
     assert put(tier, 20)
     assert read(tier, 20) == content(20)
+    tier.close()
 
 
-def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has_shrunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has_shrunk(tmp_path: Path) -> None:
     """A container's /dev/shm often has only 64 MiB, whatever size the tier was given. Protected blocks may take only a share of the real size."""
-    tier = HostTier.open(tmp_path / "tier", 1000 * STRIDE)
-    provide = SlotFile.provide
-
-    def provide_ten(file: SlotFile, index: int) -> None:
-        if tier.space.used_bytes >= 10 * STRIDE:
-            raise OSError(errno.ENOSPC, "no room")
-        provide(file, index)
-
-    monkeypatch.setattr(SlotFile, "provide", provide_ten)
+    tier = HostTier.open(tmp_path / "tier", 1000 * STRIDE, memory=FileSystem(10 * STRIDE).memory)
     assert all(put(tier, n) and read(tier, n) for n in range(10))
     assert not put(tier, 10), "the failure shrinks the tier"
     assert put(tier, 11)
@@ -251,7 +248,6 @@ def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs
     assert "still being filled" in caplog.text
     with pytest.raises(TierError, match="another engine host is using it"):
         HostTier.open(tmp_path, 10 * STRIDE)
-    os.close(tier._lock_fd)
 
 
 def test_a_tier_whose_slots_are_all_filled_or_given_up_is_free_for_others_when_it_is_closed(tmp_path: Path) -> None:
@@ -398,34 +394,31 @@ def test_what_is_forgotten_twice_is_freed_once(tier: HostTier) -> None:
     assert [n for n in range(10) if name(n) in tier] == list(range(10))
 
 
-def test_a_file_that_cannot_be_made_is_said_to_be_the_tiers(tier: HostTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: SlotFile) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_file_that_cannot_be_made_is_said_to_be_the_tiers(tmp_path: Path) -> None:
+    failures = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
 
+    def fail_once(fd: int, offset: int, num_bytes: int) -> None:
+        if failures:
+            raise failures.pop()
+
+    tier = HostTier.open(tmp_path, 10 * STRIDE, memory=SlotMemory(torch.device("cpu"), allocate=fail_once))
     num_open = len(os.listdir("/proc/self/fd"))
-    with monkeypatch.context() as full:
-        full.setattr(SlotFile, "_make_anew", fail)
-        with pytest.raises(TierError, match="cannot grow: No space left on device"):
-            tier.add_size(PAGE)
+    with pytest.raises(TierError, match="cannot grow: No space left on device"):
+        tier.add_size(PAGE)
     assert len(os.listdir("/proc/self/fd")) == num_open
     tier.add_size(PAGE)
     assert put(tier, 1, size=PAGE)
+    tier.close()
 
 
-def test_a_tier_that_cannot_be_looked_through_is_not_kept_from_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tier_that_cannot_be_looked_through_is_not_kept_from_others(tmp_path: Path) -> None:
     first = HostTier.open(tmp_path, 10 * STRIDE)
     put(first, 1)
     first.close()
-
-    def fail(self: SlotFile) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as broken:
-        broken.setattr(SlotFile, "find", fail)
-        with pytest.raises(TierError, match="cannot be used: Input/output error"):
-            HostTier.open(tmp_path, 10 * STRIDE)
+    (tmp_path / f"slots-{PAGE}.kv").mkdir()
+    with pytest.raises(TierError, match="cannot be used: Is a directory"):
+        HostTier.open(tmp_path, 10 * STRIDE)
+    (tmp_path / f"slots-{PAGE}.kv").rmdir()
     second = HostTier.open(tmp_path, 10 * STRIDE)
     assert read(second, 1) == content(1)
     second.close()
@@ -493,6 +486,18 @@ HALF = WRITER + (
 )
 
 
+def numbers_in(tier: HostTier | DiskTier, starts: Sequence[int]) -> list[int]:
+    """Return the numbers of all blocks of a tier, which writers have counted from one of `starts`."""
+    found: list[int] = []
+    for start in reversed(starts):
+        for n in range(start, start + 10**6):
+            if len(found) == len(tier):
+                return found
+            if name(n) in tier:
+                found.append(n)
+    raise AssertionError("a block has a name that no writer gave")
+
+
 def kill_in(script: str, directory: Path, start: int, after_s: float) -> None:
     command = [sys.executable, "-c", script, str(directory), str(start)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -520,10 +525,8 @@ def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path
         kill_in(ENDLESS, tmp_path, i * 10**7, after_s=0.05 * draw.random())
         tier = HostTier.open(tmp_path, 10 * STRIDE)
         assert len(tier) >= 9, "at most the block that was being written is lost"
-        for slot in tier.pin_prefix(list(tier._slots)):
-            assert tier.is_sound(slot)
-            assert bytes(slot.memory) == (slot.block_hash * (SIZE // 32 + 1))[:SIZE]
-            tier.unpin([slot])
+        for n in numbers_in(tier, range(0, (i + 1) * 10**7, 10**7)):
+            assert read(tier, n) == content(n)
         tier.close()
 
 
@@ -562,7 +565,10 @@ def test_whatever_happens_a_found_block_is_the_right_one_and_the_limit_holds(
         for held, slot in pinned:
             assert bytes(slot.memory) == content(held)
     tier.unpin([slot for _, slot in pinned])
-    assert tier.space.used_bytes == sum(slot.file.stride for slot in tier._slots.values())
+    found = [slot for n in range(120) if (slot := tier.pin(name(n), is_hit=False)) is not None]
+    assert len(found) == len(tier)
+    assert tier.space.used_bytes == sum(slot.file.stride for slot in found)
+    tier.unpin(found)
     tier.close()
 
 
@@ -596,24 +602,22 @@ def test_a_reader_takes_only_what_a_slot_says_it_holds(tier: HostTier, tmp_path:
     reader.close()
 
 
-def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(
-    tier: HostTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(tier: HostTier, tmp_path: Path) -> None:
     assert put(tier, 0)
     slot = tier.pin(name(0), is_hit=False)
     assert slot is not None
     tier.unpin([slot])
-    reader, into = SlotFileReader(tmp_path / "tier", SIZE), memoryview(bytearray(SIZE))
+    files, into = FaultyFiles(), memoryview(bytearray(SIZE))
+    reader = SlotFileReader(tmp_path / "tier", SIZE, files)
     assert reader.read(slot.index, name(0), into)
     assert into == content(0)
-    preadv = os.preadv
 
     def slowly(fd: int, buffers: list[memoryview], at: int) -> int:
         for n in range(1, 20):
             put(tier, n)
-        return preadv(fd, buffers, at)
+        return os.preadv(fd, buffers, at)
 
-    monkeypatch.setattr(os, "preadv", slowly)
+    files.preadv = slowly
     assert not reader.read(slot.index, name(0), into)
     reader.close()
 
@@ -622,12 +626,13 @@ GROUP = 3  # the number of slots that are registered together
 
 
 @pytest.fixture
-def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
-    """Register slots in groups of GROUP with a fake device; return the fake."""
-    fake = FakeRegistrar()
-    monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: fake)
-    monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", GROUP * STRIDE + PAGE)
-    return fake
+def registrar() -> FakeRegistrar:
+    return FakeRegistrar()
+
+
+def registered(registrar: FakeRegistrar) -> SlotMemory:
+    """Return memory that is registered in groups of GROUP slots with a fake device."""
+    return SlotMemory(torch.device("cuda"), GROUP * STRIDE + PAGE, registrar)  # type: ignore[arg-type]
 
 
 def reaches(tier: HostTier, n: int, size: int = SIZE) -> bool:
@@ -640,7 +645,7 @@ def reaches(tier: HostTier, n: int, size: int = SIZE) -> bool:
 
 
 def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar: FakeRegistrar, tmp_path: Path) -> None:
-    tier = HostTier.open(tmp_path / "tier", 10 * STRIDE, device=CUDA)
+    tier = HostTier.open(tmp_path / "tier", 10 * STRIDE, memory=registered(registrar))
     for n in range(GROUP - 1):
         put(tier, n)
     assert not tier.add_size(SIZE).wait(0.02)
@@ -661,7 +666,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
 def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go(
     registrar: FakeRegistrar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, memory=registered(registrar))
     for n in range(9):
         put(tier, n)
     assert tier.add_size(SIZE).wait(60)
@@ -687,12 +692,12 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
 
 
 def test_what_an_earlier_process_left_is_registered_when_it_is_found(registrar: FakeRegistrar, tmp_path: Path) -> None:
-    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, memory=registered(registrar))
     for n in range(8):
         put(tier, n)
     tier.close()
     registrar.calls.clear()
-    again = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+    again = HostTier.open(tmp_path / "tier", 9 * STRIDE, memory=registered(registrar))
     until(lambda: reaches(again, 0) and reaches(again, 5))
     assert not reaches(again, 6), "one slot of its group has no pages"
     assert read(again, 5) == content(5)
@@ -700,20 +705,19 @@ def test_what_an_earlier_process_left_is_registered_when_it_is_found(registrar: 
     assert registrar.calls == [*["register register-memory"] * 2, *["unregister"] * 2]
 
 
-def test_the_next_owner_does_not_wait_until_all_is_unregistered(
-    registrar: FakeRegistrar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
+def test_the_next_owner_does_not_wait_until_all_is_unregistered(tmp_path: Path) -> None:
+    taken: list[int] = []
+
+    class TakingRegistrar(FakeRegistrar):
+        def unregister(self, address: int) -> str | None:
+            taken.append(lock_directory(tmp_path / "tier"))
+            os.close(taken[-1])
+            return super().unregister(address)
+
+    registrar = TakingRegistrar()
+    tier = HostTier.open(tmp_path / "tier", 9 * STRIDE, memory=registered(registrar))
     assert all(put(tier, n) for n in range(9))
     assert tier.add_size(SIZE).wait(60)
-    unregister, taken = registrar.unregister, []
-
-    def take_and_unregister(address: int) -> str | None:
-        taken.append(lock_directory(tmp_path / "tier"))
-        os.close(taken[-1])
-        return unregister(address)
-
-    monkeypatch.setattr(registrar, "unregister", take_and_unregister)
     tier.close()
     assert len(taken) == 3
 
@@ -722,7 +726,7 @@ def test_a_tier_that_cannot_be_registered_is_used_all_the_same(
     registrar: FakeRegistrar, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     registrar.limit = 1
-    tier = HostTier.open(tmp_path / "tier", 10 * STRIDE, device=CUDA)
+    tier = HostTier.open(tmp_path / "tier", 10 * STRIDE, memory=registered(registrar))
     assert all(put(tier, n) for n in range(10))
     until(lambda: bool(caplog.records))
     assert [read(tier, n) == content(n) for n in range(10)] == [True] * 10

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.engine.kv.tiers.segment_file import HEADER_BYTES, BlockRecord, Segment
+from tests.engine.kv.tiers.faulty_files import FaultyFiles
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 Found = dict[bytes, tuple[int, int, int]]
@@ -108,12 +109,9 @@ def test_a_record_that_is_blotted_out_keeps_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 9, 10])
-def test_a_record_that_a_disk_did_not_write_whole_is_ignored(
-    missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    segment = Segment.create(tmp_path / "segment.kv")
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: pwrite(fd, b"".join(parts)[:-missing], at))
+def test_a_record_that_a_disk_did_not_write_whole_is_ignored(missing: int, tmp_path: Path) -> None:
+    files = FaultyFiles(pwritev=lambda fd, parts, at: os.pwrite(fd, b"".join(parts)[:-missing], at))
+    segment = Segment.create(tmp_path / "segment.kv", files)
     with pytest.raises(OSError, match="No space") as refused:
         segment.append(name(0), memoryview(content(0, 9)), 0)
     assert refused.value.errno == errno.ENOSPC

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
+from pilotlight.engine.device.slot_memory import SlotMemory
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.transfer import block_copier
 from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier, CudaBlockCopier, make_copier
 from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore
 from tests.engine.fake_copy_stream import FakeCopyStream
@@ -34,7 +34,7 @@ class Rig:
         self.registrar = FakeRegistrar()
         self.registered = RegisteredMemory(self.host.view(-1), torch.device("cuda"), PIECE, registrar=self.registrar)
         self.stream = FakeCopyStream()
-        self.copier = CudaBlockCopier(self.cache, self.registered, self.stream)
+        self.copier = CudaBlockCopier(self.cache, self.registered, self.stream, buffer_bytes=2 * BLOCK)
 
     def register(self, num_pieces: int) -> None:
         self.registered.register(0, num_pieces * PIECE)
@@ -56,8 +56,7 @@ class Rig:
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(block_copier, "_BUFFER_BYTES", 2 * BLOCK)
+def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.registered.close()
@@ -168,16 +167,12 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1 << 20, 64 << 10, 3 * BLOCK - 100])
-def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registration(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registration(size: int) -> None:
     """A GPU copies if there is one, else a fake."""
     has_gpu = torch.cuda.is_available()
-    if not has_gpu:
-        registrar = FakeRegistrar()
-        monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: registrar)
     stride, num_slots = -(-size // BLOCK) * BLOCK, 24
-    monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", 4 * stride)
+    registrar = None if has_gpu else FakeRegistrar()
+    slots = SlotMemory(torch.device("cuda"), 4 * stride, registrar)  # type: ignore[arg-type]
     cache = torch.randint(0, 256, (3 * num_slots, size), dtype=torch.uint8, device="cuda" if has_gpu else "cpu")
     whole = cache.clone()
 
@@ -198,7 +193,7 @@ def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registra
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:
         for _ in range(2):  # the second time the files exist already
-            tier = HostTier.open(Path(directory) / "tier", num_slots * stride, device=torch.device("cuda"))
+            tier = HostTier.open(Path(directory) / "tier", num_slots * stride, memory=slots)
             move(tier, 0)
             move(tier, num_slots)  # reuses the slots of the first move
             slot = tier.reserve(b"other", BLOCK)  # takes the pages of the oldest slot

@@ -11,6 +11,7 @@ import pytest
 
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.grammar.matcher import Matcher
 from pilotlight.engine.text.formats import AnswerFormat, AnswerRules, CallableTool, Thinking
 from pilotlight.engine.text.formats.format_registry import FORMATS
@@ -97,7 +98,7 @@ def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
     tokenizer = Tokenizer.from_directory(directory)
     assert all((tokenizer.added_token_id(tag) is not None) == tags for tag in tools.tags)
     answers = AnswerFormat(tokenizer, tools, THINK_TAGS[think])
-    return Writer(answers, tokenizer, Grammars(directory, tokenizer.vocab_size, [EOS]))
+    return Writer(answers, tokenizer, Grammars(GrammarCompiler(directory, tokenizer.vocab_size, [EOS])))
 
 
 # Formats whose tags are plain text in some published vocabularies.

@@ -8,6 +8,7 @@ import pytest
 
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars
+from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.grammar.matcher import ConstraintError
 from pilotlight.engine.text.formats.schema_numbers import (
     InexactNumberError,
@@ -24,7 +25,7 @@ BIG = 2**53
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(HERE, TOKENIZER.vocab_size, [0])
+    made = Grammars(GrammarCompiler(HERE, TOKENIZER.vocab_size, [0]))
     yield made
     made.close()
 

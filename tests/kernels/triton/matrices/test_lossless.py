@@ -6,7 +6,6 @@ import torch
 pytest.importorskip("triton")
 
 from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
-from pilotlight.kernels.triton.matrices import linear
 from pilotlight.kernels.triton.matrices import lossless as form
 from pilotlight.kernels.triton.matrices.packed import Strip
 from tests.closeness import assert_close
@@ -94,13 +93,14 @@ def test_a_weight_that_is_mostly_escapes_is_multiplied_right() -> None:
         assert_close("y", x.to(TYPE).double() @ plain.double().T, form.lossless_linear(x.to(TYPE), weight), RATIO)
 
 
-def test_rows_of_a_weight_pass_through_a_small_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_SCRATCH_BYTES", 16 * 300 * 4)
+def test_rows_of_a_weight_pass_through_a_small_scratch() -> None:
     plain, bias, x = trained(41, 300, outliers=60), torch.randn(41), torch.randn(70, 300)
     weight: LosslessWeight = pack_lossless(plain)
     expected = x.to(TYPE).double() @ plain.double().T
-    assert_close("y", expected, form.lossless_linear(x.to(TYPE), weight), RATIO)
-    assert_close("y", expected + bias.to(TYPE).double(), form.lossless_linear(x.to(TYPE), weight, bias.to(TYPE)), RATIO)
+    few = 16 * 300 * 4
+    assert_close("y", expected, form.lossless_linear(x.to(TYPE), weight, None, few), RATIO)
+    product = form.lossless_linear(x.to(TYPE), weight, bias.to(TYPE), few)
+    assert_close("y", expected + bias.to(TYPE).double(), product, RATIO)
 
 
 SCRIPT = """

@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 from load_tests.catalogue.matrices import random_int4, random_mxfp4
 from pilotlight.kernels.matrices.int4 import Int4Weight
 from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight
-from pilotlight.kernels.triton.matrices import linear, packed
+from pilotlight.kernels.triton.launch import num_processors
+from pilotlight.kernels.triton.matrices import packed
 from pilotlight.kernels.triton.matrices.packed import Strip
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
@@ -69,7 +70,7 @@ def test_rows_of_x_may_begin_anywhere() -> None:
 
 
 @pytest.mark.long
-def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one() -> None:
     for weight in weights():
         rows, columns = weight.shape
         if columns % 32 == 0:
@@ -78,9 +79,9 @@ def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: p
             assert torch.equal(decoded, weight.unpack(DTYPE)[5:18])
         x, bias = torch.randn(packed.MOST_TOKENS + 1, columns).to(DTYPE), torch.randn(rows).to(DTYPE)
         expected = x.double() @ weight.unpack(torch.float32).double().T
-        monkeypatch.setattr(linear, "_SCRATCH_BYTES", 8 * columns * DTYPE.itemsize)  # three parts of 8, 8 and 5 rows
+        scratch_bytes = 8 * columns * DTYPE.itemsize  # three parts of 8, 8 and 5 rows
         for given in (None, bias):
-            product = packed.product(x, weight.operands(), given)
+            product = packed.product(x, weight.operands(), given, scratch_bytes=scratch_bytes)
             wanted = expected if given is None else expected + given.double()
             assert_close("product", wanted, product, 4 * torch.finfo(DTYPE).eps)
 
@@ -102,10 +103,10 @@ def test_one_row_that_lies_oddly_is_read_whole() -> None:
     assert torch.equal(packed.product(x, weight.operands(), None), packed.product(x.clone(), weight.operands(), None))
 
 
-def test_more_tokens_than_a_program_takes_go_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_NEAR_BYTES", 0)
+def test_more_tokens_than_a_program_takes_go_to_several() -> None:
     weight, x = random_int4((21, 160), 32, zeros=True, dtype=DTYPE), torch.randn(packed.MOST_TOKENS + 9, 160).to(DTYPE)
-    together = packed.product(x, weight.operands(), None)
+    strip = packed.strip_for(len(x), 21, num_processors(x.device))
+    together = packed.product(x, weight.operands(), None, strip)
     for first in (0, packed.MOST_TOKENS):
         some = x[first : first + packed.MOST_TOKENS]
         assert torch.equal(packed.product(some, weight.operands(), None), together[first : first + len(some)])
