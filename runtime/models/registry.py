@@ -63,7 +63,8 @@ class Models:
         self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
         self._memory = memory = HostMemory(states, tier, timings.clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, timings) for host in fleet.hosts
+            DeviceBudget(self.states, host, standby, site.engine, self._changed, on_eviction, timings)
+            for host, standby in zip(fleet.hosts, fleet.standbys, strict=True)
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake, timings)
         self._queue = WakeQueue(fleet, budgets, self._waker.begin, self._changed, site.limits.max_waking)

@@ -134,9 +134,10 @@ async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those
         waited.append(FakeHost(FakeEngineClient()))
         return waited[-1]
 
-    async with Supervisor(launcher, EngineConfig(standby=False)) as device:
+    supervisor = Supervisor(launcher, EngineConfig(standby=False))
+    async with supervisor as device:
         await eventually(lambda: len(launcher.hosts) == 1)
-        monkeypatch.setattr(device.standby, "take", take)
+        monkeypatch.setattr(supervisor.standby, "take", take)
         for hosts in (launcher.hosts, waited):
             await eventually(lambda hosts=hosts: bool(hosts) and device.client is hosts[0].client)
             hosts[0].has_crashed = True
