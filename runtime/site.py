@@ -71,7 +71,7 @@ class Site:
         )
         self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
-        engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
+        engine = Continuations(self.fleet, self.models.dispatch, config.limits.continue_within_s, *observers)
         self.generator = Generator(
             self.models,
             engine,
