@@ -65,14 +65,14 @@ class Models:
             for host, standby in zip(fleet.hosts, fleet.standbys, strict=True)
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake, timings)
-        self._queue = WakeQueue(fleet, budgets, self._waker.begin, self._changed, site.limits.max_waking)
+        self._queue = WakeQueue(self._waker.begin, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states)
         assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
         self.dispatch = Dispatch(self.states, fleet, assignments, self._queue.until_awake)
-        self._foresight = Foresight(states, budgets, self._queue, timings)
+        self._foresight = Foresight(states, budgets, self._queue, self._waker.begin, timings)
         self._autoscaler = Autoscaler(
-            states, budgets, self._waker.begin, self._changed, site.engine, on_scaling, assignments, timings
+            states, budgets, self._waker.begin_on, self._changed, site.engine, on_scaling, assignments, timings
         )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:
@@ -82,7 +82,7 @@ class Models:
         """Start to wake the pinned models, and the periodic tasks."""
         for state in tuple(self.states.values()):
             if state.config.residency == "device":
-                self._queue.begin(state)
+                self._waker.begin(state)
         self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
         if len(self._fleet.hosts) > 1:
             self._tasks.append(background.start(self._autoscaler.run, "moving models between devices"))
@@ -121,7 +121,7 @@ class Models:
     def wake(self, name: str) -> None:
         """Start to wake the model if it sleeps, even after failed wakes, because an operator asks for it."""
         if (state := self.states[name]).is_asleep:
-            self._queue.begin(state)
+            self._waker.begin(state)
 
     def hint(self, name: str) -> None:
         """Start to wake a sleeping model for an expected request.
@@ -131,7 +131,7 @@ class Models:
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())
-            self._queue.begin(state)
+            self._waker.begin(state)
 
     async def put_to_sleep(self, name: str) -> None:
         """Put the model to sleep on every device. Raises ApiError if requests use it or it is waking."""
@@ -197,7 +197,7 @@ class Models:
             state.history.is_cut = True
             if state.demand.users or state.config.residency == "device":
                 state.detail = reason
-                self._queue.begin(state)
+                self._waker.begin(state)
             if replica.task is None:  # the model stays asleep here, or wakes on another device
                 budget.release(state)
 
@@ -205,4 +205,4 @@ class Models:
         """Wake the models that could not be loaded because no host was up."""
         for state in self.states.values():
             if state.history.lacked_a_host and not state.waking:
-                self._queue.begin(state)
+                self._waker.begin(state)
