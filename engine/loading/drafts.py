@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -10,16 +10,10 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.core.step_runner import Runner
 from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
-from pilotlight.engine.execution.runner import ModelRunner
-from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout
-from pilotlight.engine.models.draft_layers import DraftLayers
-from pilotlight.engine.models.model import Model
-from pilotlight.engine.parallel.part_runner import PartRunner
+from pilotlight.engine.kv.pool.layout import CachedLayer
+from pilotlight.engine.models.model import DraftLayers, Model
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.shard import Shard
-
-if TYPE_CHECKING:
-    from pilotlight.engine.parallel.communicator import Communicator
 
 # Acceptance rates to assume until drafts have been verified: those that papers report for chat.
 _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
@@ -40,12 +34,6 @@ class LoadedDrafts(NamedTuple):
     name: str
     layers: DraftLayers
     num_bytes: int
-
-    def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
-        """Return a separate runner over the model's blocks. `ranks`: ranks with the drafter's other parts."""
-        if ranks is None:
-            return ModelRunner(self.layers, layout, blocks)
-        return PartRunner(self.layers, layout, blocks, ranks)
 
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
         """Return the drafter. `runner`: computes its layers, on this rank or on all ranks."""

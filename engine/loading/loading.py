@@ -193,7 +193,7 @@ class _PlacedDecoder(NamedTuple):
 
     def _drafter(self, drafts: LoadedDrafts, own: ModelRunner) -> ModelDrafter:
         links, name = self.loading.links, self.loading.spec.name
-        guessing = drafts.runner(self.layout, own.kv_cache, links and links.serving)
+        guessing = self.loading.runner(drafts.layers, self.layout, own.kv_cache, links and links.serving)
         return drafts.drafter(self.group.drafting(guessing, name), self.layout.block_size)
 
     def _identity(self, info: ModelInfo, tiers: SharedTiers | None) -> CacheIdentity:
