@@ -33,7 +33,7 @@ from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.bundles.bundle_maps import register
 from pilotlight.engine.weights.config import eos_token_ids
 from pilotlight.engine.weights.filling import ReadingProgress
-from pilotlight.engine.weights.kv_scales import read_kv_scales
+from pilotlight.engine.weights.formats.kv_scales import read_kv_scales
 from pilotlight.engine.weights.load import FilledModel, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.pooling_recipe import PoolingRecipe
