@@ -1,14 +1,11 @@
 """A drafter with weights, while it is loaded and after it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.core.step_runner import Runner
-from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.models.model import DraftLayers, Model
@@ -55,19 +52,6 @@ class PlannedDrafts(Protocol):
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
         """Load the drafter. Raises CheckpointError."""
-
-
-def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
-    """Return the drafters that the setting `speculate` names, for a model with the caches `layers`.
-
-    Raises CheckpointError for a drafter with weights if there are states: its guesses would change them.
-    """
-    read = DraftWords.read(words)
-    if read.model is not None and any(layer.is_state for layer in layers):
-        raise CheckpointError(
-            f"speculate: {read.model} drafts only for models without recurrent states, and this one has states; set it to suffix,grammar"
-        )
-    return read
 
 
 def identity_of(planned: PlannedDrafts | None) -> str:

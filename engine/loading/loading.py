@@ -26,7 +26,8 @@ from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.kv.tier_protocol import Tiers
 from pilotlight.engine.kv.transfer.block_copier import make_copier
-from pilotlight.engine.loading.drafts import LoadedDrafts, identity_of, read_words
+from pilotlight.engine.loading.draft_loading import read_words
+from pilotlight.engine.loading.drafts import LoadedDrafts, identity_of
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.model_loading import ModelLoading
