@@ -27,7 +27,9 @@ class Foresight:
         wake: Callable[[ModelState, Sequence[Replica]], None],
         timings: SiteTimings,
     ) -> None:
-        """`states` is a view of the models, which may change. `wake` starts to wake a model as one of some replicas."""
+        """`states` is a view of the models, which may change.
+
+        `wake` starts to wake a model as one of the given replicas."""
         self._states = states
         self._budgets = budgets
         self._queue = queue
