@@ -85,7 +85,7 @@ def measures(house: House) -> list[Measure]:
     return [
         _largest("modules directly in one folder", 16, full),
         _counted("import circles", 0, (" <-> ".join(circle) for circle in circles(house.imports))),
-        _largest("import levels in a package", 18, packages),
+        _largest("import levels in a package", 14, packages),
         _largest("import levels in a sub-package", 8, folders),
         _counted("attributes set from outside after construction", 0, assigned_outside(house)),
         _counted("base names that occur twice in one package", 0, repeated_names(house)),

@@ -25,11 +25,12 @@ _REGISTERING_S = 30.0
 class ModelProcess:
     def __init__(self, directory: str, options: dict[str, Any]) -> None:
         from pilotlight.engine.api.protocol import HostConfig, ModelSpec
+        from pilotlight.engine.host.model_loader import import_libraries
         from pilotlight.engine.host.preparation import prepare
 
         weights_file, is_standby = options.pop("weights_file", None), options.pop("is_standby", False)
         self._config = HostConfig(**options)
-        ready = prepare(self._config, is_standby)
+        ready = prepare(self._config, is_standby, import_libraries)
         self._spec = ModelSpec("bench", directory, weights_file=weights_file, is_awaited=True)
         self._memory: Any = None
         self._tiers: Any = None

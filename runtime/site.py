@@ -71,7 +71,7 @@ class Site:
         )
         self.operator = SiteOperator(config, self.models)
         observers = self.metrics.engines.cut, self.metrics.engines.placed
-        engine = Continuations(self.fleet, self.models, config.limits.continue_within_s, *observers)
+        engine = Continuations(self.fleet, self.models.dispatch, config.limits.continue_within_s, *observers)
         self.generator = Generator(
             self.models,
             engine,
@@ -133,11 +133,11 @@ class Site:
     def processes(self) -> list[ProcessStatus]:
         name = self.config.name
         found = [ProcessStatus("site", os.getpid(), name, self.url)]
-        for host in self.fleet.hosts:
+        for host, standby in zip(self.fleet.hosts, self.fleet.standbys, strict=True):
             if (engine := host.running) is not None and engine.pid is not None:
                 found.append(ProcessStatus("engine", engine.pid, name, engine.url, host.device, host.role))
-            if (standby := host.standby.running) is not None and standby.pid is not None:
-                found.append(ProcessStatus("standby", standby.pid, name, standby.url, host.device))
+            if (waiting := standby.running) is not None and waiting.pid is not None:
+                found.append(ProcessStatus("standby", waiting.pid, name, waiting.url, host.device))
         return found
 
     def _note_wake(self, wake: Wake) -> None:
@@ -145,7 +145,7 @@ class Site:
         self.timeline.note_phases(wake.phases, time.time(), wake.model)
 
     def _gauges(self) -> dict[str, tuple[str, Callable[[], float]]]:
-        admission, fleet, hosts = self.admission, self.fleet, self.fleet.hosts
+        admission, fleet, hosts, standbys = self.admission, self.fleet, self.fleet.hosts, self.fleet.standbys
         return {
             "inflight_requests": ("Requests in progress", lambda: admission.inflight),
             "reserved_tokens": (
@@ -155,11 +155,11 @@ class Site:
             "engine_restarts": ("Engine hosts that were restarted", lambda: fleet.restarts),
             "engine_standby_ready": (
                 "Standby hosts that are ready",
-                lambda: sum(host.standby.state == "ready" for host in hosts),
+                lambda: sum(standby.state == "ready" for standby in standbys),
             ),
             "engine_standbys_taken": (
                 "Standby hosts that replaced an engine host",
-                lambda: sum(host.standby.num_taken for host in hosts),
+                lambda: sum(standby.num_taken for standby in standbys),
             ),
             "engine_hosts_up": ("Engine hosts that are running", lambda: fleet.num_up),
             "engine_hosts_shifted": (

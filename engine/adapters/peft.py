@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import open_file, read_bytes
-from pilotlight.engine.weights.checkpoint import StoredTensor, read_header
+from pilotlight.engine.weights.checkpoint import read_header
+from pilotlight.engine.weights.stored_tensor import StoredTensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 64

@@ -22,7 +22,7 @@ from pilotlight.engine.api.protocol import (
     SamplingParams,
     TokenLogprobs,
 )
-from pilotlight.engine.execution.token_counts import TokenCounts
+from pilotlight.engine.core.token_counts import TokenCounts
 from pilotlight.engine.grammar.matcher import Matcher
 from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.kv.pool.block_table import BlockTable

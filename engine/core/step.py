@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import Pooling, SamplingParams, TokenLogprobs
 from pilotlight.engine.api.struct import Struct
+from pilotlight.engine.core.token_counts import CountEntries
 
 
 class BlockTables(NamedTuple):
@@ -121,15 +122,6 @@ class StepInput(NamedTuple):
             feeds=feeds,
             adapter_slots=self.adapter_slots and self.adapter_slots + self.adapter_slots[:each] * times,
         )
-
-
-class CountEntries(NamedTuple):
-    """One value in each array for every token that is counted or has a bias."""
-
-    token_ids: "array[int]"
-    bias: "array[float]"
-    seen: "array[float]"
-    num_outputs: "array[float]"  # exact up to 2**24
 
 
 class ChoiceRow(Struct, frozen=True, gc=False):

@@ -2,6 +2,10 @@
 
 from typing import Literal, NamedTuple
 
+# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/mla/expanded_attention.py). In bf16 they suffice for 10,900
+# tokens in 16 of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
+EXPANDED_BYTES = 128 << 20
+
 
 class AttentionShape(NamedTuple):
     num_heads: int

@@ -6,7 +6,7 @@ This module is independent of sequences, of the receiver of tokens, and of what 
 import math
 import time
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -27,13 +27,10 @@ from pilotlight.engine.execution.state_places import state_groups
 from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.decoder import Decoder, tower_of
-from pilotlight.engine.models.model import Model
+from pilotlight.engine.models.model import DraftLayers, Model
 from pilotlight.engine.vision.vision_memory import ImageMemory
 from pilotlight.kernels.cpu.recording import ProgramRecorder
 from pilotlight.kernels.matrices.blocks import BlockWeight
-
-if TYPE_CHECKING:
-    from pilotlight.engine.models.draft_layers import DraftLayers
 
 _MOST_PROGRAMS = 256  # most recordings of a model on a CPU, about 60 KB each
 _MOST_RECORDED_LOGITS = (
@@ -58,7 +55,7 @@ class ModelRunner:
         kv_cache: torch.Tensor,
         head: TextHead | None = None,
         adapters: AdapterBank | None = None,
-        drafts: "DraftLayers | None" = None,
+        drafts: DraftLayers | None = None,
     ) -> None:
         """Prepare to run a model.
 
@@ -245,7 +242,7 @@ class ModelRunner:
         return scratch_step(tokens, start, self.layout.block_size, len(self.layout.groups), self.pooling)
 
 
-def hidden_states(model: Model, drafts: "DraftLayers | None", context: Context) -> torch.Tensor:
+def hidden_states(model: Model, drafts: DraftLayers | None, context: Context) -> torch.Tensor:
     return model.forward(context) if drafts is None else drafts.follow(model, context)
 
 

@@ -16,7 +16,8 @@ import torch
 
 from pilotlight.engine.api.protocol import SamplingParams, TokenLogprobs
 from pilotlight.engine.api.struct import replace
-from pilotlight.engine.core.step import ChoiceRow, CountEntries, SampledToken
+from pilotlight.engine.core.step import ChoiceRow, SampledToken
+from pilotlight.engine.core.token_counts import CountEntries
 from pilotlight.engine.device.transfer import to_device, to_host
 from pilotlight.kernels.sampling.logprobs import token_logprobs, token_ranks
 from pilotlight.kernels.sampling.masks import mask_

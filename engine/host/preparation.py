@@ -4,8 +4,8 @@ A standby also runs each kind of work once, because the first run in a process i
 the cores to processes that serve. This module is independent of checkpoints and sockets, and imports torch only when it is called.
 """
 
-import gc
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady
@@ -19,28 +19,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def import_libraries() -> None:
-    """Import the modules that every host needs, with any configuration.
-
-    The garbage collector is off meanwhile: modules are never garbage, and its scans take an eighth of the time. Then the modules are frozen, because
-    a later scan of them would pause two steps for 50 ms.
-    """
-    gc.disable()
-    try:
-        import pilotlight.engine.loading.loading
-        import pilotlight.kernels.cpu.library  # noqa: F401
-
-        gc.freeze()
-    finally:
-        gc.enable()
-
-
-def prepare(config: HostConfig, is_standby: bool) -> HostReady:
+def prepare(config: HostConfig, is_standby: bool, import_libraries: Callable[[], None]) -> HostReady:
     """Prepare the process to load a model. Raises any error of an import or a device."""
-    return at_low_priority(lambda: _prepare(config, is_standby)) if is_standby else _prepare(config, is_standby)
+    if is_standby:
+        return at_low_priority(lambda: _prepare(config, is_standby, import_libraries))
+    return _prepare(config, is_standby, import_libraries)
 
 
-def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
+def _prepare(config: HostConfig, is_standby: bool, import_libraries: Callable[[], None]) -> HostReady:
     phases = Phases()
     import_libraries()
     import torch

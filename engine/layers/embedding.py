@@ -7,9 +7,9 @@ import torch
 
 from pilotlight.engine.description.tensor_sizes import VOCABULARY_UNIT
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.shard import Shard
+from pilotlight.engine.weights.stored_tensor import AxisRange
 from pilotlight.kernels.matrices.weight import Weight
 
 if TYPE_CHECKING:

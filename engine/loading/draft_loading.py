@@ -5,7 +5,7 @@ EAGLE-3 head belongs to the model it was trained for; an MTP layer is in the mod
 reason. Ranks that share the model's matrices share its drafter's as well.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,19 @@ from pilotlight.engine.weights.formats.weight_formats import read_format
 from pilotlight.engine.weights.load import FilledModel, LayOut, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.source import WeightSource
+
+
+def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
+    """Return the drafters that the setting `speculate` names, for a model with the caches `layers`.
+
+    Raises CheckpointError for a drafter with weights if there are states: its guesses would change them.
+    """
+    read = DraftWords.read(words)
+    if read.model is not None and any(layer.is_state for layer in layers):
+        raise CheckpointError(
+            f"speculate: {read.model} drafts only for models without recurrent states, and this one has states; set it to suffix,grammar"
+        )
+    return read
 
 
 def plan_drafts(

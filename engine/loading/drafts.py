@@ -1,25 +1,16 @@
 """A drafter with weights, while it is loaded and after it."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.core.step_runner import Runner
-from pilotlight.engine.drafting.drafter_registry import DraftWords
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
-from pilotlight.engine.execution.runner import ModelRunner
-from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout
-from pilotlight.engine.models.draft_layers import DraftLayers
-from pilotlight.engine.models.model import Model
-from pilotlight.engine.parallel.part_runner import PartRunner
+from pilotlight.engine.kv.pool.layout import CachedLayer
+from pilotlight.engine.models.model import DraftLayers, Model
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.shard import Shard
-
-if TYPE_CHECKING:
-    from pilotlight.engine.parallel.communicator import Communicator
 
 # Acceptance rates to assume until drafts have been verified: those that papers report for chat.
 _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
@@ -41,12 +32,6 @@ class LoadedDrafts(NamedTuple):
     layers: DraftLayers
     num_bytes: int
 
-    def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
-        """Return a separate runner over the model's blocks. `ranks`: ranks with the drafter's other parts."""
-        if ranks is None:
-            return ModelRunner(self.layers, layout, blocks)
-        return PartRunner(self.layers, layout, blocks, ranks)
-
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
         """Return the drafter. `runner`: computes its layers, on this rank or on all ranks."""
         return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
@@ -67,19 +52,6 @@ class PlannedDrafts(Protocol):
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
         """Load the drafter. Raises CheckpointError."""
-
-
-def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
-    """Return the drafters that the setting `speculate` names, for a model with the caches `layers`.
-
-    Raises CheckpointError for a drafter with weights if there are states: its guesses would change them.
-    """
-    read = DraftWords.read(words)
-    if read.model is not None and any(layer.is_state for layer in layers):
-        raise CheckpointError(
-            f"speculate: {read.model} drafts only for models without recurrent states, and this one has states; set it to suffix,grammar"
-        )
-    return read
 
 
 def identity_of(planned: PlannedDrafts | None) -> str:

@@ -24,8 +24,7 @@ from pilotlight.engine.loading.drafts import DraftTarget, LoadedDrafts, PlannedD
 from pilotlight.engine.loading.dry_run import DryRun
 from pilotlight.engine.loading.warm_up import BackgroundWarmUp
 from pilotlight.engine.models.decoder import Decoder, tower_of
-from pilotlight.engine.models.draft_layers import DraftLayers
-from pilotlight.engine.models.model import Family, Model
+from pilotlight.engine.models.model import DraftLayers, Family, Model
 from pilotlight.engine.parallel.part_runner import PartRunner
 from pilotlight.engine.planning.model_plan import choose_dtype_name, plan_model
 from pilotlight.engine.planning.parallelism import Parallelism
@@ -34,7 +33,7 @@ from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 from pilotlight.engine.weights.config import eos_token_ids
 from pilotlight.engine.weights.filling import ReadingProgress
-from pilotlight.engine.weights.kv_scales import read_kv_scales
+from pilotlight.engine.weights.formats.kv_scales import read_kv_scales
 from pilotlight.engine.weights.load import FilledModel, WeightLoad
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.pooling_recipe import PoolingRecipe

@@ -10,8 +10,7 @@ from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 from pilotlight.engine.core.phases import Phases
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.kv.arena import Arena
-from pilotlight.engine.loading.draft_loading import PlannedMtp, plan_drafts
-from pilotlight.engine.loading.drafts import read_words
+from pilotlight.engine.loading.draft_loading import PlannedMtp, plan_drafts, read_words
 from pilotlight.engine.loading.model_loading import ModelLoading
 from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.planning.parallelism import Parallelism

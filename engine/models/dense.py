@@ -1,6 +1,7 @@
 """A decoder loaded as its config describes it: attention, feed-forwards or experts, and norms.
 
-Nothing here is specific to a family: the fields of DenseConfig and SparseConfig describe each family.
+Nothing here is specific to a family: the fields of DenseConfig, SparseConfig and LatentConfig describe each family. Names of tensors of latent
+attention: deepseek-ai/DeepSeek-V3's model.safetensors.index.json; K2.5's have the prefix "language_model.".
 """
 
 import re
@@ -9,10 +10,12 @@ from functools import partial
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.dense_config import DenseConfig
+from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
 from pilotlight.engine.layers.encoder_attention import EncoderAttention
 from pilotlight.engine.layers.layer_inputs import LayerInputGate, LayerInputs
+from pilotlight.engine.layers.mla.latent_attention import LatentAttention
 from pilotlight.engine.layers.mlp import GatedMLP, Xielu, scaled_silu_and_mul
 from pilotlight.engine.layers.moe import ParallelFeedForward, SparseMLP
 from pilotlight.engine.layers.norm import Norm, RMSNorm, load_norm
@@ -29,7 +32,7 @@ _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu2": r
 # Tensors of vision towers. Later stages do not load them, and those of Phi-4-multimodal and Qwen3-Omni are never loaded, because their
 # images are not supported; nor are parts for sound, and the adapters of Phi-4-multimodal, which apply to images and sound only.
 _TOWERS = (
-    r"(model\.|thinker\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio|embed_tokens_extend|talker|code2wav)\..*"
+    r"(model\.|thinker\.)?(vision_tower|multi_modal_projector|mm_projector|visual|audio_tower|embed_vision|embed_audio|embed_tokens_extend|talker|code2wav)\..*"
     r"|.*\.lora_[AB]\.(vision|speech)\.weight"
 )
 
@@ -44,6 +47,8 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
         mixer = config.mixer(i) if i < config.num_layers else None
         if mixer is not None and config.joined is None:
             return load_recurrent(loader, name, config.hidden_size, mixer)
+        if isinstance(config, LatentConfig):
+            return LatentAttention.load(loader, f"{name}.self_attn", config.hidden_size, config.latent_attention(i))
         # The drafting layer follows the model's last layer, and has the same shape.
         is_behind, last = i >= config.num_layers, config.num_layers - 1
         shape = config.attention(last)._replace(layer=i) if is_behind else config.attention(i)

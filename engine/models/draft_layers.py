@@ -7,7 +7,7 @@ acceptance of guesses.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,14 +19,6 @@ from pilotlight.engine.models.model import Model
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
-
-
-class DraftLayers(Model, Protocol):
-    def follow(self, model: Model, context: Context) -> torch.Tensor:
-        """Compute a step of the model, and of the drafter beside it.
-
-        Return the result of the model's `forward`.
-        """
 
 
 class DraftModel:

@@ -19,8 +19,8 @@ from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
 from pilotlight.engine.models.decoder import Decoder
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator

@@ -15,9 +15,9 @@ from pilotlight.engine.layers.moe import Experts, SparseMLP
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.routing import SoftmaxRouter
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, load_decoder
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import FLOATS
 from pilotlight.engine.weights.loader import WeightLoader
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 from pilotlight.kernels.elementwise.activation import clamped_swiglu
 
 

@@ -21,6 +21,16 @@ class Model(Protocol):
         """Return fp32 logits [rows, vocab] of [rows, hidden], joined if ranks have parts of the vocabulary."""
 
 
+class DraftLayers(Model, Protocol):
+    """The layers of a drafter with weights, whose caches follow the model's."""
+
+    def follow(self, model: Model, context: Context) -> torch.Tensor:
+        """Compute a step of the model, and of the drafter beside it.
+
+        Return the result of the model's `forward`.
+        """
+
+
 class Family(NamedTuple):
     """The parser of one architecture's configuration, and its loader."""
 

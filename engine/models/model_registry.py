@@ -7,21 +7,12 @@ from typing import Any
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.class_labels import SCORE, class_labels, scores_by_decoder
 from pilotlight.engine.description.config_registry import PARSERS, find_architecture
-from pilotlight.engine.description.dense_config import DenseConfig
-from pilotlight.engine.description.families.latent_decoders import LatentConfig
 from pilotlight.engine.layers.embedding import ScoreHead
-from pilotlight.engine.models import dense, gpt_oss, latent, llama4
+from pilotlight.engine.models import dense, gpt_oss, llama4
 from pilotlight.engine.models.decoder import Decoder
 from pilotlight.engine.models.encoders import bert, modernbert
 from pilotlight.engine.models.model import Family, Model
 from pilotlight.engine.weights.loader import WeightLoader
-
-
-def _load_decoder(config: DenseConfig, loader: WeightLoader, context_length: int) -> Model:
-    if isinstance(config, LatentConfig):
-        return latent.load(config, loader, context_length)
-    return dense.load(config, loader, context_length)
-
 
 # Loaders of architectures that have separate code; the configs of all others describe them fully.
 _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
@@ -37,7 +28,7 @@ _LOADERS: dict[str, Callable[[Any, WeightLoader, int], Model]] = {
     "XLMRobertaForSequenceClassification": bert.load,
     "XLMRobertaModel": bert.load,
 }
-FAMILIES = {name: Family(parse, _LOADERS.get(name, _load_decoder)) for name, parse in PARSERS.items()}
+FAMILIES = {name: Family(parse, _LOADERS.get(name, dense.load)) for name, parse in PARSERS.items()}
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

@@ -4,6 +4,8 @@ Orders for steps and changes of memory arrive on one channel; a separate thread 
 step fails the process ends, because the other ranks wait for its part: its closed connections end their wait.
 
 python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started only by engine/parallel/ranks.py
+
+On another machine Ray starts the process, as a `FarRank`. This module imports neither Ray nor torch.
 """
 
 import json
@@ -11,6 +13,7 @@ import logging
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -19,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.host.process import configure_process
-from pilotlight.engine.parallel.channel import Meeting, RankChannel
+from pilotlight.engine.parallel.channel import NUM_CHANNELS, Meeting, RankChannel
+from pilotlight.engine.parallel.far.far_orders import ChannelOf, FarStart
 from pilotlight.engine.parallel.orders import (
     ClearSlab,
     ComputeStep,
@@ -38,6 +42,7 @@ from pilotlight.engine.parallel.orders import (
     StoreBlocks,
     WarmUpPart,
 )
+from pilotlight.engine.parallel.release import difference
 from pilotlight.support.logs import inherit_logging
 from pilotlight.support.parent_death import die_with
 
@@ -146,6 +151,37 @@ def main(words: list[str]) -> None:
     channels = [RankChannel.inherited(fd) for fd in described["channels"]]
     meeting = Meeting(described["address"], described["port"], described["address"])
     run_rank(described["rank"], described["config"], described["threads"], channels, meeting)
+
+
+class FarRank:
+    """The Ray actor of a rank on another machine."""
+
+    def follow(self, start: FarStart) -> str:
+        """Execute the first rank's orders until this process ends. Return the reason if the rank cannot start."""
+        if problem := difference(start.release):
+            return problem
+        from pilotlight.engine.parallel.far import network
+
+        threads = max(1, len(os.sched_getaffinity(0)) // start.neighbours)
+        channels = []
+        try:
+            for number in range(NUM_CHANNELS):
+                channel = network.connect(start.address, start.port, start.key)
+                channel.send(ChannelOf(start.rank, number))
+                channels.append(channel)
+        except OSError as error:
+            return f"the first rank cannot be reached at {start.address}, port {start.port}: {error}"
+        own = _own_address(start.address)
+        run_rank(start.rank, start.config, threads, channels, Meeting(start.address, start.store_port, own))
+        raise AssertionError("a rank ends with its process")
+
+
+def _own_address(other: str) -> str:
+    """Return this machine's address in the network of the machine `other`."""
+    with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))  # connecting a UDP socket sends nothing
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankChannel], meeting: Meeting) -> NoReturn:

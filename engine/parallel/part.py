@@ -109,7 +109,7 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
         drafts = loading.load_drafts(loaded.model, order.context_length)
         runner = loading.runner_in(order.first_slab, order.num_blocks, loaded.model, layout, drafts)
         assert isinstance(runner, PartRunner), "a rank has others"
-        drafting = drafts and drafts.runner(layout, runner.kv_cache, memory.links.serving)
+        drafting = drafts and loading.runner(drafts.layers, layout, runner.kv_cache, memory.links.serving)
         moving = loading.start_moving(loaded, runner)
         adapters, copier = FollowedAdapters(runner), make_copier(runner.kv_cache)
         return FollowedModel(loading, loaded.model, layout, runner, adapters, copier, moving, deque(), drafting)

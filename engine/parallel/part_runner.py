@@ -22,11 +22,10 @@ from pilotlight.engine.execution.runner import Forwarded, ModelRunner, hidden_st
 from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.decoder import Decoder
-from pilotlight.engine.models.model import Model
+from pilotlight.engine.models.model import DraftLayers, Model
 from pilotlight.engine.parallel.balancer import ExpertBalancer, sparse_parts_of
 
 if TYPE_CHECKING:
-    from pilotlight.engine.models.draft_layers import DraftLayers
     from pilotlight.engine.parallel.communicator import Communicator
 
 
@@ -52,7 +51,7 @@ class PartRunner(ModelRunner):
         hidden_size: int = 0,
         head: TextHead | None = None,
         adapters: AdapterBank | None = None,
-        drafts: "DraftLayers | None" = None,
+        drafts: DraftLayers | None = None,
     ) -> None:
         """Prepare to run a part.
 

@@ -35,13 +35,12 @@ from pilotlight.engine.weights.bundles.packed import (
 from pilotlight.engine.weights.checkpoint import packed_file
 from pilotlight.engine.weights.config import architecture
 from pilotlight.engine.weights.digests import fingerprint
-from pilotlight.engine.weights.filling import DTYPES, Job
 from pilotlight.engine.weights.formats.weight_formats import read_format
-from pilotlight.engine.weights.fused import open_divided
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.pooling_recipe import read_model_config
-from pilotlight.engine.weights.source import CHUNKED
-from pilotlight.engine.weights.storage import META, BundleMemory, BundleStorage, CheckpointStorage, LayoutPlan
+from pilotlight.engine.weights.source import CHUNKED, open_divided
+from pilotlight.engine.weights.storage import META, BundleMemory, BundleStorage, CheckpointStorage, Job, LayoutPlan
+from pilotlight.engine.weights.tensor_bytes import DTYPES
 
 _BESIDE = (".json", ".jinja", ".txt", ".model")  # suffixes of files that a model needs beside its weights
 _INDEX = "model.safetensors.index.json"

@@ -23,9 +23,11 @@ from pilotlight.engine.planning.model_plan import PlannedModel, plan_model
 from pilotlight.engine.tools.calibration import observe
 from pilotlight.engine.tools.packing import Report, copy_beside
 from pilotlight.engine.tools.rounding import choose_scales, compensate, pack_words, round_to_codes
-from pilotlight.engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
+from pilotlight.engine.weights.checkpoint import index_checkpoint, packed_file
 from pilotlight.engine.weights.config import quantization_method, read_config
-from pilotlight.engine.weights.filling import check_finite, read_stored
+from pilotlight.engine.weights.filling import check_finite
+from pilotlight.engine.weights.stored_tensor import StoredTensor
+from pilotlight.engine.weights.tensor_bytes import read_stored
 
 BITS = {"int8": 8, "int4": 4}
 FILE_BYTES = 2 << 30

@@ -7,12 +7,13 @@ from pilotlight.engine.description.vision_config import (
     Gemma4Vision,
     GlmVision,
     GridVision,
+    PatchedVision,
     PixtralVision,
     SiglipVision,
     VisionShape,
 )
 from pilotlight.engine.models.decoder import VisionEncoder
-from pilotlight.engine.vision import gemma4_tower, glm_tower, grid_tower, pixtral_tower, siglip_tower
+from pilotlight.engine.vision import gemma4_tower, glm_tower, grid_tower, kimi_tower, pixtral_tower, siglip_tower
 from pilotlight.engine.weights.loader import WeightLoader
 
 
@@ -25,6 +26,7 @@ class _Tower(NamedTuple):
 _TOWERS = {
     GridVision: _Tower(grid_tower.GridEncoder, grid_tower.ROOTS, grid_tower.FIRST),
     GlmVision: _Tower(glm_tower.GlmEncoder, glm_tower.ROOTS, glm_tower.FIRST),
+    PatchedVision: _Tower(kimi_tower.PatchEncoder, kimi_tower.ROOTS, kimi_tower.FIRST),
     PixtralVision: _Tower(pixtral_tower.PixtralEncoder, pixtral_tower.ROOTS, pixtral_tower.FIRST),
     Gemma4Vision: _Tower(gemma4_tower.Gemma4Encoder, gemma4_tower.ROOTS, gemma4_tower.FIRST),
     SiglipVision: _Tower(siglip_tower.SiglipEncoder, siglip_tower.ROOTS, siglip_tower.FIRST),

@@ -15,24 +15,25 @@ from pilotlight.engine.layers.norm import LayerNorm
 from pilotlight.engine.vision.tower import LayerNames, VisionLayer, frequencies, load_patches, stretched, turns_of
 from pilotlight.engine.weights.loader import WeightLoader
 
-_ROOT = "vision_tower"
+ROOTS = ("",)
+FIRST = "mm_projector.pre_norm.weight"
 _LAYER = LayerNames("norm0", ["wqkv"], "wo", "norm1", "mlp.fc0", "mlp.fc1")
 
 
 class PatchEncoder:
     num_deep = 0
 
-    def __init__(self, shape: PatchedVision, loader: WeightLoader, decoder_size: int) -> None:
-        hidden = shape.hidden_size
+    def __init__(self, shape: PatchedVision, loader: WeightLoader, root: str, decoder_size: int) -> None:
+        hidden, tower, projector = shape.hidden_size, f"{root}vision_tower", f"{root}mm_projector"
         self.shape = shape
-        self.patches = load_patches(loader, f"{_ROOT}.patch_embed.proj", hidden, shape.patch_size)
-        self.patch_bias = loader.tensor(f"{_ROOT}.patch_embed.proj.bias", hidden)
-        self.positions = loader.tensor(f"{_ROOT}.patch_embed.pos_emb.weight", *shape.positions, hidden)
+        self.patches = load_patches(loader, f"{tower}.patch_embed.proj", hidden, shape.patch_size)
+        self.patch_bias = loader.tensor(f"{tower}.patch_embed.proj.bias", hidden)
+        self.positions = loader.tensor(f"{tower}.patch_embed.pos_emb.weight", *shape.positions, hidden)
         gelu = partial(F.gelu, approximate="tanh")
         self.layers = [
             VisionLayer.load(
                 loader,
-                _LAYER.under(f"{_ROOT}.encoder.blocks.{i}"),
+                _LAYER.under(f"{tower}.encoder.blocks.{i}"),
                 hidden,
                 shape.intermediate_size,
                 shape.num_heads,
@@ -40,12 +41,12 @@ class PatchEncoder:
             )
             for i in range(shape.num_layers)
         ]
-        self.last_norm = LayerNorm.load(loader, f"{_ROOT}.encoder.final_layernorm", hidden, 1e-5)
-        self.projection_norm = LayerNorm.load(loader, "mm_projector.pre_norm", hidden, shape.projection_eps)
+        self.last_norm = LayerNorm.load(loader, f"{tower}.encoder.final_layernorm", hidden, 1e-5)
+        self.projection_norm = LayerNorm.load(loader, f"{projector}.pre_norm", hidden, shape.projection_eps)
         joined = hidden * shape.merge**2
         self.projections = [
-            Linear.load(loader, ["mm_projector.proj.0"], [joined], joined, bias=True),
-            Linear.load(loader, ["mm_projector.proj.2"], [decoder_size], joined, bias=True),
+            Linear.load(loader, [f"{projector}.proj.0"], [joined], joined, bias=True),
+            Linear.load(loader, [f"{projector}.proj.2"], [decoder_size], joined, bias=True),
         ]
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:

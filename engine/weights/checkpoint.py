@@ -10,15 +10,15 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import open_file, read_bytes
-from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor, StoredTensor
 
 PACKED_SUFFIX = ".bundle.safetensors"
 # Names of the GGUF file, of the index of its tensors, and of the file with converted tensors in the directories that engine/gguf makes.
@@ -36,39 +36,6 @@ _REMOTE = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
     "pvfs2", "smb3", "smbfs", "virtiofs",
 })  # fmt: skip
-
-
-class ExpectedTensor(NamedTuple):
-    """A stored tensor, or a part of one, as a model expects it."""
-
-    name: str
-    shape: tuple[int, ...]  # shape of the whole tensor
-    dtypes: Sequence[str]  # allowed types
-    part: tuple[AxisRange, ...] | None = None  # the needed range of each dimension; None for the whole tensor
-
-    @classmethod
-    def of(cls, name: str, dims: Iterable[AxisRange | int], dtypes: Sequence[str]) -> "ExpectedTensor":
-        spans = tuple([AxisRange(dim, 0, dim) if isinstance(dim, int) else dim for dim in dims])
-        is_whole = all([span.is_whole for span in spans])
-        return cls(name, tuple([span.total for span in spans]), dtypes, None if is_whole else spans)
-
-
-class StoredTensor(NamedTuple):
-    """The bytes of a file that are one tensor, or a run of its rows."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-    inner: tuple[slice, ...] = ()  # ranges of the dimensions after the rows, if only a part of them is needed
-    is_coded: bool = False  # whether the bytes are a chunk of coded_chunks.py
-
-    def part(self, spans: tuple[AxisRange, ...]) -> "StoredTensor":
-        row = (self.end - self.start) // self.shape[0]
-        start, end = (self.start + row * n for n in spans[0][1:])
-        inner = () if all(span.is_whole for span in spans[1:]) else tuple(slice(*span[1:]) for span in spans[1:])
-        return self._replace(shape=(spans[0].size, *self.shape[1:]), start=start, end=end, inner=inner)
 
 
 class Checkpoint:

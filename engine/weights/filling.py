@@ -5,7 +5,6 @@ buffer, a chunk at a time, so that a load needs the memory of the weights and a 
 independent of what a tensor is for.
 """
 
-import ctypes
 import os
 import threading
 import time
@@ -17,19 +16,14 @@ from typing import NamedTuple
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.checkpoint import StoredTensor
 from pilotlight.engine.weights.staging import Copier, Make, Staging, copy, make_copier
+from pilotlight.engine.weights.storage import Job
+from pilotlight.engine.weights.stored_tensor import StoredTensor
+from pilotlight.engine.weights.tensor_bytes import DTYPES, Write, as_bytes, is_stored_as, read_into
 from pilotlight.kernels.cpu.finite import is_finite, total_of
-from pilotlight.kernels.cpu.mapped_file import opened
 
 ReadingProgress = Callable[[int, int], None]  # (bytes done, bytes in total)
-Write = Callable[[int, memoryview], None]  # writes bytes at an offset
 
-DTYPES = {
-    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
-    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # Size of a chunk: a core's share of the last-level cache, so that a chunk is still in the cache when its values are checked.
 CHUNK_BYTES = 4 << 20
 _MAPPED_CHUNKS = 8  # chunks joined into one if they are only checked, and need not be in a cache
@@ -38,21 +32,6 @@ _COPIED_CHUNKS = 4
 # If mapped memory is checked at less than this rate, its pages are being read from a disk.
 _DISK_BYTES_PER_S = 1 << 30
 _MOST_THREADS = 8  # more threads make no disk faster, and memory hardly so
-
-
-class Job(NamedTuple):
-    """One tensor of a model, or a part of one, to be filled from stored tensors."""
-
-    name: str  # for error messages
-    stored: tuple[StoredTensor, ...]
-    into: torch.Tensor
-    make: Make | None = None  # None for a copy that converts the type
-    is_row_wise: bool = True  # rows of `into` come from the same rows of the stored tensors
-    is_mapped: bool = False  # `into` is a map of the file, so its values are only checked
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(stored.end - stored.start for stored in self.stored)
 
 
 class WeightChunk(NamedTuple):
@@ -262,38 +241,6 @@ def check_finite(name: str, is_finite: bool) -> None:
         raise CheckpointError(f"tensor {name} holds NaN or infinity; fetch the checkpoint again")
 
 
-def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
-    """Fill `memory` from offset `start` of a file. Raises CheckpointError if the file ends too early."""
-    at = 0
-    while at < len(memory):
-        count = os.preadv(fd, [memory[at:]], start + at)
-        if count == 0:
-            raise CheckpointError(f"{file.name} was cut off while it was read; fetch the checkpoint again")
-        at += count
-
-
-def read_stored(stored: StoredTensor) -> torch.Tensor:
-    """Read and return a stored tensor, or a part of one. Raises CheckpointError for an unknown type."""
-    if stored.dtype not in DTYPES:
-        raise CheckpointError(f"{stored.file.name} holds tensors of type {stored.dtype}; known are {', '.join(DTYPES)}")
-    memory = torch.empty(stored.end - stored.start, dtype=torch.uint8)
-    with opened(stored.file) as fd:
-        read_into(fd, stored.file, stored.start, as_bytes(memory))
-    whole = memory.view(DTYPES[stored.dtype]).view(stored.shape)
-    return whole[:, *stored.inner] if stored.inner else whole
-
-
-def as_bytes(memory: torch.Tensor) -> memoryview:
-    """View a contiguous tensor on the host as bytes; also works for bf16, which numpy does not support."""
-    assert memory.is_contiguous()
-    assert memory.is_cpu
-    if memory.nbytes == 0:
-        return memoryview(b"")
-    content = (ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())
-    content.owner = memory  # type: ignore[attr-defined]  # the memory must live as long as the view
-    return memoryview(content).cast("B")
-
-
 def cut(job: Job, chunk_bytes: int = CHUNK_BYTES) -> Iterator[WeightChunk]:
     """Yield the chunks of a job; `chunk_bytes` is the size of one that is checked in a cache."""
     rows = job.into.shape[0]
@@ -311,8 +258,3 @@ def cut(job: Job, chunk_bytes: int = CHUNK_BYTES) -> Iterator[WeightChunk]:
 def _place_in_files(chunk: WeightChunk) -> tuple[str, int]:
     first = chunk.job.stored[0]
     return first.file.name, chunk.range_of(first)[0]
-
-
-def is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:
-    """Return True if the stored bytes are the tensor's bytes, without conversion."""
-    return DTYPES[stored.dtype] == into.dtype and not stored.inner

@@ -5,11 +5,10 @@ A matrix is a run of the tensor's bytes, so division reads and copies nothing.
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, index_checkpoint
+from pilotlight.engine.weights.stored_tensor import StoredTensor
 
 _OF_ALL = ("input_scale", "weight_shape")  # tensors that are valid for all rows
 _TURNED = ("qweight", "qzeros", "scales", "g_idx")  # tensors of GPTQ and AWQ, whose rows are the matrix's columns
@@ -31,11 +30,6 @@ class FusedRows(NamedTuple):
         if f".{self.name}." in name:
             return True
         return name.endswith(f".{self.name}") and len(shape) == 3 and shape[1] == sum(self.parts.values())
-
-
-def open_divided(directory: Path, fused: tuple[FusedRows, ...]) -> Checkpoint:
-    """Open a directory's checkpoint with its `fused` tensors divided. Raises CheckpointError."""
-    return Checkpoint(divide(index_checkpoint(directory), fused))
 
 
 def divide(tensors: Mapping[str, StoredTensor], fused: tuple[FusedRows, ...]) -> dict[str, StoredTensor]:

@@ -19,8 +19,8 @@ from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, Ten
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
 from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix, plain_bytes
-from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, is_local, weight_files
-from pilotlight.engine.weights.filling import Job, ReadingProgress, fill
+from pilotlight.engine.weights.checkpoint import Checkpoint, is_local, weight_files
+from pilotlight.engine.weights.filling import ReadingProgress, fill
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.relocation import Coding, PendingRelocation
 from pilotlight.engine.weights.shard import WHOLE, Shard
@@ -31,11 +31,13 @@ from pilotlight.engine.weights.storage import (
     BundleMemory,
     BundleStorage,
     CheckpointStorage,
+    Job,
     LayoutPlan,
     MappedTensors,
     WeightStorage,
     on_device,
 )
+from pilotlight.engine.weights.stored_tensor import StoredTensor
 from pilotlight.engine.weights.weight_limits import USUAL_LIMITS, WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.dispatch import takes_triton

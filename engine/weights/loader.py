@@ -14,14 +14,13 @@ from itertools import accumulate
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.axis_range import AxisRange
 from pilotlight.engine.weights.bundles.lossless import CODES, ESCAPES, PALETTES, STARTS, Matrix, check_coded
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
-from pilotlight.engine.weights.filling import DTYPES
 from pilotlight.engine.weights.formats.format import FLOATS, PLAIN, WeightFormat, stacked_name
 from pilotlight.engine.weights.shard import WHOLE, ExpertStack, MatrixPart, Shard, Split
 from pilotlight.engine.weights.staging import Make
 from pilotlight.engine.weights.storage import WeightStorage
+from pilotlight.engine.weights.stored_tensor import AxisRange, ExpectedTensor
+from pilotlight.engine.weights.tensor_bytes import DTYPES
 from pilotlight.kernels.matrices.lossless import PALETTE, LosslessWeight, num_palettes, row_bytes
 from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import Weight

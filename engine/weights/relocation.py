@@ -22,7 +22,7 @@ from pilotlight.engine.weights.bundles.bundle import Bundle, BundleIdentity, Wei
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, is_being_written, new_bundle
 from pilotlight.engine.weights.bundles.bundle_maps import MAPS
 from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
-from pilotlight.engine.weights.filling import Write, as_bytes
+from pilotlight.engine.weights.tensor_bytes import Write, as_bytes
 from pilotlight.engine.weights.weight_limits import WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE, copy_to_huge

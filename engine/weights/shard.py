@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.axis_range import AxisRange
+from pilotlight.engine.weights.stored_tensor import AxisRange
 
 Split = Literal["rows", "columns"]
 

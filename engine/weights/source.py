@@ -22,10 +22,10 @@ from pilotlight.engine.weights.bundles.bundle import (
 )
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.lossless import CODED
-from pilotlight.engine.weights.checkpoint import Checkpoint, packed_file
+from pilotlight.engine.weights.checkpoint import Checkpoint, index_checkpoint, packed_file
 from pilotlight.engine.weights.digests import fingerprint
 from pilotlight.engine.weights.formats.format import WeightFormat
-from pilotlight.engine.weights.fused import FusedRows, open_divided
+from pilotlight.engine.weights.fused import FusedRows, divide
 
 log = logging.getLogger(__name__)
 
@@ -177,3 +177,8 @@ class WeightSource:
                 f"{path} holds {file.bundle.identity.dtype}, a form that is no longer supported; pack the model again"
             )
         return file
+
+
+def open_divided(directory: Path, fused: tuple[FusedRows, ...]) -> Checkpoint:
+    """Open a directory's checkpoint with its `fused` tensors divided. Raises CheckpointError."""
+    return Checkpoint(divide(index_checkpoint(directory), fused))

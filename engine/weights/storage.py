@@ -23,14 +23,13 @@ from pilotlight.engine.weights.bundles.bundle import (
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.checkpoint import (
     Checkpoint,
-    ExpectedTensor,
-    StoredTensor,
     index_checkpoint,
     packed_file,
 )
-from pilotlight.engine.weights.filling import DTYPES, NAMES, Job, is_stored_as, read_stored
 from pilotlight.engine.weights.fused import FusedRows, divide
 from pilotlight.engine.weights.staging import Make
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor, StoredTensor
+from pilotlight.engine.weights.tensor_bytes import DTYPES, NAMES, is_stored_as, read_stored
 from pilotlight.engine.weights.weight_limits import USUAL_LIMITS
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
@@ -46,6 +45,21 @@ class StoredRange(NamedTuple):
     file: Path
     start: int
     num_bytes: int
+
+
+class Job(NamedTuple):
+    """One tensor of a model, or a part of one, to be filled from stored tensors."""
+
+    name: str  # for error messages
+    stored: tuple[StoredTensor, ...]
+    into: torch.Tensor
+    make: Make | None = None  # None for a copy that converts the type
+    is_row_wise: bool = True  # rows of `into` come from the same rows of the stored tensors
+    is_mapped: bool = False  # `into` is a map of the file, so its values are only checked
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stored.end - stored.start for stored in self.stored)
 
 
 class WeightStorage:

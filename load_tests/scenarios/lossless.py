@@ -29,9 +29,9 @@ from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.models.dense import load
 from pilotlight.engine.weights.bundles.bundle import BundleIdentity, CheckpointFacts, lay_out
 from pilotlight.engine.weights.bundles.lossless import CodedTensors, Matrix
-from pilotlight.engine.weights.filling import as_bytes
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.storage import BundleMemory, BundleStorage
+from pilotlight.engine.weights.tensor_bytes import as_bytes
 from pilotlight.engine.weights.weight_limits import USUAL_LIMITS
 from pilotlight.kernels.cpu import library, pages
 from pilotlight.kernels.matrices.lossless import Survey

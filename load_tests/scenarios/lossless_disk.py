@@ -28,8 +28,9 @@ from load_tests.records import spread, write_record
 from pilotlight.engine.tools.packing import Report, pack_directory
 from pilotlight.engine.weights.bundles.bundle import Bundle
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile
-from pilotlight.engine.weights.filling import DTYPES, fill
+from pilotlight.engine.weights.filling import fill
 from pilotlight.engine.weights.storage import BundleMemory, BundleStorage
+from pilotlight.engine.weights.tensor_bytes import DTYPES
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.planes import split_planes
 

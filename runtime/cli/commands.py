@@ -240,6 +240,7 @@ def serve(
     """Serve one model from one site, without a router."""
     from pilotlight.runtime.cli.serve_command import Clients, Served
     from pilotlight.runtime.cli.serve_command import serve as run
+    from pilotlight.runtime.serve import run as run_site
 
     clients = Clients(api_key, keys, open_to_all)
     if bool(prefill) != bool(decode):
@@ -268,7 +269,7 @@ def serve(
         speculate=speculate,
         ray=ray,
     )
-    raise typer.Exit(run(served, clients))
+    raise typer.Exit(run(served, clients, run_site))
 
 
 @app.command(rich_help_panel=INFERENCE)

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
 from pilotlight.runtime.hosts.devices import ReadGpus
 from pilotlight.runtime.hosts.gpus import installed_gpus
-from pilotlight.runtime.models.sources import name_of, source_of
+from pilotlight.runtime.models.sources import SourceError, local_directory, name_of, source_of
 from pilotlight.sites.accounts import KeysFile
 from pilotlight.sites.config import parse
 from pilotlight.sites.key_files import key_config, new_key
@@ -47,6 +47,9 @@ _ASKED: dict[str, dict[str, Any]] = {
 
 _CPU_KV_GIB = 1.0
 NO_KEYS = KeysFile()
+# Serves a site until a stop signal and returns the exit status. Arguments: the site, a log level, the file of keys, and a function that reads the
+# site again.
+RunSite = Callable[[SiteConfig, int, Path | None, Callable[[Path], SiteConfig]], int]
 
 
 class Served(NamedTuple):
@@ -199,19 +202,13 @@ class Clients(NamedTuple):
         return known
 
 
-def serve(
-    served: Served,
-    clients: Clients = Clients(),  # noqa: B008 - frozen
-) -> int:
+def serve(served: Served, clients: Clients, run: RunSite) -> int:
     """Serve until a stop signal; return the exit status."""
-    from pilotlight.runtime.models.sources import SourceError, local_directory
-    from pilotlight.runtime.serve import run
-
     if served.ray == "start":
         with ray_head() as address:
             print(f"Other machines lend it their devices: ray start --address={address}")
             print("Ray has no authentication: any client of that address can run code here. Use a private network.")
-            return serve(served._replace(ray=address), clients)
+            return serve(served._replace(ray=address), clients, run)
     known = clients.known()
     if not (known.keys or clients.open_to_all or is_loopback(served.host)):
         raise CliError(

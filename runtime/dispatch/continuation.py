@@ -17,13 +17,12 @@ from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.protocol import Submit, TokenOutput
 from pilotlight.runtime.dispatch.assignments import Assignment
 from pilotlight.runtime.dispatch.charges import Charges
-from pilotlight.runtime.dispatch.dispatcher import Placement
+from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
 from pilotlight.runtime.dispatch.hand_over import PrefillWork
 from pilotlight.runtime.dispatch.sent_images import SentImages
 from pilotlight.runtime.dispatch.sequences import prefill_sequence, remaining
 from pilotlight.runtime.hosts.device_host import HostHandle
 from pilotlight.runtime.hosts.fleet import Fleet
-from pilotlight.runtime.models.registry import Models
 
 T = TypeVar("T")
 RESTART_FACTOR = 3  # a start may take this many times as long as any before, because the machine may be busier
@@ -39,7 +38,7 @@ class Continuations:
     def __init__(
         self,
         fleet: Fleet,
-        models: Models,
+        dispatch: Dispatch,
         within_s: float,
         observe: Observer,
         observe_placement: PlacementObserver = lambda model, where: None,
@@ -50,7 +49,7 @@ class Continuations:
         more slowly. From then on the deadline of a step applies.
         """
         self.fleet = fleet
-        self.models = models
+        self.dispatch = dispatch
         self.within_s = within_s
         self.observe = observe
         self.observe_placement = observe_placement
@@ -116,7 +115,7 @@ class ContinuedSequence:
                 async with asyncio.timeout(within_s):
                     return await enter()
             except TimeoutError:
-                restart_s = RESTART_FACTOR * site.models.expected_restart_s(self._submit.model)
+                restart_s = RESTART_FACTOR * site.dispatch.expected_restart_s(self._submit.model)
                 limit_s = max(site.within_s, min(restart_s, LONGEST_RESTART_S))
                 left_s = limit_s - (time.monotonic() - max(since, site.fleet.died_at))
                 if left_s <= 0.0:
@@ -126,7 +125,7 @@ class ContinuedSequence:
 
     async def _begin(self) -> str:
         while True:
-            placement = await self._site.models.place(self._submit)
+            placement = await self._site.dispatch.place(self._submit)
             try:
                 return await self._enter(placement, self._submit)
             except EngineError as error:  # this host may have died while another host was asked to compute the prompt
@@ -196,7 +195,7 @@ class ContinuedSequence:
 
         async def enter() -> None:
             await self.scope.aclose()
-            placement = await self._site.models.place(self._submit)
+            placement = await self._site.dispatch.place(self._submit)
             rest = remaining(self._submit, self._delivered) if self._has_started else self._submit
             await self._enter(placement, rest)
 
@@ -220,7 +219,7 @@ class ContinuedSequence:
             placement, submit = await self._begin_prefill(placement, submit)
         if placement.why:
             self._site.observe_placement(submit.model, "here" if placement.prefill is None else "handed_over")
-        self._assignment = self.scope.enter_context(self._site.models.assignments.assigned(submit, placement.replica))
+        self._assignment = self.scope.enter_context(self._site.dispatch.assignments.assigned(submit, placement.replica))
         self.scope.enter_context(placement.replica.host.progress.expected())
         opened = self._site.images.generate(client, submit) if submit.images else client.generate(submit)
         self._outputs = await self.scope.enter_async_context(opened)
@@ -231,11 +230,11 @@ class ContinuedSequence:
 
         If that host has just gone or declines, the sequence is returned unchanged.
         """
-        info = self._site.models.registry.info(submit.model)
+        info = self._site.dispatch.states[submit.model].info
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
         prefill = prefill_sequence(submit, info.block_size)
-        work = PrefillWork(placement.prefill, self._site.models.assignments)
+        work = PrefillWork(placement.prefill, self._site.dispatch.assignments)
         fetching = await self.scope.enter_async_context(work.running(submit, prefill, placement.within_s))
         if fetching is None:
             return placement.without_prefill(), submit

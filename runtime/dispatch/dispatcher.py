@@ -5,12 +5,14 @@ the site. The cost is the prompt's time, the delay of sequences in progress, and
 computation. Predictions use measured rates (assignments.py) and are sent in a response header.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments, Prompt
-from pilotlight.runtime.models.model_state import Replica
+from pilotlight.runtime.hosts.fleet import Fleet
+from pilotlight.runtime.models.model_state import ModelState, ModelStates, Replica
 from pilotlight.sites.site import Role
 from pilotlight.support.estimates import HAND_OVER_S, exposed_s
 
@@ -53,21 +55,53 @@ class _PrefillOption(NamedTuple):
 
 
 class Dispatch:
-    def __init__(self, assignments: Assignments) -> None:
-        self._open = assignments
+    def __init__(
+        self,
+        states: ModelStates,
+        fleet: Fleet,
+        assignments: Assignments,
+        until_awake: Callable[[ModelState], Awaitable[object]],
+    ) -> None:
+        """`until_awake` wakes a model and waits for it; it raises ApiError if the wake fails."""
+        self.states = states
+        self.assignments = assignments
+        self._fleet = fleet
+        self._until_awake = until_awake
 
-    def place(self, submit: Submit, replicas: Sequence[Replica]) -> Placement:
+    async def place(self, submit: Submit) -> Placement:
+        """Return the hosts for a sequence of a model in use; wait until the model is awake.
+
+        The caller assigns the sequence to the replica (`assignments.assigned`) before its next await."""
+        state = self.states[submit.model]
+        while True:
+            live = [replica for replica in state.awake if replica.is_live]
+            if live:
+                taking = [replica for replica in live if not (replica.is_retiring or replica.is_yielding)]
+                return self.choose(submit, taking or live)
+            if self._fleet.is_ending:
+                reason = self._fleet.why_down or "the site is ending"
+                raise EngineError("overloaded", f"{reason}; try again in a moment")
+            if awake := state.awake:  # its host has died, which its supervisor is about to notice
+                await awake[0].host.changed.wait()
+            else:
+                await self._until_awake(state)
+
+    def expected_restart_s(self, model: str) -> float:
+        """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""
+        return self._fleet.start_s + self.states[model].expected_wake_s
+
+    def choose(self, submit: Submit, replicas: Sequence[Replica]) -> Placement:
         """Choose the replica that answers a sequence, and the host that computes its prompt.
 
         `replicas` are live. The answering host is chosen first, so that blocks can be copied there while the prompt is computed elsewhere.
         """
         if len(replicas) == 1 and replicas[0].host.role == "both":  # there is no choice
             return Placement(replicas[0])
-        prompt = Prompt.of(submit, is_known=self._open.has_choice)
+        prompt = Prompt.of(submit, is_known=self.assignments.has_choice)
         computing, answering = with_role(replicas, "prefill"), with_role(replicas, "decode")
         if submit.pooling is not None:
-            return Placement(self._open.least_loaded(submit, prompt, computing or replicas))
-        replica = self._open.least_loaded(submit, prompt, answering or replicas)
+            return Placement(self.assignments.least_loaded(submit, prompt, computing or replicas))
+        replica = self.assignments.least_loaded(submit, prompt, answering or replicas)
         has_roles = not len(computing) == len(answering) == len(replicas)
         if not has_roles or not can_hand_over(submit):
             return Placement(replica)
@@ -77,22 +111,22 @@ class Dispatch:
         if not others:
             return Placement(replica, why="reason=no other host for prompts is up")
         here = self._here(prompt, replica)
-        there = self._there(prompt, self._open.least_loaded(submit, prompt, others), replica)
+        there = self._there(prompt, self.assignments.least_loaded(submit, prompt, others), replica)
         best = min(here, there, key=lambda option: option.cost_s)
         return Placement(replica, best.prefill, best.cost_s, f"{here.why}; {there.why}")
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
         """Predict a prompt's cost on the answering host.
         It is the wait for earlier prompts, the prompt's own time, and that time again for each open sequence, which it delays."""
-        compute_s = prompt.num_uncached(replica) / self._open.prompt_rate(replica)
-        cost_s = self._open.prompts_s(replica) + compute_s * (1 + self._open.num_open(replica))
+        compute_s = prompt.num_uncached(replica) / self.assignments.prompt_rate(replica)
+        cost_s = self.assignments.prompts_s(replica) + compute_s * (1 + self.assignments.num_open(replica))
         return _PrefillOption(cost_s, None, f"here={1e3 * cost_s:.1f}")
 
     def _there(self, prompt: Prompt, prefill: Replica, replica: Replica) -> _PrefillOption:
         """Predict a prompt's cost on another host of the site."""
-        compute_s = prompt.num_uncached(prefill) / self._open.prompt_rate(prefill)
+        compute_s = prompt.num_uncached(prefill) / self.assignments.prompt_rate(prefill)
         moved_s = exposed_s(prompt.num_uncached(replica), prefill.load.handed_over_tokens_per_s, compute_s)
-        cost_s = self._open.prompts_s(prefill) + compute_s + HAND_OVER_S + moved_s
+        cost_s = self.assignments.prompts_s(prefill) + compute_s + HAND_OVER_S + moved_s
         return _PrefillOption(cost_s, prefill, f"there={1e3 * cost_s:.1f}")
 
 

@@ -6,7 +6,7 @@ fleet.py has the other devices.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,10 +14,8 @@ from weakref import WeakKeyDictionary
 from pilotlight.engine.api.client import EngineClient, EngineError, ProgressCallback
 from pilotlight.engine.api.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
 from pilotlight.runtime.hosts.host_process import HostProcess
-from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
-STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s, because it is prepared at low priority
 FIRST_PAUSE_S = 0.2  # pause before the second restart in a row; doubled for each later failure, up to:
 LONGEST_PAUSE_S = 10.0
 AFRESH_AFTER = 2  # if so many hosts in a row crash before any answer, the next one deletes compiled files
@@ -37,9 +35,7 @@ class HostEnd(NamedTuple):
 
 
 class HostHandle:
-    def __init__(
-        self, launch_standby: Callable[[], Awaitable[HostProcess]], config: EngineConfig, index: int = 0
-    ) -> None:
+    def __init__(self, config: EngineConfig, index: int = 0) -> None:
         """Make the handle of a host that has not been started.
 
         `index` is the device's position among the site's devices.
@@ -50,13 +46,6 @@ class HostHandle:
         self.role = self.own_role  # changes with the load (roles.py)
         self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s, config.max_num_batched_tokens)
         self.restarts = RestartHistory()
-        self.standby = Standby(
-            launch_standby,
-            config.standby,
-            lambda: self.progress.quiet_since if self.state == "up" else None,
-            quiet_s=config.standby_after_s,
-            prepare_within_s=STANDBY_PREPARE_FACTOR * config.start_timeout_s,
-        )
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # report of the newest host; its facts about the device stay true
@@ -66,6 +55,7 @@ class HostHandle:
         self._ended: str | None = None  # why sequences wait for no further host
         self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
         self._step_observers: list[Callable[[StepOutput], None]] = []
+        self._load_observers: list[Callable[[ModelSpec], None]] = []
         self._change_observers: list[tuple[Callable[[], None], Callable[[HostHandle, str], None]]] = []
 
     @property
@@ -89,6 +79,11 @@ class HostHandle:
         return self.running.client.death
 
     @property
+    def quiet_since(self) -> float | None:
+        """The time since which the host is up and has no work; None if it is down or has some."""
+        return self.progress.quiet_since if self.state == "up" else None
+
+    @property
     def loads(self) -> dict[str, ModelLoad]:
         """The newest load of each model on the host, by name."""
         return self.running.client.loads if self.running is not None else {}
@@ -96,6 +91,10 @@ class HostHandle:
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
         """Register a callback for every step output, of the present host and of later ones."""
         self._step_observers.append(callback)
+
+    def on_load(self, callback: Callable[[ModelSpec], None]) -> None:
+        """Register a callback for every model that a host has loaded."""
+        self._load_observers.append(callback)
 
     def on_change(self, up: Callable[[], None], down: "Callable[[HostHandle, str], None]") -> None:
         """Register two callbacks: `up` after a host has started, `down` with the reason after a host has gone."""
@@ -148,7 +147,8 @@ class HostHandle:
 
         with self.progress.expected():
             info = await client.load_model(spec, note)
-        self.standby.expect(spec)
+        for observer in self._load_observers:
+            observer(spec)
         return info
 
     async def unload_model(self, name: str) -> None:

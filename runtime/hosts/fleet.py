@@ -33,6 +33,7 @@ class Fleet:
             Supervisor(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)
         ]
         self.hosts = tuple(supervisor.device_host for supervisor in self._supervisors)
+        self.standbys = tuple(supervisor.standby for supervisor in self._supervisors)
         self.is_ending = False  # the site shuts down, so sequences of a dead host are not continued
 
     async def __aenter__(self) -> "Fleet":

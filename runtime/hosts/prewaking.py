@@ -6,11 +6,11 @@ It checks the models once a second. At the start it also loads the weights that 
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from pilotlight.runtime.models.device_budget import DeviceBudget
-from pilotlight.runtime.models.model_state import ModelState
+from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.runtime.models.wake_queue import WakeQueue
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.wire.errors import ApiError
@@ -24,12 +24,16 @@ class Foresight:
         states: Collection[ModelState],
         budgets: Sequence[DeviceBudget],
         queue: WakeQueue,
+        wake: Callable[[ModelState, Sequence[Replica]], None],
         timings: SiteTimings,
     ) -> None:
-        """`states` is a view of the models, which may change."""
+        """`states` is a view of the models, which may change.
+
+        `wake` starts to wake a model as one of the given replicas."""
         self._states = states
         self._budgets = budgets
         self._queue = queue
+        self._wake = wake
         self._timings = timings
 
     async def run(self) -> None:
@@ -47,7 +51,7 @@ class Foresight:
         if state.is_asleep and self._is_expected(state):
             self._wake_quietly(state)
         elif state.is_asleep and self._is_missed(state):
-            self._queue.begin(state)
+            self._wake(state, state.replicas)
         elif _has_idled(state):
             await self._put_to_sleep(state)
 
@@ -60,7 +64,7 @@ class Foresight:
         quiet = [replica for replica in state.replicas if self._budgets[replica.host.index].could_take_quietly(state)]
         if state.info is not None and quiet:
             log.info("model %s is expected and wakes", state.name)
-            self._queue.begin(state, quiet)
+            self._wake(state, quiet)
 
     def _is_missed(self, state: ModelState) -> bool:
         """Return whether a pinned model could not be loaded, and may be tried again."""

@@ -15,12 +15,14 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.runtime.hosts.device_host import HostEnd, HostHandle
 from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.launch import ProcessLauncher
+from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
 from pilotlight.support import background
 
 log = logging.getLogger("pilotlight.engine")
 
+STANDBY_PREPARE_FACTOR = 5  # a standby may take this many times start_timeout_s, because it is prepared at low priority
 SILENT_S = 15.0  # a host without work is replaced after this silence: thirty heartbeats
 LIVED_S = 30.0  # a host that was up for so long counts as working, even if it never had a request
 STOP_GRACE_S = 3.0
@@ -34,7 +36,15 @@ class Supervisor:
         self, launcher: ProcessLauncher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
     ) -> None:
         """Supervise the site's device with this index."""
-        self.device_host = HostHandle(partial(launcher.launch, standby=True), config, index)
+        self.device_host = HostHandle(config, index)
+        self.standby = Standby(
+            partial(launcher.launch, standby=True),
+            config.standby,
+            lambda: self.device_host.quiet_since,
+            quiet_s=config.standby_after_s,
+            prepare_within_s=STANDBY_PREPARE_FACTOR * config.start_timeout_s,
+        )
+        self.device_host.on_load(self.standby.expect)
         self._launcher = launcher
         self._timeline = timeline or Timeline()
         self._tick_s = min(0.25, config.step_deadline_s / 4)
@@ -43,7 +53,7 @@ class Supervisor:
     async def __aenter__(self) -> HostHandle:
         self._tasks = [
             asyncio.create_task(self._supervise(), name="engine supervisor"),
-            background.start(self.device_host.standby.run, "keeping a standby engine host"),
+            background.start(self.standby.run, "keeping a standby engine host"),
         ]
         return self.device_host
 
@@ -73,7 +83,7 @@ class Supervisor:
         """Run one host from launch to death. Return why it died."""
         device_host, launched_at = self.device_host, time.time()
         afresh = device_host.restarts.wants_afresh
-        host = None if afresh else device_host.standby.take()
+        host = None if afresh else self.standby.take()
         is_fresh = host is None
         try:
             host = host or await self._launcher.launch(afresh=afresh)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.runtime.hosts.device_host import ChangeNotifier, HostHandle
 from pilotlight.runtime.hosts.memory import GIB, gib
+from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.runtime.models.residency import EvictionCandidate, could_ever_fit, make_room, must_yield
 from pilotlight.runtime.timings import SiteTimings
@@ -37,6 +38,7 @@ class DeviceBudget:
         self,
         states: Mapping[str, ModelState],
         host: HostHandle,
+        standby: Standby,
         config: EngineConfig,
         changed: ChangeNotifier,
         on_eviction: Callable[[str, str], None],
@@ -44,6 +46,7 @@ class DeviceBudget:
     ) -> None:
         self._states = states
         self._host = host
+        self._standby = standby
         self._config = config
         self._changed = changed
         self._on_eviction = on_eviction
@@ -98,7 +101,7 @@ class DeviceBudget:
         plan = make_room(state.num_bytes, self.weights_limit(), [self._candidate(other) for other in others])
         crowding = 2 if self._turn.locked() or not plan.is_possible else 1 if plan.evict else 0
         crowding = 0 if self._replica(state).holds_memory else crowding
-        is_soon = not self._host.restarts.is_hopeless and self._host.standby.state == "ready"
+        is_soon = not self._host.restarts.is_hopeless and self._standby.state == "ready"
         delay = 0 if self._host.why_down is None or is_soon else 2 if self._host.restarts.is_hopeless else 1
         held = sum(other.num_bytes for other in others)
         return Suitability(delay, crowding, held, len(others), self._host.index)

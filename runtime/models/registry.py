@@ -1,4 +1,4 @@
-"""The site's models: gives a request an awake model, and each of its sequences a replica.
+"""The site's models: gives a request an awake model.
 
 A model wakes at the site's start, for its first request, or shortly before one is expected; requests that arrive meanwhile share the wake. A model in
 use stays awake on a device. This module combines the parts that decide: wake_queue.py (waiting requests), device_budget.py and residency.py
@@ -11,10 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.assignments import Assignments
-from pilotlight.runtime.dispatch.dispatcher import Dispatch, Placement
+from pilotlight.runtime.dispatch.dispatcher import Dispatch
 from pilotlight.runtime.fetching.short_names import PREFIX
 from pilotlight.runtime.generation.rendering import expect_conversation
 from pilotlight.runtime.hosts.autoscaler import Autoscaler
@@ -63,17 +61,18 @@ class Models:
         self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
         self._memory = memory = HostMemory(states, tier, timings.clock)
         self._budgets = budgets = tuple(
-            DeviceBudget(self.states, host, site.engine, self._changed, on_eviction, timings) for host in fleet.hosts
+            DeviceBudget(self.states, host, standby, site.engine, self._changed, on_eviction, timings)
+            for host, standby in zip(fleet.hosts, fleet.standbys, strict=True)
         )
         self._waker = Waker(budgets, memory, self._changed, site.engine, on_wake, timings)
-        self._queue = WakeQueue(fleet, budgets, self._waker.begin, self._changed, site.limits.max_waking)
+        self._queue = WakeQueue(self._waker.begin, self._changed, site.limits.max_waking)
         self.adapters = AdapterRegistry(site.models, finetunes)
         self.registry = ModelRegistry(self.states)
-        self.assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
-        self._dispatch = Dispatch(self.assignments)
-        self._foresight = Foresight(states, budgets, self._queue, timings)
+        assignments = Assignments(self.states, has_choice=len(fleet.hosts) > 1)
+        self.dispatch = Dispatch(self.states, fleet, assignments, self._queue.until_awake)
+        self._foresight = Foresight(states, budgets, self._queue, self._waker.begin, timings)
         self._autoscaler = Autoscaler(
-            states, budgets, self._waker.begin, self._changed, site.engine, on_scaling, self.assignments, timings
+            states, budgets, self._waker.begin_on, self._changed, site.engine, on_scaling, assignments, timings
         )
         self._tasks: list[asyncio.Task[None]] = []
         for host in fleet.hosts:
@@ -83,7 +82,7 @@ class Models:
         """Start to wake the pinned models, and the periodic tasks."""
         for state in tuple(self.states.values()):
             if state.config.residency == "device":
-                self._queue.begin(state)
+                self._waker.begin(state)
         self._tasks.append(background.start(self._foresight.run, "waking models ahead of their use"))
         if len(self._fleet.hosts) > 1:
             self._tasks.append(background.start(self._autoscaler.run, "moving models between devices"))
@@ -114,29 +113,6 @@ class Models:
             demand.used_at = time.monotonic()
             self._changed.notify_all()
 
-    async def place(self, submit: Submit) -> Placement:
-        """Return the hosts for a sequence of a model in use; wait until the model is awake.
-
-        The caller assigns the sequence to the replica (`assignments.assigned`) before its next await."""
-        state = self.states[submit.model]
-        while True:
-            live = [replica for replica in state.awake if replica.is_live]
-            if live:
-                taking = [replica for replica in live if not (replica.is_retiring or replica.is_yielding)]
-                return self._dispatch.place(submit, taking or live)
-            if self._fleet.is_ending:
-                reason = self._fleet.why_down or "the site is ending"
-                raise EngineError("overloaded", f"{reason}; try again in a moment")
-            if awake := state.awake:  # its host has died, which its supervisor is about to notice
-                await awake[0].host.changed.wait()
-            else:
-                await self._queue.until_awake(state)
-
-    def expected_restart_s(self, name: str) -> float:
-        """Return the seconds until a new engine host has the model, by the slowest start and the latest load."""
-        state = self.states[name]
-        return self._fleet.start_s + state.expected_wake_s
-
     def expect_conversation(self, name: str) -> None:
         """Prepare to render a conversation while its model is still asleep."""
         if self.states[name].text is None:
@@ -145,7 +121,7 @@ class Models:
     def wake(self, name: str) -> None:
         """Start to wake the model if it sleeps, even after failed wakes, because an operator asks for it."""
         if (state := self.states[name]).is_asleep:
-            self._queue.begin(state)
+            self._waker.begin(state)
 
     def hint(self, name: str) -> None:
         """Start to wake a sleeping model for an expected request.
@@ -155,7 +131,7 @@ class Models:
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())
-            self._queue.begin(state)
+            self._waker.begin(state)
 
     async def put_to_sleep(self, name: str) -> None:
         """Put the model to sleep on every device. Raises ApiError if requests use it or it is waking."""
@@ -221,7 +197,7 @@ class Models:
             state.history.is_cut = True
             if state.demand.users or state.config.residency == "device":
                 state.detail = reason
-                self._queue.begin(state)
+                self._waker.begin(state)
             if replica.task is None:  # the model stays asleep here, or wakes on another device
                 budget.release(state)
 
@@ -229,4 +205,4 @@ class Models:
         """Wake the models that could not be loaded because no host was up."""
         for state in self.states.values():
             if state.history.lacked_a_host and not state.waking:
-                self._queue.begin(state)
+                self._waker.begin(state)

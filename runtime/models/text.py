@@ -4,6 +4,7 @@ It is made from the checkpoint's small files. Independent of engines and residen
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,9 @@ class TextSide(NamedTuple):
             tokenizer,
             template,
             rendering,
-            PairTemplate.of_checkpoint(directory, rendering, has_template=bool(template.sources)),
+            PairTemplate.of_checkpoint(
+                directory, partial(rendering.text, is_short=True), has_template=bool(template.sources)
+            ),
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),

@@ -1,35 +1,23 @@
 """Requests that wait for a model: the first one wakes it, and all share the wake.
 
-A drain refuses those that still wait. This module chooses the device for a waking model. Independent of how a model wakes (wakes.py) and of eviction
-(device_budget.py).
+A drain refuses those that still wait. Independent of where and how a model wakes (wakes.py) and of eviction (device_budget.py).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pilotlight.runtime.generation.admission import shutting_down
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
-from pilotlight.runtime.hosts.fleet import Fleet
-from pilotlight.runtime.models.device_budget import DeviceBudget
-from pilotlight.runtime.models.model_state import AwakeModel, ModelState, Replica
+from pilotlight.runtime.models.model_state import AwakeModel, ModelState
 from pilotlight.wire.errors import ApiError
 
 
 class WakeQueue:
-    def __init__(
-        self,
-        fleet: Fleet,
-        budgets: Sequence[DeviceBudget],
-        wake: Callable[[ModelState, Replica], None],
-        changed: ChangeNotifier,
-        max_waking: int,
-    ) -> None:
-        """`wake` starts to wake a model as a replica.
+    def __init__(self, wake: Callable[[ModelState], None], changed: ChangeNotifier, max_waking: int) -> None:
+        """`wake` starts to wake a model.
 
         `max_waking` limits the requests that may wait for one model."""
-        self._fleet = fleet
-        self._budgets = budgets
         self._wake = wake
         self._changed = changed
         self._max_waking = max_waking
@@ -72,7 +60,7 @@ class WakeQueue:
                 if not state.waking:
                     if history.failure is not None and history.has_failed_lately and not self.may_succeed_now(state):
                         raise history.failure
-                    self.begin(state)
+                    self._wake(state)
                 task = state.waking[0].task
                 assert task is not None
                 await asyncio.shield(task)
@@ -84,17 +72,7 @@ class WakeQueue:
 
     def may_succeed_now(self, state: ModelState) -> bool:
         """Return whether the last wake failed because no host was up, while one is up now."""
-        return state.history.lacked_a_host and self._fleet.why_down is None
-
-    def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:
-        """Wake the model on the most suitable device, of the given replicas if there are any.
-        A device for prompts only is the last choice."""
-        replicas = replicas or state.replicas
-        replicas = [replica for replica in replicas if replica.host.role != "prefill"] or replicas
-        if len(replicas) > 1:
-            suitabilities = [self._budgets[replica.host.index].suitability(state) for replica in replicas]
-            replicas = [state.replicas[min(suitabilities).device_index]]
-        self._wake(state, replicas[0])
+        return state.history.lacked_a_host and any(replica.host.why_down is None for replica in state.replicas)
 
     @asynccontextmanager
     async def _until_drained(self) -> AsyncIterator[None]:

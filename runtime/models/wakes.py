@@ -1,4 +1,4 @@
-"""The wake of a model on one device, measured: fetch files, make room, load weights.
+"""The wake of a model on the most suitable device, measured: fetch files, make room, load weights.
 
 The text side is loaded at the same time. A failed load is raised in every request that waits for the model, unless it is awake elsewhere. A wake
 without waiting requests checks the chat template too; otherwise the check follows a little later, because the request may not need the template. If a
@@ -67,7 +67,17 @@ class Waker:
         self._timings = timings
         self.checks: set[asyncio.Task[None]] = set()  # pending checks of chat templates
 
-    def begin(self, state: ModelState, replica: Replica) -> None:
+    def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:
+        """Start to wake the model on the most suitable device, of the given replicas if there are any.
+        A device for prompts only is the last choice."""
+        replicas = replicas or state.replicas
+        replicas = [replica for replica in replicas if replica.host.role != "prefill"] or replicas
+        if len(replicas) > 1:
+            suitabilities = [self._budgets[replica.host.index].suitability(state) for replica in replicas]
+            replicas = [state.replicas[min(suitabilities).device_index]]
+        self.begin_on(state, replicas[0])
+
+    def begin_on(self, state: ModelState, replica: Replica) -> None:
         """Start to wake the model as this replica."""
         state.history.failure = None
         replica.start_waking(self._wake(state, replica))

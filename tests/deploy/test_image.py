@@ -15,10 +15,10 @@ STAGES = dict(zip(TARGETS[1::2], TARGETS[2::2], strict=True))
 HOST = """
 import sys
 from pathlib import Path
-from pilotlight.engine.host import preparation, torch_parts
+from pilotlight.engine.host import model_loader, torch_parts
 
 torch_parts.leave_out()
-preparation.import_libraries()
+model_loader.import_libraries()
 specs = [vars(module).get("__spec__") for name, module in list(sys.modules.items()) if name.startswith("torch")]
 cached = [spec.cached for spec in specs if spec is not None and spec.cached]
 assert len(cached) > 100

@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 
 from pilotlight.engine.weights.filling import fill
 from pilotlight.engine.weights.formats.format import WeightFormat
-from pilotlight.engine.weights.fused import FusedRows, open_divided
+from pilotlight.engine.weights.fused import FusedRows
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.shard import WHOLE, Shard
+from pilotlight.engine.weights.source import open_divided
 from pilotlight.engine.weights.storage import CheckpointStorage, on_device
 
 T = TypeVar("T")

@@ -28,8 +28,9 @@ from pilotlight.engine.weights.bundles.bundle import (
     read_bundle,
 )
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, new_bundle
-from pilotlight.engine.weights.filling import DTYPES, as_bytes, fill
+from pilotlight.engine.weights.filling import fill
 from pilotlight.engine.weights.storage import BundleMemory, BundleStorage, on_device
+from pilotlight.engine.weights.tensor_bytes import DTYPES, as_bytes
 from pilotlight.kernels.cpu import pages
 from tests.engine.test_filling import LateDevice
 

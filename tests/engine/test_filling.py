@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import index_checkpoint
-from pilotlight.engine.weights.filling import Job, WrittenChunk, check_written, cut, fill
+from pilotlight.engine.weights.filling import WrittenChunk, check_written, cut, fill
 from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.engine.weights.staging import Staging, Waitable, copy
+from pilotlight.engine.weights.storage import Job
 from pilotlight.engine.weights.weight_limits import WeightLimits
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.finite import total_of

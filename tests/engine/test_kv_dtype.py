@@ -13,7 +13,7 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig, Submit
 from pilotlight.engine.kv.shared_tiers import open_tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
-from pilotlight.engine.weights.kv_scales import read_kv_scales
+from pilotlight.engine.weights.formats.kv_scales import read_kv_scales
 from tests.checkpoints import write_llama
 from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
 from tests.engine.families import write_family

@@ -15,11 +15,11 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3MoeConfig
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.loading.kv_memory import make_kv_memory
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import Index, WeightFormat, stacked_name
 from pilotlight.engine.weights.formats.weight_formats import FORMATS
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.shard import MatrixPart
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.matrices.weight import Weight
 from tests.engine.agreement import assert_agrees, full

@@ -15,7 +15,7 @@ import json, sys
 from pilotlight.engine.host import torch_parts
 torch_parts.TRIED = {tried!r}
 torch_parts.leave_out()
-from pilotlight.engine.host.preparation import import_libraries
+from pilotlight.engine.host.model_loader import import_libraries
 import_libraries()
 import torch
 places = torch.empty(6, 4, device="meta")

@@ -14,7 +14,8 @@ from pilotlight.engine.api.errors import CheckpointError, TokenizerError
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 from pilotlight.engine.text.chat_template import ChatTemplateError
 from pilotlight.engine.weights.checkpoint import index_checkpoint
-from pilotlight.engine.weights.filling import Job, fill
+from pilotlight.engine.weights.filling import fill
+from pilotlight.engine.weights.storage import Job
 from pilotlight.runtime.models.text import TextSide
 from tests.checkpoints import change_config, change_tensors, write_llama
 from tests.engine.driver import load_engine, one, submit

@@ -22,9 +22,9 @@ from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.chunk_steps import step_of
 from pilotlight.engine.core.sequence import PENDING, Sequence
 from pilotlight.engine.core.step import ChoiceRow
+from pilotlight.engine.core.token_counts import TokenCounts
 from pilotlight.engine.execution.decode_graphs import Outputs
 from pilotlight.engine.execution.runner import ModelRunner
-from pilotlight.engine.execution.token_counts import TokenCounts
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.kv.pool.layout import CacheLayout, in_fp8
 from pilotlight.engine.loading.dry_run import DryRun, dry_run_launches, lay_out

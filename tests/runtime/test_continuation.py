@@ -264,7 +264,7 @@ async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_s
         submit = Submit("s1", "tiny", (1, 2, *ids(TEXT)[:3]), sampling, num_delivered_tokens=3)
         outcomes: list[str] = []
         continuations = Continuations(
-            site.app.site.fleet, site.app.site.models, 10.0, lambda _, outcome: outcomes.append(outcome)
+            site.app.site.fleet, site.app.site.models.dispatch, 10.0, lambda _, outcome: outcomes.append(outcome)
         )
         async with continuations.generate(submit) as outputs:
             delivered = [token_id async for output in outputs for token_id in output.token_ids]

@@ -127,15 +127,16 @@ async def test_after_two_crashes_before_an_answer_a_host_believes_no_generated_f
 
 async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those_files() -> None:
     launcher, waited = FakeLauncher(), [FakeHost(FakeEngineClient()) for _ in range(2)]
-    async with Supervisor(launcher, EngineConfig(standby=False)) as device:
+    supervisor = Supervisor(launcher, EngineConfig(standby=False))
+    async with supervisor as device:
         await eventually(lambda: len(launcher.hosts) == 1)
         for host, standby in zip((launcher.hosts[0], waited[0]), waited, strict=True):
             await eventually(lambda host=host: device.client is host.client)
-            device.standby.running = standby
+            supervisor.standby.running = standby
             host.has_crashed = True
             host.die()
         await eventually(lambda: launcher.launched_afresh == [False, True], 10)
-        assert device.standby.running is waited[1], "it was not taken"
+        assert supervisor.standby.running is waited[1], "it was not taken"
 
 
 @pytest.mark.long

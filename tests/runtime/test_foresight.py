@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from pilotlight.runtime.hosts.prewaking import Foresight
-from pilotlight.runtime.models.wake_queue import WakeQueue
+from pilotlight.runtime.models.wakes import Waker
 
 
 def replicas_of(*roles: str) -> list[Any]:
@@ -30,13 +30,16 @@ class Budget:
 
 def woken(roles: tuple[str, ...], ranks: tuple[int, ...]) -> int:
     """Return the index of the host on which a model wakes, given the role and the rank of each host."""
-    started: list[Any] = []
+    started: list[int] = []
     budgets = [Budget(Suits(rank, index)) for index, rank in enumerate(ranks)]
     nothing = cast("Any", None)
-    queue = WakeQueue(nothing, cast("Any", budgets), lambda state, replica: started.append(replica), nothing, 1)
-    queue.begin(cast("Any", SimpleNamespace(replicas=replicas_of(*roles))))
-    (replica,) = started
-    return int(replica.host.index)
+    replicas = replicas_of(*roles)
+    for index, replica in enumerate(replicas):
+        replica.start_waking = lambda wake, index=index: (wake.close(), started.append(index))
+    waker = Waker(cast("Any", budgets), nothing, nothing, nothing, nothing, nothing)
+    waker.begin(cast("Any", SimpleNamespace(replicas=replicas, history=SimpleNamespace())))
+    (index,) = started
+    return index
 
 
 def test_a_model_wakes_first_where_it_can_be_answered() -> None:
@@ -50,5 +53,5 @@ async def test_a_copy_that_has_work_again_is_not_put_to_sleep() -> None:
     asleep.is_awake = False
     state = SimpleNamespace(awake=[idle, busy, asleep], is_replica_busy=lambda replica: replica is busy)
     budgets, nothing = [Budget(Suits(0, index)) for index in range(3)], cast("Any", None)
-    await Foresight([], cast("Any", budgets), nothing, nothing)._put_to_sleep(cast("Any", state))
+    await Foresight([], cast("Any", budgets), nothing, nothing, nothing)._put_to_sleep(cast("Any", state))
     assert [len(budget.slept) for budget in budgets] == [1, 0, 0]

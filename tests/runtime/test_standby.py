@@ -29,7 +29,7 @@ KEPT = {"standby": True, "standby_after_s": 0.0}
 
 
 def is_ready(site: Site) -> bool:
-    return site.app.site.fleet.hosts[0].standby.state == "ready"
+    return site.app.site.fleet.standbys[0].state == "ready"
 
 
 async def test_a_dead_host_is_followed_by_the_standby_and_another_is_prepared(make_site: SiteMaker) -> None:

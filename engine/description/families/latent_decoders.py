@@ -20,17 +20,21 @@ from pilotlight.engine.description.rotary_scaling import (
     rotary_parameters,
     sharpening,
 )
-from pilotlight.engine.description.shapes import NO_IMAGES, ExpertNames, ImageNeeds, IndexShape, LatentShape, Routing
+from pilotlight.engine.description.shapes import (
+    EXPANDED_BYTES,
+    NO_IMAGES,
+    ExpertNames,
+    ImageNeeds,
+    IndexShape,
+    LatentShape,
+    Routing,
+)
 from pilotlight.engine.description.sparse_config import SparseConfig, read_experts_in_groups, read_grouped_experts
 from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision, PixtralVision
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, refuse_unless, whole_number
 from pilotlight.engine.weights.fused import FusedRows
-
-# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/mla/expanded_attention.py). In bf16 they suffice for 10,900
-# tokens in 16 of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
-EXPANDED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ vector is multiplied to make keys and values. `is_cheaper` decides which form ta
 import torch
 import torch.nn.functional as F
 
-from pilotlight.engine.description.families.latent_decoders import EXPANDED_BYTES
-from pilotlight.engine.description.shapes import LatentShape
+from pilotlight.engine.description.shapes import EXPANDED_BYTES, LatentShape
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
 from pilotlight.kernels.attention.selected_rows import rows_of

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from pilotlight.engine.description.families.latent_decoders import EXPANDED_BYTES
+from pilotlight.engine.description.shapes import EXPANDED_BYTES
 from pilotlight.engine.execution.batch import DecodeBatch
 from pilotlight.kernels.attention.varlen import FEW_QUERIES, VarlenBatch
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pilotlight.engine.parallel.channel import RankChannel
 from pilotlight.engine.parallel.far.far_orders import FarStart, PlaceRanks, PlacingFailed, RanksPlaced, StillWaiting
-from pilotlight.engine.parallel.far.far_rank import FarRank
+from pilotlight.engine.parallel.follower import FarRank
 from pilotlight.support.parent_death import die_with
 
 _NODE = "ray.io/node-id"  # Ray's label for the id of a node

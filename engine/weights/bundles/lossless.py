@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from pilotlight.engine.weights.bundles.bundle import Bundle, TensorSpec, WeightBundleError
-from pilotlight.engine.weights.filling import NAMES, Write, as_bytes
+from pilotlight.engine.weights.tensor_bytes import NAMES, Write, as_bytes
 from pilotlight.kernels.matrices.lossless import MOST_COLUMNS, PALETTE_ROWS, LosslessWeight, Survey, encode_lossless
 
 CODED = ", matrices in 12 bits"  # suffix of `BundleIdentity.dtype`

@@ -35,8 +35,9 @@ from pilotlight.engine.weights.bundles.bundle import (
 )
 from pilotlight.engine.weights.bundles.bundle_file import BundleFile, BundleWriter, free_bytes
 from pilotlight.engine.weights.checkpoint import PACKED_SUFFIX
-from pilotlight.engine.weights.filling import Job, ReadingProgress, as_bytes, fill
-from pilotlight.engine.weights.storage import BundleMemory
+from pilotlight.engine.weights.filling import ReadingProgress, fill
+from pilotlight.engine.weights.storage import BundleMemory, Job
+from pilotlight.engine.weights.tensor_bytes import as_bytes
 from pilotlight.kernels.cpu import durable
 
 _GROUP_BYTES = 256 << 20  # bytes written, verified and journalled together; an interruption loses no more than these

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.shard import ExpertStack, MatrixPart
 from pilotlight.engine.weights.staging import Make
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 from pilotlight.kernels.matrices.weight import Weight
 
 FLOATS = ("F32", "F16", "BF16")

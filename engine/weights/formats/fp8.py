@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.axis_range import AxisRange
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.config import require_modelopt_fp8
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.shard import MatrixPart, require_units
+from pilotlight.engine.weights.stored_tensor import AxisRange, ExpectedTensor
 from pilotlight.kernels.matrices.fp8 import GROUP, Fp8Weight
 
 _VALUES = ("F8_E4M3",)

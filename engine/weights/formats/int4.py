@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.axis_range import AxisRange
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.formats.int4_layouts import CODES, Awq, Gptq, Int4Layout
 from pilotlight.engine.weights.shard import MatrixPart, require_units
+from pilotlight.engine.weights.stored_tensor import AxisRange, ExpectedTensor
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.int4 import BLOCK, Int4Weight, pack_int4
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from pilotlight.engine.weights.axis_range import AxisRange
+from pilotlight.engine.weights.stored_tensor import AxisRange
 
 CODES = 8  # codes per word
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each column in a word of AWQ

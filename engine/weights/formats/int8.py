@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import FLOATS, Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.shard import MatrixPart, require_units
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.int8 import BLOCK, Int8Weight, pad_int8
 

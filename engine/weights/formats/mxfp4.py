@@ -2,9 +2,9 @@
 
 import torch
 
-from pilotlight.engine.weights.checkpoint import ExpectedTensor
 from pilotlight.engine.weights.formats.format import Index, WeightFormat, WeightRequests, as_stored
 from pilotlight.engine.weights.shard import ExpertStack, require_units
+from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.mxfp4 import BLOCK, Mxfp4Weight, repack_mxfp4, unpack_mxfp4
 

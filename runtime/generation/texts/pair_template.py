@@ -5,18 +5,16 @@ pair is built from the pieces between them: otherwise the template, a program, w
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pilotlight.dialects.requests import Conversation
 from pilotlight.engine.text.chat_template import ChatTemplateError
 from pilotlight.engine.tokenizer.tokenizer import read_json, read_sentence_config
 
-if TYPE_CHECKING:
-    from pilotlight.runtime.generation.rendering import Rendering
-
+Render = Callable[[Conversation], Awaitable[str]]  # returns a conversation's text; raises ChatTemplateError
 _ROLES = ("system", "query", "document")
 _PROBES = tuple([{role: f"{role}{number}probe" for role in _ROLES} for number in (271828, 314159)])
 # Key in config.json, named by vLLM, of Qwen3-Reranker checkpoints whose template does not have these roles yet. For them the form in Qwen's model
@@ -61,7 +59,7 @@ class PairTemplate:
 
     def __init__(
         self,
-        rendering: "Rendering",
+        render: Render,
         *,
         has_template: bool,
         variables: Mapping[str, Any] = MappingProxyType({}),
@@ -69,13 +67,13 @@ class PairTemplate:
         may_be_used: bool = True,
         is_qwen3: bool = False,
     ) -> None:
-        """`variables` are passed to the template.
+        """`render` applies the model's template, to which `variables` are passed.
 
         `is_required`: the checkpoint demands that its texts are rendered by the template. `may_be_used`: the checkpoint does not forbid this.
         `is_qwen3`: the form in Qwen's model card replaces the template."""
         self.is_required = is_required
         self.may_be_used = may_be_used
-        self._rendering = rendering
+        self._render = render
         self._has_template = has_template
         self._variables = dict(variables)
         self._adds_prompt = bool(self._variables.pop("add_generation_prompt", False))
@@ -84,13 +82,13 @@ class PairTemplate:
         self._finding = asyncio.Lock()
 
     @classmethod
-    def of_checkpoint(cls, directory: Path, rendering: "Rendering", *, has_template: bool) -> "PairTemplate":
+    def of_checkpoint(cls, directory: Path, render: Render, *, has_template: bool) -> "PairTemplate":
         """Read the settings of a checkpoint. Raises TokenizerError."""
         sentences = read_sentence_config(directory)
         calls, kinds = sentences.get("processing_kwargs") or {}, sentences.get("modality_config") or {}
         variables = calls.get("chat_template") if isinstance(calls, dict) else None
         return cls(
-            rendering,
+            render,
             has_template=has_template,
             variables=variables if isinstance(variables, dict) else {},
             is_required=isinstance(kinds, dict) and "message" in kinds,
@@ -129,7 +127,7 @@ class PairTemplate:
             tuple(messages), variables=self._variables, adds_generation_prompt=self._adds_prompt
         )
         try:
-            return await self._rendering.text(conversation, is_short=True)
+            return await self._render(conversation)
         except ChatTemplateError:
             return None
 

@@ -45,5 +45,5 @@ def test_the_log_and_the_greeting_say_it(monkeypatch: pytest.MonkeyPatch, caplog
     from pilotlight.engine.host import preparation
 
     monkeypatch.setattr(preparation, "fallbacks", lambda *_, **__: ["a GPU is idle"])
-    assert preparation.prepare(HostConfig(device="cpu"), False).fallbacks == ("a GPU is idle",)
+    assert preparation.prepare(HostConfig(device="cpu"), False, lambda: None).fallbacks == ("a GPU is idle",)
     assert [record.levelname for record in caplog.records if record.message == "a GPU is idle"] == ["WARNING"]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.step import ChoiceRow
+from pilotlight.engine.core.token_counts import TokenCounts
 from pilotlight.engine.execution.runner import Forwarded, ModelRunner
 from pilotlight.engine.execution.sampling import choose_tokens, prompt_logprobs
-from pilotlight.engine.execution.token_counts import TokenCounts
 
 
 def test_log_probabilities_are_the_models_whatever_a_grammar_allows() -> None:

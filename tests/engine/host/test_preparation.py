@@ -15,5 +15,5 @@ def test_a_standby_beside_a_serving_host_reports_the_whole_devices_memory(monkey
     monkeypatch.setattr(pilotlight.engine.device.device, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
-    prepared = prepare(HostConfig(device="cuda", kv_bytes=8 << 30), is_standby=False)
+    prepared = prepare(HostConfig(device="cuda", kv_bytes=8 << 30), False, lambda: None)
     assert prepared.weights_bytes == beside_kv(80 << 30, 8 << 30) > 60 << 30

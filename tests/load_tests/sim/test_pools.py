@@ -101,4 +101,6 @@ def _runtime_hands_over(prompt: int, answers: Device, other: Device, link_tokens
         )
     states = cast("Any", {"m": SimpleNamespace(name="m", replicas=replicas)})
     submit = Submit("s", "m", (1,) * prompt, SamplingParams(1))
-    return dispatcher.Dispatch(Assignments(states, has_choice=True)).place(submit, replicas).prefill is not None
+    nothing = cast("Any", None)
+    dispatch = dispatcher.Dispatch(states, nothing, Assignments(states, has_choice=True), nothing)
+    return dispatch.choose(submit, replicas).prefill is not None

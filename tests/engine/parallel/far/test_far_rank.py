@@ -11,8 +11,8 @@ import pytest
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import ModelSpec
 from pilotlight.engine.parallel.far.far_orders import FarStart
-from pilotlight.engine.parallel.far.far_rank import FarRank
 from pilotlight.engine.parallel.far.network import new_group_key
+from pilotlight.engine.parallel.follower import FarRank
 from pilotlight.engine.parallel.orders import LoadPart
 from pilotlight.engine.parallel.part import check_checkpoint
 from pilotlight.engine.parallel.release import difference, own_release

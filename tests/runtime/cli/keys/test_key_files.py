@@ -182,6 +182,6 @@ def test_serve_knows_the_keys_of_its_option_and_of_a_file(tmp_path: Path) -> Non
 
 def test_serve_and_dev_refuse_other_machines_without_an_access_rule(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"--api-key KEY or --keys FILE .* --open-to-all"):
-        serve(Served("embedded:ember", "0.0.0.0", 8000))
+        serve(Served("embedded:ember", "0.0.0.0", 8000), Clients(), lambda *_: pytest.fail("no site may be started"))
     with pytest.raises(CliError, match="--open-to-all"):
         dev(tmp_path, DevOptions("0.0.0.0", 8787))

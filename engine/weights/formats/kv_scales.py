@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.weights.checkpoint import StoredTensor, index_checkpoint, packed_file
-from pilotlight.engine.weights.filling import DTYPES
+from pilotlight.engine.weights.checkpoint import index_checkpoint, packed_file
+from pilotlight.engine.weights.stored_tensor import StoredTensor
+from pilotlight.engine.weights.tensor_bytes import DTYPES
 
 _NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|mixer)\.(?:[kv]_proj\.)?([kv])_scale")
 

@@ -7,9 +7,18 @@ of tensors and of the arithmetic of penalties. In a continuation, delivered toke
 from array import array
 from collections.abc import Sequence as SequenceOf
 from copy import copy
+from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import SamplingParams
-from pilotlight.engine.core.step import CountEntries
+
+
+class CountEntries(NamedTuple):
+    """One value in each array for every token that is counted or has a bias."""
+
+    token_ids: "array[int]"
+    bias: "array[float]"
+    seen: "array[float]"
+    num_outputs: "array[float]"  # exact up to 2**24
 
 
 class TokenCounts:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.engine.api.protocol import SamplingParams
-from pilotlight.engine.core.step import CountEntries
-from pilotlight.engine.execution.token_counts import TokenCounts
+from pilotlight.engine.core.token_counts import CountEntries, TokenCounts
 
 SAMPLING = st.builds(
     SamplingParams,
