@@ -129,6 +129,8 @@ def strip_resume_point(raw: bytes) -> tuple[bytes, ResumePoint | None]:
     if not raw.startswith(_POINT):
         return raw, None
     line, _, event = raw.partition(b"\n")
+    if event.startswith(_POINT):
+        raise ContinuationError("an event with two resume points")
     try:
         return event, _point_decoder.decode(line[len(b":pl ") :])
     except msgspec.DecodeError as error:

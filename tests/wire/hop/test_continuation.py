@@ -106,6 +106,7 @@ def test_numbers_have_a_largest_value_that_is_read() -> None:
         b":pl [%d,[1]]\ndata: x\n\n" % MAX_CHOICES,
         b":pl [0,[%d]]\ndata: x\n\n" % 2**31,
         b":pl [0,[1],null,-1]\n\n",
+        b":pl [0,[1]]\n:pl [0,[2]]\ndata: x\n\n",
     ):
         with pytest.raises(ContinuationError):
             strip_resume_point(raw)
