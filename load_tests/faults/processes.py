@@ -21,7 +21,7 @@ def rows() -> list[Row]:
         Row("kill a site, 0.8 s later all other engines", kill_site_then_engines, before=until_standbys),
         Row("kill the same engine three times in 2 s", kill_thrice, before=until_standbys),
         Row("freeze an engine for 20 s", lambda it: frozen(it, [engine(it, it.busiest())], 20)),
-        Row("freeze all engines for 20 s", freeze_all_engines, _each_site(_deadline(3)), before=until_standbys),
+        Row("freeze all engines for 20 s", freeze_all_engines, _each_site(_deadline(3)), before=until_standbys, pause_beside_s=20),
         Row("kill a standby", kill_standby, before=until_standbys),
         Row("freeze a runtime for 20 s", lambda it: frozen(it, [it.network.members[it.busiest()].process.pid], 20)),
         Row("freeze the router for 12 s", freeze_router, pause_s=12 + PAUSE_S),

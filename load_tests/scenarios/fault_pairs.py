@@ -112,7 +112,7 @@ def both(first: Row, second: Row, after_s: float) -> Row:
         streams=STREAMS,
         max_tokens=TOKENS,
         before=first.before or second.before,
-        pause_s=first.pause_s + second.pause_s,
+        pause_s=first.pause_s + second.pause_s + first.pause_beside_s + second.pause_beside_s,
         may_be_cut=first.may_be_cut or second.may_be_cut,
         may_be_refused=first.may_be_refused or second.may_be_refused,
         needs_filter=first.needs_filter or second.needs_filter,
