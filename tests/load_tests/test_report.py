@@ -1,7 +1,9 @@
 """README, docs and plots match the records of measurements. A region without a record has a note, or the reason why its record is refused."""
 
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from load_tests import report
 from load_tests.bars import Group, draw
-from load_tests.records import RESULTS, doubt
+from load_tests.records import RESULTS, doubt, history
 from load_tests.report import (
     DRAFTS_PLOT,
     MEASURED_PAGES,
@@ -122,10 +124,16 @@ def test_a_record_that_is_older_than_its_code_is_marked() -> None:
 
 
 @pytest.fixture(autouse=True)
-def history_that_cannot_be_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let report.history() return None, because the made-up commits of test records are in no history; tests of real pages keep it."""
-    if "page" not in request.fixturenames and "in_step" not in request.node.name:
-        monkeypatch.setattr(report, "history", lambda: None)
+def history_that_cannot_be_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave git without a repository, because the made-up commits of test records are in no history; tests of real pages keep it."""
+    if "page" in request.fixturenames or "in_step" in request.node.name:
+        yield
+        return
+    with monkeypatch.context() as without_git:
+        without_git.setenv("GIT_DIR", os.devnull)
+        history.cache_clear()
+        yield
+    history.cache_clear()
 
 
 def empty() -> str:

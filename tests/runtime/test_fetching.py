@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from pilotlight.runtime.fetching import chunks, store, tries
 from pilotlight.runtime.fetching.errors import FetchError
-from pilotlight.runtime.fetching.listing import NAME, Listing, ListingError, parse_listing, write_listing
+from pilotlight.runtime.fetching.listing import NAME, ListedFile, Listing, ListingError, parse_listing, write_listing
 from pilotlight.runtime.fetching.remote import Remote, fetch
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 
@@ -197,15 +198,23 @@ async def test_two_who_want_the_same_fetch_it_once(server: Server, here: Path) -
     assert leftovers(here) == []
 
 
+async def test_a_model_larger_than_the_disk_is_refused_before_its_first_byte(server: Server, here: Path) -> None:
+    chunk_bytes, digests = 1 << 30, ("0" * 64,) * 1024
+    config = ListedFile("config.json", 2, (hashlib.sha256(b"{}").hexdigest(),))
+    num_files = shutil.disk_usage(here.parent).free // (1 << 40) + 1
+    weights = (ListedFile(f"weights-{number}", 1 << 40, digests) for number in range(num_files))
+    raw = msgspec.json.encode(Listing("pilotlight-files-1", chunk_bytes, (config, *weights)))
+    (server.folder / NAME).write_bytes(raw)
+    needed = num_files << 20
+    with pytest.raises(SourceError, match=rf"needs {needed} MiB more in .*store, where \d+ MiB are free: make room"):
+        await directory_of(server.source(hashlib.sha256(raw).hexdigest()))
+    assert server.sent == []
+
+
 async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is_there(
     server: Server, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = server.source(listed(server.folder))
-    usage = shutil.disk_usage(here.parent)
-    with monkeypatch.context() as full:
-        full.setattr(chunks.shutil, "disk_usage", lambda path: usage._replace(free=CHUNK))
-        with pytest.raises(SourceError, match=r"needs 0 MiB more in .*store, where 0 MiB are free: make room"):
-            await directory_of(source)
     written = 0
     write = os.pwrite
 

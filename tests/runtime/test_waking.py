@@ -17,12 +17,12 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import LoadProgress, ModelSpec
 from pilotlight.runtime.hosts.tier_directory import TierDirectory
 from pilotlight.runtime.models.model_state import Replica
-from pilotlight.runtime.models.text import TextSide
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.wire.hop.headers import Hop, sign_hop
 from pilotlight.wire.hop.status import SiteStatus, decode_status
 from tests.asgi import call, eventually, start
+from tests.audit_events import observed_calls
 from tests.edge_router.builders import Clock, network
 from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_directory
 from tests.runtime.conftest import Site, SiteMaker, WallClock
@@ -243,21 +243,22 @@ async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(
 
 
 async def test_a_host_that_dies_while_the_text_side_is_still_read_is_followed_by_one_that_loads_the_weights(
-    small: Site, monkeypatch: pytest.MonkeyPatch
+    small: Site, tmp_path: Path
 ) -> None:
-    gate, read_text = threading.Event(), TextSide.from_directory
+    reading, gate = threading.Event(), threading.Event()
 
-    def slowly(*arguments: Any) -> TextSide:
-        assert gate.wait(60)
-        return read_text(*arguments)
+    def slowly(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and str(arguments[0]) == str(tmp_path / "a" / "tokenizer.json"):
+            reading.set()
+            assert gate.wait(60)
 
-    monkeypatch.setattr(TextSide, "from_directory", slowly)
-    exchange = start(small.app, CHAT, ask("a"))
-    first = small.launcher.hosts[0]
-    await eventually(lambda: first.client.loaded == ["a"])
-    first.die()
-    gate.set()
-    assert (await exchange.done()).status == 200
+    with observed_calls(slowly):
+        exchange = start(small.app, CHAT, ask("a"))
+        first = small.launcher.hosts[0]
+        await eventually(lambda: first.client.loaded == ["a"] and reading.is_set())
+        first.die()
+        gate.set()
+        assert (await exchange.done()).status == 200
     assert small.engine is not first.client
     assert small.engine.loaded == ["a"]
 

@@ -73,11 +73,16 @@ def draw(seed: int) -> Schedule:
     return Schedule(seed, devices, spared, tuple(sorted(requests)), tuple(sorted(planned)))
 
 
-def run(schedule: Schedule, on_step: Callable[[str], None] = lambda step: None) -> list[str]:
-    """Run a schedule; return a sentence for each broken promise. `on_step` gets a line for each delivery of bytes."""
+def run(
+    schedule: Schedule, on_step: Callable[[str], None] = lambda step: None, heard_by: type[Heard] = Heard
+) -> list[str]:
+    """Run a schedule; return a sentence for each broken promise.
+
+    `on_step` gets a line for each delivery of bytes, `heard_by` reads the responses.
+    """
     network = Network(on_step)
     with virtual_time(network, schedule.seed), patch.dict("os.environ", {HOP_SECRET_ENV: SECRET}), adapted():
-        world = new_world(network, devices=schedule.devices)
+        world = new_world(network, devices=schedule.devices, heard_by=heard_by)
         with noting_exceptions(world):
             try:
                 broken = network.run_until_complete(_run(world, schedule))

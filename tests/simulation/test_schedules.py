@@ -1,6 +1,5 @@
 """The product keeps its promises under faults in any order; further tests break each promise on purpose, to show that this is noticed."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +9,10 @@ import pytest
 from pilotlight.edge_router.backends.backend import Backend, Ticket
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
 from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
-from tests.simulation import world
 from tests.simulation.__main__ import unfinished
 from tests.simulation.faults import PlannedFault
 from tests.simulation.schedules import PlannedRequest, Schedule, draw, run
+from tests.simulation.world import Heard
 
 pytestmark = pytest.mark.long
 
@@ -79,14 +78,13 @@ def test_a_watch_that_overlooks_a_silent_stream_or_raises_is_noticed(
     assert any(sentence in broken for broken in run(one_stream(*faults)))
 
 
-def test_an_answer_that_its_client_cannot_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_choices = world.read_choices
+class Unreadable(Heard):
+    def add(self, data: bytes) -> None:
+        super().add(b"{" if self.seed == LONG else data)
 
-    def unreadable(heard: world.Heard, fields: dict[str, Any]) -> None:
-        read_choices(heard, json.loads("{") if heard.seed == LONG else fields)
 
-    monkeypatch.setattr(world, "read_choices", unreadable)
-    assert any("was cut" in sentence for sentence in run(one_stream()))
+def test_an_answer_that_its_client_cannot_read_is_noticed() -> None:
+    assert any("was cut" in sentence for sentence in run(one_stream(), heard_by=Unreadable))
 
 
 def test_a_seed_runs_the_same_steps_again() -> None:

@@ -218,6 +218,16 @@ class Heard:
     def is_complete(self) -> bool:
         return self.is_done and self.error is None and self.cut is None
 
+    def add(self, data: bytes) -> None:
+        """Add an event of a stream."""
+        fields = orjson.loads(data)
+        if "error" in fields:
+            self.error, self.why = fields["error"]["code"], fields["error"]["message"]
+            return
+        for choice in fields["choices"]:
+            self.text += choice["delta"].get("content") or ""
+            self.finish = choice["finish_reason"] or self.finish
+
 
 @dataclass
 class World:
@@ -226,6 +236,7 @@ class World:
     router: RouterMember
     sites: dict[str, SiteMember]
     clients: Process
+    heard_by: type[Heard]  # the clients' reader of responses
     asking: list[asyncio.Task[None]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
     logged: list[str] = field(default_factory=list)  # exceptions that the product caught and logged
@@ -236,7 +247,7 @@ class World:
 
     def ask(self, seed: int, kind: Kind, num_words: int) -> asyncio.Task[None]:
         """Send a request; its response is recorded in `heard`."""
-        heard = Heard(seed, kind, self.network.now)
+        heard = self.heard_by(seed, kind, self.network.now)
         self.heard.append(heard)
         task = self.network.start(self.clients, self._hear(heard, num_words))
         self.asking.append(task)
@@ -298,18 +309,9 @@ async def _hear_stream(heard: Heard, answer: aiohttp.ClientResponse) -> None:
             elif event.is_done:
                 heard.is_done = True
             elif event.data is not None:
-                read_choices(heard, orjson.loads(event.data))
+                heard.add(event.data)
     if not heard.is_done and heard.error is None:
         heard.cut = "the stream ended without a final event"
-
-
-def read_choices(heard: Heard, fields: dict[str, Any]) -> None:
-    if "error" in fields:
-        heard.error, heard.why = fields["error"]["code"], fields["error"]["message"]
-        return
-    for choice in fields["choices"]:
-        heard.text += choice["delta"].get("content") or ""
-        heard.finish = choice["finish_reason"] or heard.finish
 
 
 def _hear_whole(heard: Heard, fields: dict[str, Any]) -> None:
@@ -325,7 +327,7 @@ def _tokenizer() -> Tokenizer:
     return Tokenizer.from_directory(EMBER)
 
 
-def new_world(network: Network, *, devices: int) -> World:
+def new_world(network: Network, *, devices: int, heard_by: type[Heard]) -> World:
     """Return a world whose members are not started; `devices` is the number of devices of ams1."""
     (eos,) = _tokenizer().encode("<|im_end|>", add_special_tokens=False)
     answers = Answers(_tokenizer(), eos, ember_vocab())
@@ -333,7 +335,7 @@ def new_world(network: Network, *, devices: int) -> World:
     for host, latency_s, _ in SITES.values():
         network.link(ROUTER_HOST, host).latency_s = latency_s
     network.link(ROUTER_HOST, CLIENTS_HOST).latency_s = 0.004
-    return World(network, answers, RouterMember(network), sites, Process("clients", CLIENTS_HOST))
+    return World(network, answers, RouterMember(network), sites, Process("clients", CLIENTS_HOST), heard_by)
 
 
 class _OrderedSet(dict[Any, None]):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,26 +15,27 @@ from pilotlight.functions.deployed import unpack_bundle
 from pilotlight.functions.manifest_tables import Migration
 from pilotlight.support import atomic_files
 from pilotlight.wire.hop.bundles import pack
+from tests.audit_events import observed_calls
 from tests.full_disk import files_of_at_most
 
 
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Record the name of each synced file or folder in order, and `-> NAME` for each rename."""
     seen: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+    fsync = os.fsync
 
     def recorded(fd: int) -> None:
         seen.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
         fsync(fd)
 
-    def renamed(path: Path, to: Path) -> Path:
-        seen.append(f"-> {to.name}")
-        return replace(path, to)
+    def renamed(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.rename":
+            seen.append(f"-> {Path(str(arguments[1])).name}")
 
     monkeypatch.setattr(os, "fsync", recorded)
-    monkeypatch.setattr(Path, "replace", renamed)
-    return seen
+    with observed_calls(renamed):
+        yield seen
 
 
 def test_a_folder_with_all_its_files_is_on_the_disk_before_it_has_its_name_and_the_name_after(
@@ -90,8 +92,8 @@ def test_a_renamed_class_is_on_the_disk_before_its_migration_is(synced: list[str
     migration = msgspec.convert({"tag": "v1", "renamed_classes": [{"from": "A", "to": "B"}]}, Migration)
     migrations = ObjectMigrations(tmp_path, (migration,), ("B",))
     migrations.move(migration)
-    assert synced == [tmp_path.name]
+    assert synced == ["-> B", tmp_path.name]
     migrations.note(migration)
-    directory, _made, *then = synced
+    _renamed, directory, _made, *then = synced
     assert directory == tmp_path.name
     assert then == ["-> migrations.json", tmp_path.name]

@@ -34,6 +34,7 @@ from pilotlight.wire.hop.continuation import ResumePoint
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, UsageRecord
 from tests.asgi import eventually
+from tests.audit_events import observed_calls
 from tests.edge_router.builders import Clock, network
 from tests.edge_router.durable.test_streams import ALICE, ASKED, BOB, DURABLE, data, events, read_again
 from tests.edge_router.fakes import (
@@ -452,21 +453,20 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
 
 
 def test_a_journal_that_cannot_be_deleted_keeps_no_other_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journals, take = Journals(tmp_path, lambda: 2e9), JournalFile.take
+    journals = Journals(tmp_path, lambda: 2e9)
     names = ["0" * 32, "1" * 32, "2" * 32]
     for name in names:
         (tmp_path / name).write_bytes(b"")
 
-    def failing(file: JournalFile) -> bool:
-        if file.path.name == names[0]:
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "fcntl.flock" and Path(os.readlink(f"/proc/self/fd/{arguments[0]}")).name == names[0]:
             raise OSError("a lock that the disk does not give")
-        return take(file)
 
-    monkeypatch.setattr(JournalFile, "take", failing)
     before = len(os.listdir("/proc/self/fd"))
-    journals.sweep(1.0, 1e9)
+    with observed_calls(refuse):
+        journals.sweep(1.0, 1e9)
     assert [path.name for path in tmp_path.iterdir()] == [names[0]]
     assert len(os.listdir("/proc/self/fd")) == before
     assert "a lock that the disk does not give" in caplog.text

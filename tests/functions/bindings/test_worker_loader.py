@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.faults import Fault
 from pilotlight.support.database import Databases
 from tests.asgi import eventually
+from tests.audit_events import observed_calls
 from tests.functions.conftest import Served, ServedMaker
 
 MANIFEST = '[[worker_loaders]]\nbinding = "LOADER"\n'
@@ -107,30 +106,28 @@ async def test_loaded_workers_go_with_their_loader(served: Served) -> None:
     await eventually(lambda: not served.functions.pools)
 
 
-async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(served: Served, tmp_path: Path) -> None:
+    in_threads: set[str] = set()
     on_the_loop: list[str] = []
 
     def num_folders() -> int:
         return sum("worker_loader" in parent and "main.py" in files for parent, _, files in os.walk(tmp_path))
 
-    def note(name: str, work: Any) -> Any:
-        def noted(*args: Any, **options: Any) -> Any:
-            if threading.current_thread() is threading.main_thread() and "worker_loader" in str(args[0]):
-                on_the_loop.append(name)
-            return work(*args, **options)
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        is_write = event == "open" and arguments[1] == "w"
+        if (is_write or event == "shutil.rmtree") and "worker_loader" in str(arguments[0]):
+            if threading.current_thread() is threading.main_thread():
+                on_the_loop.append(event)
+            else:
+                in_threads.add(event)
 
-        return noted
-
-    monkeypatch.setattr(shutil, "rmtree", note("rmtree", shutil.rmtree))
-    monkeypatch.setattr(Path, "write_text", note("write_text", Path.write_text))
-    for number in range(7):
-        assert await served.get(f"/fetch?id={number}")
-    assert (on_the_loop, num_folders()) == ([], 4), "the loaded workers, and as many removed ones"
-    served.functions.remove("f")
-    await eventually(lambda: not num_folders())
-    assert on_the_loop == []
+    with observed_calls(note):
+        for number in range(7):
+            assert await served.get(f"/fetch?id={number}")
+        assert (on_the_loop, num_folders()) == ([], 4), "the loaded workers, and as many removed ones"
+        served.functions.remove("f")
+        await eventually(lambda: not num_folders())
+    assert (on_the_loop, in_threads) == ([], {"open", "shutil.rmtree"})
 
 
 async def test_a_worker_has_no_modules_of_an_earlier_process_with_this_ones_id(tmp_path: Path) -> None:

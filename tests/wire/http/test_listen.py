@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pilotlight.wire.http import listen
 from pilotlight.wire.http.listen import (
     PARENT_PID_ENV,
     VANISHED,
@@ -19,6 +18,7 @@ from pilotlight.wire.http.listen import (
     raise_file_limit,
     url_of,
 )
+from tests.audit_events import observed_calls
 
 pytestmark = pytest.mark.process
 
@@ -74,24 +74,22 @@ def test_an_accepted_connection_whose_client_vanishes_ends_soon() -> None:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
 
 
-def test_a_port_below_1024_is_named_where_it_needs_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: socket.socket, address: object) -> None:
-        raise PermissionError(13, "Permission denied")
+def test_a_port_below_1024_is_named_where_it_needs_privileges() -> None:
+    made: list[object] = []
 
-    made: list[socket.socket] = []
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "socket.bind":
+            made.append(arguments[0])
+            raise PermissionError(13, "Permission denied")
 
-    class Socket(socket.socket):
-        bind = refuse  # type: ignore[assignment]
-
-        def close(self) -> None:
-            made.append(self)
-            super().close()
-
-    monkeypatch.setattr(listen.socket, "socket", Socket)
-    with pytest.raises(ListenError, match=r"port 80 needs privileges; set a listen\.port above 1023"):
+    with (
+        observed_calls(refuse),
+        pytest.raises(ListenError, match=r"port 80 needs privileges; set a listen\.port above 1023"),
+    ):
         bind("127.0.0.1", 80)
-    assert len(made) == 1, "the socket must be closed"
-    monkeypatch.undo()
+    (listener,) = made
+    assert isinstance(listener, socket.socket)
+    assert listener.fileno() == -1, "the socket must be closed"
     with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1 port 70000: .*; change \[listen\]"):
         bind("127.0.0.1", 70_000)
 

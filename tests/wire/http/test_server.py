@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from email.utils import formatdate
 from typing import Any
@@ -109,25 +109,28 @@ async def test_an_answer_has_the_date_of_its_second() -> None:
             assert expected in await client.hear_until(b"\r\n\r\n")
 
 
-async def test_a_connection_whose_time_limit_raises_keeps_the_limits_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    overdue, seen = HttpConnection.overdue, list[HttpConnection]()
+async def test_connections_whose_check_raises_keep_the_limits_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    gate = asyncio.Event()
+    checked: list[object] = []
 
-    def raising(connection: HttpConnection) -> None:
-        if not seen:
-            seen.append(connection)
-        if connection is seen[0]:
-            raise ValueError("a mistake in a time limit")
-        overdue(connection)
+    def raising(connection: object) -> bool:
+        checked.append(connection)
+        raise ValueError("a mistake in a check")
 
-    monkeypatch.setattr(HttpConnection, "overdue", raising)
-    async with served(App(), HttpLimits(head_timeout_s=0.01, sweep_s=0.005)) as server:
-        async with wire(server.url) as one, wire(server.url) as other:  # type: ignore[attr-defined]
-            for client in (one, other):
-                await client.say(b"GET /")
-            await eventually(lambda: server.cut["request_timeout"] == 1)
-        assert "a mistake in a time limit" in caplog.text
+    # Connections are checked in no order: so many that some which wait for a head come after one whose check raises.
+    limits = HttpLimits(head_timeout_s=0.1, sweep_s=0.005)
+    async with served(App(gate, start(), body(b"")), limits, has_vanished=raising) as server, AsyncExitStack() as stack:
+        answered, late = list[Wire](), list[Wire]()
+        for clients, said in ((answered, GET), (late, b"GET /")):
+            for _ in range(4):
+                clients.append(await stack.enter_async_context(wire(server.url)))  # type: ignore[attr-defined]
+                await clients[-1].say(said)
+            await eventually(lambda: checked)
+        await eventually(lambda: server.cut["request_timeout"] == 4)
+        assert "a mistake in a check" in caplog.text
+        gate.set()
+        for client in answered:
+            assert (await client.hear_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("size", [SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES, 5 * SLICE_BYTES + 7])

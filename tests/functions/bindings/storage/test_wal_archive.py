@@ -1,6 +1,5 @@
 """The history of a database: any second of it can be rebuilt, even if its writers are killed or compete."""
 
-import os
 import random
 import shutil
 import sqlite3
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.functions.bindings.storage.wal_archive import Bookmark, HistoryError, WalArchive, WalHistory
+from tests.audit_events import observed_calls
 
 DAY_S = 24 * 3600.0
 
@@ -150,22 +150,20 @@ def test_what_another_program_checkpointed_begins_a_new_base_and_no_wrong_state(
 
 
 def test_what_another_process_commits_between_copy_and_checkpoint_is_not_lost(
-    path: Path, make: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+    path: Path, make: Callable[..., Owner]
 ) -> None:
     owner = make(segment_bytes=1 << 30)
     first = owner.run("CREATE TABLE t (n)", "INSERT INTO t VALUES (1)")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA wal_autocheckpoint = 0")
-        replace = os.replace
 
-        def commits(source: str, target: str) -> None:
-            replace(source, target)
-            if str(target).endswith(".wal"):
+        def commits(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "os.rename" and str(arguments[1]).endswith(".wal"):  # the copy gets its name
                 other.execute("INSERT INTO t VALUES (10)")
 
-        monkeypatch.setattr(os, "replace", commits)
-        owner.close()
-        monkeypatch.undo()
+        with observed_calls(commits):
+            owner.close()
+        assert other.execute("SELECT count(*) FROM t").fetchone() == (2,), "nothing was committed meanwhile"
     owner.open()
     second = owner.run("INSERT INTO t VALUES (100)")
     assert (sum_at(path, first), sum_at(path, second)) == (1, 111)

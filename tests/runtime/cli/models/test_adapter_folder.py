@@ -12,6 +12,7 @@ from pilotlight.runtime.cli.commands import app
 from pilotlight.runtime.models.adapters import AdapterRegistry
 from pilotlight.sites.site import ModelConfig
 from tests.adapters import write_adapter
+from tests.audit_events import observed_calls
 from tests.checkpoints import write_llama
 
 runner = CliRunner()
@@ -24,7 +25,12 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "adapter"
 
 
-def test_an_adapter_is_added_listed_and_removed(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_renames(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "os.rename":
+        raise PermissionError(13, "Permission denied")
+
+
+def test_an_adapter_is_added_listed_and_removed(adapter: Path, tmp_path: Path) -> None:
     folder = tmp_path / "adapters"
     site = AdapterRegistry([ModelConfig(name="m", source="embedded:ember", adapters_dir=str(folder))])
     added = runner.invoke(app, ["adapters", "add", "tone", str(adapter), "--dir", str(folder)])
@@ -32,8 +38,7 @@ def test_an_adapter_is_added_listed_and_removed(adapter: Path, tmp_path: Path, m
     assert "tone: rank 4, 21 projections" in added.output
     assert site.names("m") == ["tone"]
     assert stat.S_IMODE((folder / "tone").stat().st_mode) == 0o755, "a site may run as another user"
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with observed_calls(refuse_renames):
         kept = runner.invoke(app, ["adapters", "remove", "tone", "--dir", str(folder)])
     assert "cannot be removed: Permission denied" in str(kept.exception)
     again = runner.invoke(app, ["adapters", "add", "tone", str(adapter), "--dir", str(folder)])
