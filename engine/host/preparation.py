@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 def prepare(
     config: HostConfig, is_standby: bool, import_libraries: Callable[[], None], root: Path = Path("/")
 ) -> HostReady:
-    """Prepare the process to load a model. `root`: folder with the machine's `dev`. Raises any error of an import or a device."""
+    """Prepare the process to load a model. Raises any error of an import or a device.
+
+    `root`: the folder with the machine's device files, `dev`.
+    """
     if is_standby:
         return at_low_priority(lambda: _prepare(config, is_standby, import_libraries, root))
     return _prepare(config, is_standby, import_libraries, root)

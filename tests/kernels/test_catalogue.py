@@ -38,7 +38,7 @@ INTERPRETED = [
 
 
 class Poisoning(TorchFunctionMode):
-    """Fills memory with NaN, or a number that no formula gives, so that memory that a form does not write is detected."""
+    """A mode that fills new memory with NaN, or a number that no formula gives, so that memory that a form does not write is detected."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
