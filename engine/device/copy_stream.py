@@ -3,8 +3,9 @@
 Copies are started inside `copying`, and run after a mark. This module knows addresses and their order, and is independent of their contents.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,20 +13,23 @@ from pilotlight.engine.device.cuda_runtime import CudaRuntime
 
 
 class CudaCopyStream:
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(
+        self, device: torch.device, cuda: Any = torch.cuda, runtime_of: Callable[[torch.device], Any] = CudaRuntime
+    ) -> None:
+        self._cuda = cuda
+        self._stream = cuda.Stream(device)
         self._device: torch.device = self._stream.device  # with an index, which `device` may lack
-        self._runtime = CudaRuntime(self._device)
+        self._runtime = runtime_of(self._device)
 
     def mark(self) -> object:
         """Return a point in the device's work, after everything that this thread has launched."""
-        return self._event(torch.cuda.current_stream(self._device))
+        return self._event(self._cuda.current_stream(self._device))
 
     def wait_for(self, mark: object) -> None:
         """Let later copies wait for a mark."""
-        assert isinstance(mark, torch.cuda.Event)
+        assert isinstance(mark, self._cuda.Event)
         # sets this thread's device: otherwise its copies would create a context on the first device
-        torch.cuda.set_device(self._device)
+        self._cuda.set_device(self._device)
         self._stream.wait_event(mark)
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
@@ -41,7 +45,7 @@ class CudaCopyStream:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def _event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event: torch.cuda.Event = self._cuda.Event()
         event.record(stream)
         return event
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -218,9 +218,10 @@ def _padded_rows(rows: int) -> int:
 class CudaRecorder:
     """A recorder of CUDA graphs; they share memory, a stream and workspaces, because one runs at a time."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        self._pool = cuda.graph_pool_handle()
+        self._stream = cuda.Stream()
 
     def takes(self, rows: int) -> bool:
         return True
@@ -230,10 +231,10 @@ class CudaRecorder:
 
         Other threads load models and copy blocks during a recording: their calls must neither fail nor end it.
         """
-        serving, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        serving, graph = self._cuda.current_stream(), self._cuda.CUDAGraph()
         self._stream.wait_stream(serving)
         try:
-            with torch.cuda.stream(self._stream):
+            with self._cuda.stream(self._stream):
                 # a run without recording: libraries allocate and load at their first call, which is forbidden in a recording
                 forward()
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -6,6 +6,7 @@ the cores to processes that serve. This module is independent of checkpoints and
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def prepare(config: HostConfig, is_standby: bool, import_libraries: Callable[[], None]) -> HostReady:
-    """Prepare the process to load a model. Raises any error of an import or a device."""
+def prepare(
+    config: HostConfig, is_standby: bool, import_libraries: Callable[[], None], root: Path = Path("/")
+) -> HostReady:
+    """Prepare the process to load a model. Raises any error of an import or a device.
+
+    `root`: the folder with the machine's device files, `dev`.
+    """
     if is_standby:
-        return at_low_priority(lambda: _prepare(config, is_standby, import_libraries))
-    return _prepare(config, is_standby, import_libraries)
+        return at_low_priority(lambda: _prepare(config, is_standby, import_libraries, root))
+    return _prepare(config, is_standby, import_libraries, root)
 
 
-def _prepare(config: HostConfig, is_standby: bool, import_libraries: Callable[[], None]) -> HostReady:
+def _prepare(config: HostConfig, is_standby: bool, import_libraries: Callable[[], None], root: Path) -> HostReady:
     phases = Phases()
     import_libraries()
     import torch
@@ -47,7 +53,7 @@ def _prepare(config: HostConfig, is_standby: bool, import_libraries: Callable[[]
         weights_bytes = weights_limit(config, total)
     else:
         library.start()
-    slower = fallbacks(config, device, has_triton=takes_triton())
+    slower = fallbacks(config, device, has_triton=takes_triton(), root=root)
     for sentence in slower:
         log.warning("%s", sentence)
     phases.end("device")

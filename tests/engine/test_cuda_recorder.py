@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from pilotlight.engine.execution import decode_graphs
 from pilotlight.engine.execution.decode_graphs import CudaRecorder
 
 
@@ -70,14 +69,12 @@ class FakeCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    monkeypatch.setattr(decode_graphs, "torch", SimpleNamespace(cuda=fake))
-    return fake
+def cuda() -> FakeCuda:
+    return FakeCuda()
 
 
 def test_a_recording_forbids_other_threads_nothing_and_waits_for_no_device(cuda: FakeCuda) -> None:
-    recorder = CudaRecorder()
+    recorder = CudaRecorder(cuda)
     assert recorder.record(cuda.forward).output[0].tolist() == [1, 1]
     recorder.record(cuda.forward)
     assert cuda.modes == ["thread_local", "thread_local"]
@@ -92,7 +89,7 @@ def test_a_recording_forbids_other_threads_nothing_and_waits_for_no_device(cuda:
 def test_after_a_capture_that_failed_the_engine_is_on_its_own_stream_and_the_next_one_works(
     cuda: FakeCuda, fails: str
 ) -> None:
-    recorder = CudaRecorder()
+    recorder = CudaRecorder(cuda)
     cuda.fails = fails
     with pytest.raises(RuntimeError):
         recorder.record(cuda.forward)

@@ -1,8 +1,10 @@
 """Models with matrices coded losslessly in 12 bits: bit-identical answers, less memory, and plain weights if coding gains nothing."""
 
 import dataclasses
+import json
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +22,11 @@ from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 from pilotlight.engine.weights.bundles.lossless import CODED, CODES, STARTS, CodedTensors, Matrix, check_coded
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.weight_limits import WeightLimits
+from pilotlight.kernels.cpu import library
+from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.matrices.lossless import LosslessWeight, pack_lossless
-from pilotlight.kernels.matrices.lossless_speed import LosslessSpeed
 from tests.checkpoints import write_llama
+from tests.cpu_kernels import computing_with
 from tests.engine.driver import drain, submit
 from tests.engine.families import MODELS, PACKED, SWEPT, write_family
 from tests.engine.test_in_place import COPIED, EAGER, answers, assert_same, has_moved
@@ -154,27 +158,29 @@ def test_what_was_kept_for_another_choice_is_made_again(tmp_path: Path, kept_at:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_auto_measures_once_and_obeys(
-    is_faster: bool, tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_llama(tmp_path, dtype=torch.bfloat16)
-    measured: list[int] = []
+def test_auto_measures_once_and_obeys(tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
+    write_llama(tmp_path / "model", dtype=torch.bfloat16)
+    if library.loaded is None:
+        pytest.skip("without the C library nothing is measured")
+    unmeasured = Path(shutil.copy(library.loaded.path, tmp_path))
+    with computing_with(Library(unmeasured)):
+        assert not loads_mapped(tmp_path / "model", kept_at, memory)
+        (file,) = tmp_path.glob("*.json")
+        inode, found = file.stat().st_ino, json.loads(file.read_bytes())
+        assert bool(coded_tensors(kept_at)) == found["is_faster"]
+        assert loads_mapped(tmp_path / "model", kept_at, memory)
+        assert file.stat().st_ino == inode, "the speed was measured again"
+        file.write_text(json.dumps({**found, "is_faster": not found["is_faster"]}))
+        assert not loads_mapped(tmp_path / "model", kept_at, memory)
+        assert bool(coded_tensors(kept_at)) != found["is_faster"]
 
-    def gain(rows: int) -> float:
-        measured.append(rows)
-        return 1.2 if is_faster else 0.9
 
-    speed = LosslessSpeed(tmp_path / "speed.json", gain)
-    monkeypatch.setattr("pilotlight.engine.weights.load.speed_here", lambda: speed)
-    for _ in range(2):
-        loaded = load(tmp_path, kept_at, memory, "auto")
-        if not loaded.engine.info.mapped:
-            assert has_moved(loaded)
-        loaded.close()
-    assert loaded.engine.info.mapped
-    assert measured.count(1) == 1
-    assert bool(coded_tensors(kept_at)) == is_faster
+def loads_mapped(directory: Path, kept_at: Path, memory: KvMemory) -> bool:
+    """Load and unload in the mode auto; return True if a bundle was mapped, which otherwise is written."""
+    loaded = load(directory, kept_at, memory, "auto")
+    assert loaded.engine.info.mapped or has_moved(loaded)
+    loaded.close()
+    return loaded.engine.info.mapped
 
 
 def test_what_is_computed_in_fp32_is_left_alone_and_said(

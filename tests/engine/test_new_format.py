@@ -57,9 +57,10 @@ class EightBitWeight(Weight):
 @dataclass(frozen=True, slots=True)
 class EightBitFormat(WeightFormat):
     offset: int
+    is_kept: bool = True
 
     def stays_packed(self, device: torch.device) -> bool:
-        return True
+        return self.is_kept
 
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}.codes" in index
@@ -94,10 +95,14 @@ def read_eight_bit(described: Mapping[str, Any]) -> EightBitFormat:
     return EightBitFormat(described["offset"])
 
 
+def read_to_unpack(described: Mapping[str, Any]) -> EightBitFormat:
+    return EightBitFormat(described["offset"], is_kept=False)
+
+
 @pytest.fixture(params=[True, False], ids=["kept packed", "unpacked"])
 def is_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setitem(FORMATS, "eight-bit", f"{__name__}:read_eight_bit")
-    monkeypatch.setattr(EightBitFormat, "stays_packed", lambda self, device: request.param)
+    read = read_eight_bit if request.param else read_to_unpack
+    monkeypatch.setitem(FORMATS, "eight-bit", f"{__name__}:{read.__name__}")
     return bool(request.param)
 
 

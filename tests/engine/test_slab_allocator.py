@@ -1,5 +1,6 @@
 """The slab allocator without memory or models: the order of borrowing, fair shares, reclaims and reservations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Thread
 
@@ -66,6 +67,18 @@ class Job:
         for block in blocks if cached else []:
             self.lease.pool.register(block, b"%d %d" % (arrival, block))
         self.lease.pool.release(blocks)
+
+
+@dataclass
+class WatchedJob(Job):
+    """A fake scheduler that calls `on_look` whenever it is asked for work."""
+
+    on_look: Callable[[], None] = lambda: None
+
+    @property
+    def has_work(self) -> bool:
+        self.on_look()
+        return super().has_work
 
 
 def lend(num_slabs: int, *names: str) -> tuple[SlabAllocator, list[Job]]:
@@ -316,10 +329,9 @@ def test_the_hosts_oldest_sequence_is_preempted_for_no_other() -> None:
     assert sizes([a, b]) == [3, 1]
 
 
-def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed() -> None:
     allocator, (a,) = lend(4, "a")
     held: list[bool] = []
-    look = allocator._policy.slab_for
 
     def try_to_open() -> None:
         is_free = allocator._map.lock.acquire(blocking=False)
@@ -327,12 +339,16 @@ def test_a_slab_is_looked_for_while_no_model_is_opened_or_closed(monkeypatch: py
         if is_free:
             allocator._map.lock.release()
 
-    def watched(lease: Lease) -> int | None:
+    def open_beside() -> None:
         loader = Thread(target=try_to_open)
         loader.start()
         loader.join()
-        return look(lease)
 
-    monkeypatch.setattr(allocator._policy, "slab_for", watched)
-    a.run(0, 2)
-    assert held == [True]
+    idle = WatchedJob(allocator.open("idle", BLOCK))
+    idle.run(0, 8)
+    idle.end()
+    idle.on_look = open_beside
+    a.run(1, 2)
+    assert sizes([a, idle]) == [1, 3]
+    assert held
+    assert all(held)

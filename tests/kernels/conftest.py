@@ -19,10 +19,6 @@ from tests.cpu_kernels import BOTH, computing_with
 
 DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
 
-# torch collects the functions that make tensors when a default device is first used. It would miss those that a test has replaced by then.
-with torch.device("cpu"):
-    torch.empty(0)
-
 
 def _hurry_the_interpreter() -> None:
     """Remove unnecessary work of Triton's interpreter, two thirds of its time.

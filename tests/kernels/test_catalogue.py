@@ -4,11 +4,13 @@ The Triton forms run under Triton's interpreter where there is no GPU. There the
 computes with the bit patterns of bf16 numbers, which gives wrong results without an exception.
 """
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from load_tests.catalogue import OPERATIONS
 from load_tests.catalogue.operation import Case, Operation, copied, in_double
@@ -24,6 +26,7 @@ CALLS = [
 ]
 # A type has the same effect in each call, so on a CPU only every second call is also interpreted in fp16.
 HALVES = {(operation.name, case.name) for operation in OPERATIONS for case in operation.cases[::2]}
+UNWRITTEN = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}  # make tensors of any content
 OF_A_TYPE_OF_THEIR_OWN = {"quantise_fp8", "pool_pieces", "index_scores"}
 INTERPRETED = [
     call
@@ -34,21 +37,20 @@ INTERPRETED = [
 ]
 
 
+class Poisoning(TorchFunctionMode):
+    """A mode that fills new memory with NaN, or a number that no formula gives, so that memory that a form does not write is detected."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if function not in UNWRITTEN or made.dtype == torch.bool:
+            return made
+        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max - 1)
+
+
 @pytest.fixture(autouse=True)
-def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill memory with NaN, or a number that no formula gives, so that memory that a form does not write is detected."""
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
-
-
-def _poisoning(make: Any) -> Any:
-    def poisoned(*arguments: Any, **options: Any) -> torch.Tensor:
-        made: torch.Tensor = make(*arguments, **options)
-        if made.is_floating_point():
-            return made.fill_(torch.nan)
-        return made if made.dtype == torch.bool else made.fill_(torch.iinfo(made.dtype).max - 1)
-
-    return poisoned
+def _poisoned() -> Iterator[None]:
+    with Poisoning():
+        yield
 
 
 @pytest.mark.parametrize(("operation", "case", "dtype"), CALLS)

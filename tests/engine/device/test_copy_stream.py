@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.cuda._utils import _get_device_index
 
-from pilotlight.engine.device import copy_stream
 from pilotlight.engine.device.copy_stream import CudaCopyStream, copying
 from tests.engine.fake_copy_stream import FakeCopyStream
 
@@ -80,7 +79,7 @@ class FakeEvent:
         stream.events.append(self)
 
 
-def test_a_device_without_a_number_is_the_one_that_its_stream_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_a_number_is_the_one_that_its_stream_is_of() -> None:
     """Torch refuses to select a device without a number for a thread, but "auto" and "cuda" give none."""
     chosen: list[int] = []
     side = SimpleNamespace(device=torch.device("cuda", 0), events=[], waits_for=[])
@@ -92,9 +91,7 @@ def test_a_device_without_a_number_is_the_one_that_its_stream_is_of(monkeypatch:
         current_stream=lambda device: serving,
         set_device=lambda device: chosen.append(_get_device_index(device)),
     )
-    monkeypatch.setattr(copy_stream, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
-    monkeypatch.setattr(copy_stream, "CudaRuntime", lambda device: None)
-    made = CudaCopyStream(torch.device("cuda"))
+    made = CudaCopyStream(torch.device("cuda"), cuda, runtime_of=lambda device: None)
     made.wait_for(made.mark())
     assert chosen == [0]
     assert side.waits_for == serving.events

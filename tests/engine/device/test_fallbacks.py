@@ -41,9 +41,10 @@ def test_a_gpu_without_triton_is_named(machine: Path) -> None:
     assert said.endswith("Install pilotlight-inference[gpu]")
 
 
-def test_the_log_and_the_greeting_say_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from pilotlight.engine.host import preparation
+@pytest.mark.cpu_only
+def test_the_log_and_the_greeting_say_it(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from pilotlight.engine.host.preparation import prepare
 
-    monkeypatch.setattr(preparation, "fallbacks", lambda *_, **__: ["a GPU is idle"])
-    assert preparation.prepare(HostConfig(device="cpu"), False, lambda: None).fallbacks == ("a GPU is idle",)
-    assert [record.levelname for record in caplog.records if record.message == "a GPU is idle"] == ["WARNING"]
+    (said,) = prepare(HostConfig(device="auto"), False, lambda: None, root=machine).fallbacks
+    assert "this machine has 2 NVIDIA GPUs" in said
+    assert [record.levelname for record in caplog.records if record.message == said] == ["WARNING"]
