@@ -50,9 +50,7 @@ class Row:
     max_tokens: int = 240
     before: Fault | None = None  # runs before any stream, for faults that exist from the start
     pause_s: float = PAUSE_S  # the longest allowed pause of a stream, including a freeze of the router itself
-    pause_beside_s: float = (
-        0.0  # additional pause in a pair, whose other fault may have killed the standbys
-    )
+    pause_beside_s: float = 0.0  # additional pause in a pair, whose other fault may have killed the standbys
     may_be_cut: bool = False  # streams may end with an error or incomplete, but never complete with other tokens
     may_be_refused: bool = False  # requests may get 429 and 503, no other error
     ends_healthy: bool = True
