@@ -36,14 +36,14 @@ def tiers(tmp_path: Path) -> Iterator[SharedTiers]:
     opened.close()
 
 
-def open_anew(directory: Path, package: FakeStore, host: str, disk: str) -> SharedTiers:
+def open_anew(directory: Path, package: FakeStore | None = None, host: str = "host", disk: str = "disk") -> SharedTiers:
     opened = open_tiers(
         HostConfig(
             kv_host_bytes=8 << 20,
             kv_host_dir=str(directory / host),
             kv_disk_bytes=8 << 20,
             kv_disk_dir=str(directory / disk),
-            kv_store="127.0.0.1:1",
+            kv_store="127.0.0.1:1" if package else None,
         ),
         join_store=lambda master: StoreTier(package),
     )

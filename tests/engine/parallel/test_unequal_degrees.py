@@ -52,7 +52,7 @@ class UnequalPair(Pair):
     def close(self) -> None:
         for model in self._loaded:
             model.close()
-        for tiers in self._tiers:
+        for tiers in self.tiers:
             tiers.close()
 
 

@@ -27,7 +27,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again(written: VisionCheckpoint, tmp_path: Path) -> None:
     prompt = written.prompt([*text(9, 1), -1, *text(25, 3)], WIDE)
     for host, expected in (("host", 1), ("host", 0), ("another host", 0)):
-        tiers = open_anew(tmp_path, host)
+        tiers = open_anew(tmp_path, host=host)
         assert tiers.disk is not None
         assert tiers.disk.wait_until_idle(10)
         engine = load_engine(written.directory, tiers=tiers)

@@ -313,7 +313,8 @@ async def test_bytes_before_a_handshakes_answer_are_bounded() -> None:
         await asyncio.sleep(60)
 
     client = Client(Server(nothing, LIMITS))
-    await client.says(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nab")
+    key = b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    await client.says(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n" + key + b"\r\nab")
     await client.says(b"c" * (EARLY_BYTES - 2))
     assert client.transport.told == []
     await client.says(b"d")
