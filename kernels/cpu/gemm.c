@@ -218,7 +218,7 @@ static void multiply_unit(const void *given, long unit) {
     const long count = a->outputs - begin < per_unit ? a->outputs - begin : per_unit;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
-    packed made[2][UNIT * DECODED] __attribute__((aligned(64)));  // the decoded or widened chain, and the next one
+    packed made[IS_WIDENED ? 1 : 2][UNIT * DECODED] __attribute__((aligned(64)));  // decoded or widened chains: this one, and one that is decoded meanwhile
     const int is_coded = a->coded.codes != NULL, is_hidden = is_coded && !has_tiles && !IS_WIDENED;
     coded_row rows[UNIT];
     decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = is_hidden ? UNIT * DECODED : 0};
