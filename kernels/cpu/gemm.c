@@ -37,8 +37,6 @@
 // loads would wait for the unrelated stores.
 #define DECODED (CHAIN + LINE)
 
-#define IS_WIDENED (sizeof(packed) > sizeof(scalar))
-
 // The rows that are fetched while a chain is multiplied, `stride` apart. If `in_place`, the later rows of the chain itself come first.
 typedef struct {
     const scalar *rows;

@@ -153,6 +153,8 @@ INLINE piece repeated(const packed *p) { return all(*p); }
 INLINE piece repeated_scalars(const scalar *p) { return all(get(*p)); }
 #endif
 
+#define IS_WIDENED (sizeof(packed) > sizeof(scalar))  // 1: bf16 is multiplied as fp32
+
 #ifdef WIDE
 // to[i] = the i-th 32 bits of each of rows a[0 .. 15].
 INLINE void transpose_16(__m512i *a, __m512i *to) {

@@ -19,7 +19,6 @@
 #define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // where the next 16 KiB are fetched to: 3 is the first-level cache, 2 the second
 #define X_BYTES (16 << 10)                           // most bytes of x for that: x is read for each row of w, and must stay in the first-level cache
 #define BY_ROWS (LEVEL1_KIB < 48)                    // 1: a single tile of x is multiplied with rows of w, not with blocks of a unit; measured on Zen 4 only
-#define IS_WIDENED (sizeof(packed) > sizeof(scalar)) // 1: x is widened once, and a coded w while it is decoded
 #define DECODED_ROWS (IS_WIDENED ? W_TILE : W_UNIT)  // rows of a coded w that are decoded at a time: more would not stay in the first-level cache
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
 #define PIECE_BYTES (64 << 10)                       // bytes of w that a thread takes at a time, at least
