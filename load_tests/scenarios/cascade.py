@@ -165,11 +165,14 @@ async def _disturbed(
     asked, kills, killed, has_ended = list[Asked](), list[float](), set[int](), asyncio.Event()
     down = dict[str, list[Span]]()
 
+    has_answer = set[int]()  # clients whose first request has ended
+
     async def client(session: aiohttp.ClientSession, number: int) -> None:
         draw = random.Random(number)
         while not has_ended.is_set():
             body, sent_s = question(draw), time.perf_counter()
             asked.append(Asked(body, sent_s, await stream_chat(session, network.url, body)))
+            has_answer.add(number)
 
     async with _session() as session, asyncio.TaskGroup() as group:
         for number in range(options.clients):
@@ -177,7 +180,7 @@ async def _disturbed(
         for name in network.site_urls:
             group.create_task(_watch(network, name, has_ended, down.setdefault(name, [])))
         await asyncio.sleep(options.calm)
-        while len(asked) < options.clients:  # the longest waits of the calm time are those of the first requests
+        while len(has_answer) < options.clients:  # the longest waits of the calm time are those of the first requests
             await asyncio.sleep(WATCH_S)
         for number in range(KILLS):
             await asyncio.sleep(gap_s if number else 0.0)
