@@ -28,6 +28,7 @@ KEY = "sk-overhead"  # LiteLLM's proxy requires a key; all routers get the same 
 START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
+BEFORE = "before"  # ours from an older checkout
 METERED = "pilotlight, metered"  # with all features for paying clients
 SHARED = "pilotlight, shared limits"  # METERED, and its limits are shared with other routers
 
@@ -78,14 +79,16 @@ PEERS = {
 
 
 @contextmanager
-def running(names: list[str], peers: Path, quotas: str = "") -> Iterator[list[Running]]:
+def running(names: list[str], peers: Path, quotas: str = "", before: Path | None = None) -> Iterator[list[Running]]:
     """Run those of `names` that are installed, the trivial site first.
 
-    `quotas`: the database of shared limits."""
+    `quotas`: the database of shared limits. `before`: an older checkout, whose router runs, too."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-overhead-")))
         started = [stack.enter_context(trivial_site(folder))]
         site = started[0].url
+        if before is not None:
+            started.append(stack.enter_context(our_router(BEFORE, folder, site, "", before)))
         for name in names:
             if (found := _command(name, peers, site, folder, quotas)) is None:
                 print(f"{name} is left out: {peers / name} has no such environment (make peers)", file=sys.stderr)
@@ -104,10 +107,11 @@ def trivial_site(folder: Path) -> Iterator[Running]:
 
 
 @contextmanager
-def our_router(name: str, folder: Path, site: str, tables: str) -> Iterator[Running]:
-    """Run a router of ours. `tables`: TOML after [door]; KEY must be accepted."""
+def our_router(name: str, folder: Path, site: str, tables: str, tree: Path = ROOT) -> Iterator[Running]:
+    """Run a router of ours. `tables`: TOML after [door]; KEY must be accepted. `tree`: the checkout."""
     (port,) = free_ports(1)
-    with _process(name, _our_command(port, folder, site, tables), f"http://127.0.0.1:{port}", folder, "") as router:
+    command = _our_command(port, folder, site, tables)
+    with _process(name, command, f"http://127.0.0.1:{port}", folder, "", tree) as router:
         yield router
 
 
@@ -148,10 +152,12 @@ def _metering(ledger: Path, quotas: str) -> str:
 
 
 @contextmanager
-def _process(name: str, command: list[str], url: str, folder: Path, version: str) -> Iterator[Running]:
+def _process(
+    name: str, command: list[str], url: str, folder: Path, version: str, tree: Path = ROOT
+) -> Iterator[Running]:
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(tree),
         HOP_SECRET_ENV: "the secret of a measurement",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
@@ -159,7 +165,7 @@ def _process(name: str, command: list[str], url: str, folder: Path, version: str
         del environment["PYTHONPATH"]  # another project's environment must not use our modules
     with (folder / f"{name}.log").open("w+") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, cwd=ROOT if command[0] == sys.executable else folder
+            command, stdout=log, stderr=log, env=environment, cwd=tree if command[0] == sys.executable else folder
         )
         try:
             _wait_until_it_answers(name, process, url, folder / f"{name}.log")

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load_tests.overhead.client import Heard, idle_streams, load, request
-from load_tests.overhead.routers import KEY, NOBODY, OURS, PEERS, Running, running
+from load_tests.overhead.routers import BEFORE, KEY, NOBODY, OURS, PEERS, Running, running
 from load_tests.overhead.trivial_site import IDLE
 from load_tests.records import write_record
 from pilotlight.wire.http.listen import raise_file_limit
@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=Path(".peers"))
     parser.add_argument("--only", default=",".join([OURS, *PEERS]), help="routers, separated by commas")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout, for comparison")
     parser.add_argument("--tasks", default="", help="only tasks whose names contain this text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of one measurement")
@@ -65,7 +66,7 @@ def main() -> None:
     raise_file_limit()
     console = Console(width=150)
     tasks = [task for task in TASKS if options.tasks in task.name]
-    with running(options.only.split(","), options.peers.absolute()) as routers:
+    with running(options.only.split(","), options.peers.absolute(), before=options.before) as routers:
         versions = {router.name: router.version for router in routers if router.version}
         rounds = uvloop.run(measure(routers, tasks, options.rounds, options.seconds, console))
         ours = next((router for router in routers if router.name == OURS), None)
@@ -79,6 +80,8 @@ def main() -> None:
         "beside_idle_streams": idle,
         "rows": [row(task, name, rounds) for task in tasks for name in rounds[0][task.name]],
     }
+    if options.before:
+        results["ratio_to_before"] = {task.name: ratio_to_before(task, rounds) for task in tasks}
     show(console, results)
     if not options.no_record:
         path = write_record("router-overhead", results, ("aiohttp", "httptools", "hypercorn", "orjson", "uvloop"))
@@ -160,6 +163,15 @@ def row(task: Task, name: str, rounds: Sequence[Round]) -> dict[str, Any]:
     return {"task": task.name, "router": name, **figures}
 
 
+def ratio_to_before(task: Task, rounds: Sequence[Round]) -> dict[str, float]:
+    """Return this router's rates over those of the older one, per second and per second of processor time; medians of rounds."""
+    pairs = [(made[task.name][OURS], made[task.name][BEFORE]) for made in rounds]
+    return {
+        "rate": round(median(now["rate"] / old["rate"] for now, old in pairs), 3),
+        "per_core": round(median(old["cpu_ms"] / now["cpu_ms"] for now, old in pairs), 3),
+    }
+
+
 def show(console: Console, results: dict[str, Any]) -> None:
     table = Table(
         "task",
@@ -200,6 +212,8 @@ def show(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
     if results["beside_idle_streams"]:
         console.print_json(data=results["beside_idle_streams"])
+    for task, ratios in results.get("ratio_to_before", {}).items():
+        console.print(f"{task}: {ratios['rate']:.3f} of before, {ratios['per_core']:.3f} per second of processor time")
     console.print("Milliseconds: the total without a router, the added time with one.", style="dim")
 
 
