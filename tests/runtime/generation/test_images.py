@@ -12,7 +12,8 @@ from PIL import Image
 
 from pilotlight.dialects.body.images import ImagePart
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import PromptImage
+from pilotlight.engine.api.guarded_pool import GuardedJob
+from pilotlight.engine.api.protocol import PromptImage, TokenLogprobs, TokenOutput
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
@@ -172,6 +173,21 @@ async def test_a_truncated_conversation_keeps_the_images_of_its_end(site: Site) 
     answer = await call(site.app, RESPONSES, {"model": "tiny", "input": items, "truncation": "auto"})
     assert answer.status == 200, answer.body
     assert [image.data for image in site.engine.submits[0].images] == [BLUE]
+
+
+async def test_an_image_is_read_once_for_all_questions_about_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def checked(job: GuardedJob) -> tuple[int, int]:
+        jobs.append(job)
+        return 56, 28
+
+    jobs: list[GuardedJob] = []
+    monkeypatch.setattr("pilotlight.runtime.generation.images.run_guarded", checked)
+    site.engine.answer = lambda submit: [TokenOutput("", (1,), "stop", prompt_logprobs=(TokenLogprobs(-0.5),) * 9)]
+    questions = {name: {"type": "noul", "instructions": name} for name in ("red", "large", "new")}
+    body = {"model": "tiny", "state": "A picture.", "questions": questions, "images": [data_url(RED)]}
+    answer = await call(site.app, "/v1/systemone", body)
+    assert answer.status == 200, answer.body
+    assert (len(jobs), {len(submit.images) for submit in site.engine.submits}) == (1, {1})
 
 
 async def test_models_tell_whether_they_see(site: Site, make_site: SiteMaker) -> None:
