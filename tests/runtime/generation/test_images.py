@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from PIL import Image
 
 from pilotlight.dialects.body.images import ImagePart
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.guarded_pool import GuardedJob
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobError
 from pilotlight.engine.api.protocol import PromptImage, TokenLogprobs, TokenOutput
-from pilotlight.runtime.generation.images import ImageReader
+from pilotlight.runtime.generation.images import AT_ONCE, ImageReader
+from pilotlight.runtime.models import checkpoint_children
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
-from tests.asgi import call
+from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, ids, says
 from tests.pictures import (
     MARKER,
@@ -285,6 +287,41 @@ async def test_fetched_images_are_bounded_in_time_and_all_together() -> None:
     reader = ImageReader(ImagesConfig(max_mib=1.0), max_body_mib=0.5, fetch=fetch, fetch_s=0.01)
     with pytest.raises(ApiError, match=r"image 2 of 2 did not arrive within 0\.01 s"):
         await reader.read([ImagePart("https://a/1"), ImagePart("https://a/slow")], "messages")
+
+
+async def test_time_of_other_work_does_not_count_for_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def checked(job: GuardedJob) -> tuple[int, int]:
+        await asyncio.sleep(0.2)
+        return 56, 28
+
+    async def fetch(url: str, most_bytes: int) -> bytes:
+        await asyncio.sleep(0)
+        return RED
+
+    monkeypatch.setattr("pilotlight.runtime.generation.images.run_guarded", checked)
+    reader = ImageReader(ImagesConfig(), max_body_mib=0.5, fetch=fetch, fetch_s=0.15)
+    assert len(await reader.read([ImagePart("https://a/1"), ImagePart("https://a/2")], "messages")) == 2
+
+
+async def test_requests_that_are_cancelled_leave_no_more_children_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Children:
+        def submit(self, job: GuardedJob) -> "Future[Any]":
+            running.append(Future())
+            running[-1].set_running_or_notify_cancel()
+            return running[-1]
+
+    running: list[Future[Any]] = []
+    monkeypatch.setattr(checkpoint_children, "children", Children)
+    reader = ImageReader(ImagesConfig(), max_body_mib=8.0)
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read([ImagePart(data_url(RED))], "messages"), 0.05)
+    assert len(running) == AT_ONCE
+    reading = asyncio.create_task(reader.read([ImagePart(data_url(RED))], "messages"))
+    running[0].set_exception(JobError("ImageError", "is broken"))
+    await eventually(lambda: len(running) > AT_ONCE)
+    running[-1].set_result([56, 28])
+    assert len(await reading) == 1
 
 
 async def test_a_photo_of_a_telephone_is_taken_with_the_second_picture_in_it() -> None:
