@@ -7,7 +7,7 @@ error is the client's: a 400 that names the image.
 import asyncio
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +26,7 @@ CPU_S, BYTES = 10.0, 2 << 30  # limits of CPU time and memory of one image; 64 M
 MIB = 1 << 20
 
 Fetch = Callable[[str, int], Awaitable[bytes]]  # called with the URL and the limit of bytes; returns the file
+Run = Callable[[GuardedJob], Coroutine[Any, Any, Any]]
 
 
 class ImageReader:
@@ -36,17 +37,19 @@ class ImageReader:
         config: ImagesConfig,
         max_body_mib: float,
         fetch: Fetch | None = None,
+        run: Run = run_guarded,
         *,
         fetch_s: float = FETCH_S,
         child_bytes: int = BYTES,
     ) -> None:
         """`max_body_mib` also limits the bytes that are fetched for a request, all within `fetch_s`.
 
-        `child_bytes` limits the memory of a check."""
+        `run` runs a check in a child, and `child_bytes` limits its memory."""
         self._fetch_s, self._child_bytes = fetch_s, child_bytes
         self._config = config
         self._most_fetched = int(max_body_mib * MIB)
         self._fetch = fetch or ImageFetcher(config.allowed_hosts).fetch
+        self._run = run
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read(self, parts: Sequence[ImagePart], field: str) -> tuple[SizedImage, ...]:
@@ -121,10 +124,10 @@ class ImageReader:
     async def _checked(self, data: bytes, most_pixels: int) -> tuple[int, int]:
         """Decode a file in a child, and return its size.
 
-        A child cannot be interrupted, so the check keeps its place until the child's end, even if the caller is cancelled."""
+        A child cannot be interrupted, so the check keeps its place until the child has finished, even if the caller is cancelled."""
         await self._places.acquire()
         call = JobCall(check_image, (b64encode(data).decode("ascii"), most_pixels))
-        checking = asyncio.create_task(run_guarded(GuardedJob(call, CPU_S, self._child_bytes)))
+        checking = asyncio.create_task(self._run(GuardedJob(call, CPU_S, self._child_bytes)))
         checking.add_done_callback(self._free_place)
         width, height = await asyncio.shield(checking)
         return width, height
@@ -132,7 +135,7 @@ class ImageReader:
     def _free_place(self, checking: "asyncio.Task[Any]") -> None:
         self._places.release()
         if not checking.cancelled():
-            checking.exception()  # nobody else reads the error of a check whose caller was cancelled
+            checking.exception()  # otherwise asyncio logs the error of a check whose caller was cancelled
 
 
 def _too_large(max_mib: float) -> BadImageError:

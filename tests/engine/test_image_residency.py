@@ -89,6 +89,6 @@ def test_an_image_gets_the_memory_of_another_once_its_prompt_is_computed() -> No
         sequences.append(Sequence(name.decode(), [1, 2], SamplingParams(max_tokens=9), images=(image,)))
         residency.computable([Chunk.next_of(sequences[-1], 2)], waiting.append)
         encode_until_done(residency, waiting[:1])
-    sequences[0].num_completed_tokens = 2  # from now on it decodes, for as long as it likes
+    sequences[0].num_completed_tokens = 2  # from now on it decodes
     encode_until_done(residency, waiting)
     residency.close()

@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.guarded_pool import GuardedJob, JobError
 from pilotlight.engine.api.protocol import PromptImage, TokenLogprobs, TokenOutput
 from pilotlight.runtime.generation.images import AT_ONCE, ImageReader
-from pilotlight.runtime.models import checkpoint_children
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 from tests.asgi import call, eventually
@@ -177,13 +176,13 @@ async def test_a_truncated_conversation_keeps_the_images_of_its_end(site: Site) 
     assert [image.data for image in site.engine.submits[0].images] == [BLUE]
 
 
-async def test_an_image_is_read_once_for_all_questions_about_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def checked(job: GuardedJob) -> tuple[int, int]:
+async def test_an_image_is_read_once_for_all_questions_about_it(site: Site) -> None:
+    async def run(job: GuardedJob) -> tuple[int, int]:
         jobs.append(job)
         return 56, 28
 
     jobs: list[GuardedJob] = []
-    monkeypatch.setattr("pilotlight.runtime.generation.images.run_guarded", checked)
+    site.app.site.generator.images = ImageReader(ImagesConfig(), max_body_mib=8.0, run=run)
     site.engine.answer = lambda submit: [TokenOutput("", (1,), "stop", prompt_logprobs=(TokenLogprobs(-0.5),) * 9)]
     questions = {name: {"type": "noul", "instructions": name} for name in ("red", "large", "new")}
     body = {"model": "tiny", "state": "A picture.", "questions": questions, "images": [data_url(RED)]}
@@ -289,30 +288,27 @@ async def test_fetched_images_are_bounded_in_time_and_all_together() -> None:
         await reader.read([ImagePart("https://a/1"), ImagePart("https://a/slow")], "messages")
 
 
-async def test_time_of_other_work_does_not_count_for_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def checked(job: GuardedJob) -> tuple[int, int]:
-        await asyncio.sleep(0.2)
+async def test_time_of_other_work_does_not_count_for_fetches() -> None:
+    async def run(job: GuardedJob) -> tuple[int, int]:
+        ends_at = time.monotonic() + 0.2
+        await eventually(lambda: time.monotonic() > ends_at)
         return 56, 28
 
     async def fetch(url: str, most_bytes: int) -> bytes:
         await asyncio.sleep(0)
         return RED
 
-    monkeypatch.setattr("pilotlight.runtime.generation.images.run_guarded", checked)
-    reader = ImageReader(ImagesConfig(), max_body_mib=0.5, fetch=fetch, fetch_s=0.15)
+    reader = ImageReader(ImagesConfig(), max_body_mib=0.5, fetch=fetch, run=run, fetch_s=0.15)
     assert len(await reader.read([ImagePart("https://a/1"), ImagePart("https://a/2")], "messages")) == 2
 
 
-async def test_requests_that_are_cancelled_leave_no_more_children_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Children:
-        def submit(self, job: GuardedJob) -> "Future[Any]":
-            running.append(Future())
-            running[-1].set_running_or_notify_cancel()
-            return running[-1]
+async def test_requests_that_are_cancelled_leave_no_more_children_busy() -> None:
+    async def run(job: GuardedJob) -> Any:
+        running.append(asyncio.get_running_loop().create_future())
+        return await running[-1]
 
-    running: list[Future[Any]] = []
-    monkeypatch.setattr(checkpoint_children, "children", Children)
-    reader = ImageReader(ImagesConfig(), max_body_mib=8.0)
+    running: list[asyncio.Future[Any]] = []
+    reader = ImageReader(ImagesConfig(), max_body_mib=8.0, run=run)
     for _ in range(5):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read([ImagePart(data_url(RED))], "messages"), 0.05)
@@ -322,6 +318,7 @@ async def test_requests_that_are_cancelled_leave_no_more_children_busy(monkeypat
     await eventually(lambda: len(running) > AT_ONCE)
     running[-1].set_result([56, 28])
     assert len(await reading) == 1
+    running[1].set_result([56, 28])
 
 
 async def test_a_photo_of_a_telephone_is_taken_with_the_second_picture_in_it() -> None:
