@@ -368,7 +368,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
     if not isinstance(messages, list):
         if isinstance(system, str) and system:
             yield canonical(["system", system]), False
-        yield from pieces({"prompt": fields.get("prompt")})
+        yield from pieces({"prompt": fields.get("prompt"), "image": fields.get("images") or None})
         return
     user_has_spoken = False
     for message in messages:

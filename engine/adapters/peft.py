@@ -39,6 +39,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # other values change the base model's weights
 }
+_TOWER = re.compile("vision|audio")
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
 
@@ -64,9 +65,12 @@ class AdapterDescription(NamedTuple):
 
 
 def projection_key(module: str) -> str:
-    """Return a module's name from `layers.` on: the part before depends on how the model is wrapped."""
+    """Return a module's name from `layers.` on: the part before depends on how the model is wrapped.
+
+    A layer of a vision or audio tower keeps its whole name, which no projection of the decoder has.
+    """
     at = module.find("layers.")
-    return module[at:] if at >= 0 else module
+    return module[at:] if at >= 0 and not _TOWER.search(module, 0, at) else module
 
 
 def check(

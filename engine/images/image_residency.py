@@ -115,8 +115,6 @@ class ImageResidency:
 
     def computable(self, chunks: list[Chunk], defer: "Callable[[AwaitedImages], None]") -> list[Chunk]:
         """Return the chunks whose images are encoded; let the sequences of other chunks wait."""
-        for sequence in [one for one in self._held if one.num_completed_tokens >= one.images[-1].end]:
-            self.release(sequence)
         return [chunk for chunk in chunks if not chunk.sequence.images or self._can_compute(chunk, defer)]
 
     def encode(self, clock: Callable[[], float], most_s: float, sequences: OpenSequences) -> bool:
@@ -124,6 +122,8 @@ class ImageResidency:
 
         Encodes a piece if its image is decoded, and more until `most_s` have passed, up to a limit. Ends sequences whose images fail.
         """
+        for sequence in [one for one in self._held if one.num_completed_tokens >= one.images[-1].end]:
+            self.release(sequence)
         if self._has_cancelled:
             self._forget_unwanted()
         until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0

@@ -116,7 +116,7 @@ class _PlacedDecoder(NamedTuple):
         own = loading.runner_in(self._first_slab, self._num_blocks_seen, weights.model, self.layout, drafts)
         runner = group.runner(own, spec.name)
         info = self._info(context_length, weights, drafts)
-        identity = self._identity(info, tiers)
+        identity = self._identity(info, own, tiers)
         drafter = None if drafts is None else self._drafter(drafts, own)
         words = read_words(spec.speculate, loading.config.cached_layers)
         engine = Engine(
@@ -198,11 +198,13 @@ class _PlacedDecoder(NamedTuple):
         guessing = self.loading.runner(drafts.layers, self.layout, own.kv_cache, links and links.serving)
         return drafts.drafter(self.group.drafting(guessing, name), self.layout.block_size)
 
-    def _identity(self, info: ModelInfo, tiers: SharedTiers | None) -> CacheIdentity:
+    def _identity(self, info: ModelInfo, own: ModelRunner, tiers: SharedTiers | None) -> CacheIdentity:
         """Return the identity of cached blocks, without fingerprints if they never leave this device."""
         loading = self.loading
         weights, drafts = (loading.source.fingerprint, identity_of(loading.drafts)) if tiers else (b"", "")
         arranged = f"{loading.arrangement(self.layout)}:{loading.arena.device.type}{drafts}"
+        if tiers and (images := loading.image_sizes(own.model)):  # settings outside the weights' fingerprint
+            arranged += f":{images}"
         return CacheIdentity(info.name, info.dtype, info.block_size, arranged, weights)
 
     def _tiers(

@@ -29,10 +29,23 @@ async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, re
     """Encode a prompt so that at least one more token fits into the context.
 
     Raises ApiError, ChatTemplateError, TokenizerError."""
-    images: tuple[SizedImage, ...] = ()
-    if isinstance(prompt, Conversation) and prompt.images:
-        placeholders_of(model, request)
-        images = await reader.read(prompt.images, request.prompt_field)
+    return await encode_with(model, request, prompt, await read_images(model, request, prompt, reader))
+
+
+async def read_images(
+    model: AwakeModel, request: ValidGeneration, prompt: Prompt, reader: ImageReader
+) -> tuple[SizedImage, ...]:
+    """Read a prompt's images, if it has any. Raises ApiError, also if the model has no vision."""
+    if not isinstance(prompt, Conversation) or not prompt.images:
+        return ()
+    placeholders_of(model, request)
+    return await reader.read(prompt.images, request.prompt_field)
+
+
+async def encode_with(
+    model: AwakeModel, request: ValidGeneration, prompt: Prompt, images: tuple[SizedImage, ...]
+) -> EncodedPrompt:
+    """Encode a prompt whose images have been read, as `encode` does."""
     if isinstance(prompt, Conversation) and prompt.drops_oldest:
         return await _encode_newest(model, request, prompt, images)
     return await _encode(model, request, prompt, images)

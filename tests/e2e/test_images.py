@@ -21,6 +21,13 @@ pytestmark = pytest.mark.slow
 
 SPECIAL = {0: "<|im_start|>", 1: "<|im_end|>", PLACEHOLDER: "<|media_pad|>"}
 TEXT = "what does this image show? " * 4
+LINES = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 9, "maxItems": 9}
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"n": 3},
+    {"logprobs": True, "top_logprobs": 1},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LINES}}, "ignore_eos": False},
+]
 
 
 @pytest.fixture(scope="module", params=["kimi k2.5", "qwen 3 vl"])
@@ -86,7 +93,9 @@ def test_a_broken_image_is_refused_and_the_next_request_works(network: LocalNetw
 
 def test_streams_with_images_continue_at_the_other_site(network: LocalNetwork) -> None:
     streamed = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.9}
-    bodies = [asked(picture(40 + i, 30 + 2 * i, i), i, **streamed, n=1 + i % 2, max_tokens=96) for i in range(12)]
+    bodies = [
+        asked(picture(40 + i, 30 + 2 * i, i), i, **streamed | KINDS[i % len(KINDS)], max_tokens=96) for i in range(12)
+    ]
     undisturbed = asyncio.run(listen(network.url, bodies, lambda heard: None))
     assert all(mine.is_done and mine.error is None for mine in undisturbed), [mine.error for mine in undisturbed]
     after_events = sum(len(mine.arrivals_s) for mine in undisturbed) // 6

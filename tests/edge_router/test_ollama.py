@@ -104,3 +104,7 @@ def test_a_later_turn_begins_with_the_turns_before_it() -> None:
     assert later[:2] == first
     seen = {**turns[1], "images": ["aaaa"]}
     assert parsed("/api/chat", {**ASKED, "messages": [turns[0], seen]}).conversation.prefixes[1] != first[1]
+    pictured = [
+        parsed("/api/generate", {"model": "ember", "prompt": "?", "images": [image]}) for image in ("aaaa", "bbbb")
+    ]
+    assert pictured[0].conversation.prefixes[0] != pictured[1].conversation.prefixes[0]

@@ -42,6 +42,17 @@ class FakeEncoder:
         pass
 
 
+def encode_until_done(
+    residency: ImageResidency,
+    waiting: list[AwaitedImages],
+    open_sequences: OpenSequences = OpenSequences(lambda sequence: None),  # noqa: B008 - it stays empty
+) -> None:
+    until = time.monotonic() + 10
+    while not all([awaited.is_done for awaited in waiting]) and time.monotonic() < until:
+        residency.encode(time.monotonic, math.inf, open_sequences)
+    assert all([awaited.is_done for awaited in waiting])
+
+
 def test_no_image_is_prepared_for_sequences_that_end_together() -> None:
     encoder = FakeEncoder()
     residency, waiting = ImageResidency(encoder), list[AwaitedImages]()
@@ -52,10 +63,7 @@ def test_no_image_is_prepared_for_sequences_that_end_together() -> None:
     num_ahead = encoder.num_asked
     for awaited in waiting[:-1]:
         awaited.cancel()
-    until = time.monotonic() + 10
-    while not waiting[-1].is_done and time.monotonic() < until:
-        residency.encode(time.monotonic, math.inf, OpenSequences(lambda sequence: None))
-    assert waiting[-1].is_done
+    encode_until_done(residency, waiting[-1:])
     assert encoder.num_asked == num_ahead + 1
     residency.close()
 
@@ -67,9 +75,20 @@ def test_all_that_wait_for_one_image_continue_when_it_is_encoded_however_many_th
         sequence = Sequence(str(number), [1, 2], SamplingParams(max_tokens=1), images=(image,))
         open_sequences.add(sequence)
         assert residency.computable([Chunk.next_of(sequence, 2)], waiting.append) == []
-    until = time.monotonic() + 10
-    while not all([awaited.is_done for awaited in waiting]) and time.monotonic() < until:
-        residency.encode(time.monotonic, math.inf, open_sequences)
-    assert all([awaited.is_done for awaited in waiting])
+    encode_until_done(residency, waiting, open_sequences)
     assert not open_sequences.has_outputs, "none has failed"
+    residency.close()
+
+
+def test_an_image_gets_the_memory_of_another_once_its_prompt_is_computed() -> None:
+    residency, waiting = ImageResidency(FakeEncoder()), list[AwaitedImages]()
+    residency.most_bytes = FakeEncoder.token_bytes
+    sequences = []
+    for name in (b"first", b"second"):
+        image = SequenceImage(name, b"", 0, 1, array("q", [0]), is_cut=False)
+        sequences.append(Sequence(name.decode(), [1, 2], SamplingParams(max_tokens=9), images=(image,)))
+        residency.computable([Chunk.next_of(sequences[-1], 2)], waiting.append)
+        encode_until_done(residency, waiting[:1])
+    sequences[0].num_completed_tokens = 2  # from now on it decodes
+    encode_until_done(residency, waiting)
     residency.close()

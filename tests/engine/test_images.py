@@ -9,6 +9,7 @@ import pytest
 from pilotlight.engine.api.protocol import PromptImage, Submit
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
+from tests.adapters import ATTENTION, adapted, write_adapter
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
 from tests.engine.pictures import FAMILIES, WHOLE, VisionCheckpoint, picture, write_vision
@@ -165,6 +166,18 @@ def test_parallel_samples_of_an_image_encode_it_once(written: VisionCheckpoint) 
     assert heard["b"].num_cached_tokens
     for one_heard in heard.values():
         assert_agrees(written.with_images(WIDE), prompt[0], one_heard)
+
+
+@pytest.mark.parametrize("written", ["qwen 3 vl", "qwen 3 vl, three heads over one, tied"], indirect=True)
+def test_an_adapter_agrees_on_an_image_that_the_base_has_encoded(written: VisionCheckpoint, tmp_path: Path) -> None:
+    merged = written._replace(model=write_adapter(tmp_path / "a", written.model, targets=ATTENTION))
+    engine = load_engine(written.directory)
+    prompt = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
+    for model, directory in ((written, None), (merged, tmp_path / "a")):
+        heard = one(engine, adapted(with_images("a", prompt, max_tokens=5), directory))
+        assert heard.num_cached_tokens == 0
+        assert_agrees(model.with_images(WIDE), prompt[0], heard)
+    assert encodes(engine) == (1, 1)
 
 
 def test_a_continuation_agrees_and_needs_no_file_that_the_host_has(written: VisionCheckpoint) -> None:

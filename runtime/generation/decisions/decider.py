@@ -16,8 +16,9 @@ from pilotlight.dialects.decisions.questions import Question, ValidDecision
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import AdapterSource, SamplingParams, Submit, TokenLogprobs, TokenOutput
 from pilotlight.engine.text.formats import Thinking
+from pilotlight.engine.text.image_prompt import SizedImage
 from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
-from pilotlight.runtime.generation.prompts import EncodedPrompt, encode
+from pilotlight.runtime.generation.prompts import EncodedPrompt, encode_with, read_images
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.support import background
 from pilotlight.wire.chat import Usage
@@ -115,7 +116,8 @@ class Decider:
             adapter = await site.models.adapters.of(request, tenant.owner) if names_adapter else None
             async with asyncio.timeout(site.request_timeout_s), site.models.use(request.model) as model:
                 refuse_embedder(model, request)
-                asked = [await self._asked(model, request, question) for question in request.questions]
+                images = await read_images(model, request, request.prompt, site.images)
+                asked = [await self._asked(model, request, question, images) for question in request.questions]
                 shared = _num_shared([each.prompt.token_ids for each in asked])
                 branches = [len(each.prompt.token_ids) - shared for each in asked]
                 decisions = Decisions(shared + sum(branches))
@@ -133,11 +135,13 @@ class Decider:
                 )
                 return decisions
 
-    async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
-        """Return a question and its options as tokens.
+    async def _asked(
+        self, model: AwakeModel, request: ValidDecision, question: Question, images: tuple[SizedImage, ...]
+    ) -> AskedQuestion:
+        """Return a question and its options as tokens. `images`: those of the state.
 
         Raises ApiError if the model would reason before it answers, or if question and options do not fit into its context."""
-        prompt = await encode(model, request, request.asked(question), self._generator.images)
+        prompt = await encode_with(model, request, request.asked(question), images)
         if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
             sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"
             raise ApiError("invalid_request", sentence, param="model")

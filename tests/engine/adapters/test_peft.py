@@ -85,6 +85,8 @@ def test_a_digest_is_of_all_bytes(adapter: Path) -> None:
 def test_names_begin_at_the_layer() -> None:
     assert projection_key("model.language_model.layers.3.mlp.up_proj") == "layers.3.mlp.up_proj"
     assert projection_key("lm_head") == "lm_head"
+    for tower in ("model.vision_tower.encoder.layers.3.mlp.up_proj", "vision_model.layers.3.mlp.up_proj"):
+        assert projection_key(tower) == tower, "a tower's layer is not the decoder's"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Prompts with images whose blocks come from tiers, other ranks or another host, or whose model sleeps in between."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,23 @@ def test_an_image_whose_blocks_are_in_a_tier_is_not_encoded_again(written: Visio
         heard = one(engine, with_images("a", prompt, max_tokens=3))
         assert_agrees(written.with_images(WIDE), prompt[0], heard)
         assert encodes(engine)[0] == expected
+        assert engine.tiers.wait_until_idle(10)
+        engine.close()
+        tiers.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("written", ["qwen 3 vl"], indirect=True)
+def test_an_image_that_is_prepared_otherwise_finds_no_block(written: VisionCheckpoint, tmp_path: Path) -> None:
+    directory = shutil.copytree(written.directory, tmp_path / "model")
+    processor = directory / "preprocessor_config.json"
+    prompt = written.prompt([*text(9, 1), -1, *text(25, 3)], WIDE)
+    for changed in ({}, {"image_mean": [0.1, 0.2, 0.3]}):
+        processor.write_text(json.dumps(json.loads(processor.read_text()) | changed))
+        tiers = open_anew(tmp_path)
+        engine = load_engine(directory, tiers=tiers)
+        assert isinstance(engine.tiers, TieredCache)
+        assert one(engine, with_images("a", prompt, max_tokens=3)).num_cached_tokens == 0
         assert engine.tiers.wait_until_idle(10)
         engine.close()
         tiers.close()

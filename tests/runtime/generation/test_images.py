@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
@@ -12,11 +13,12 @@ from PIL import Image
 
 from pilotlight.dialects.body.images import ImagePart
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import PromptImage
-from pilotlight.runtime.generation.images import ImageReader
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobError
+from pilotlight.engine.api.protocol import PromptImage, TokenLogprobs, TokenOutput
+from pilotlight.runtime.generation.images import AT_ONCE, ImageReader
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
-from tests.asgi import call
+from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, ids, says
 from tests.pictures import (
     MARKER,
@@ -174,6 +176,21 @@ async def test_a_truncated_conversation_keeps_the_images_of_its_end(site: Site) 
     assert [image.data for image in site.engine.submits[0].images] == [BLUE]
 
 
+async def test_an_image_is_read_once_for_all_questions_about_it(site: Site) -> None:
+    async def run(job: GuardedJob) -> tuple[int, int]:
+        jobs.append(job)
+        return 56, 28
+
+    jobs: list[GuardedJob] = []
+    site.app.site.generator.images = ImageReader(ImagesConfig(), max_body_mib=8.0, run=run)
+    site.engine.answer = lambda submit: [TokenOutput("", (1,), "stop", prompt_logprobs=(TokenLogprobs(-0.5),) * 9)]
+    questions = {name: {"type": "noul", "instructions": name} for name in ("red", "large", "new")}
+    body = {"model": "tiny", "state": "A picture.", "questions": questions, "images": [data_url(RED)]}
+    answer = await call(site.app, "/v1/systemone", body)
+    assert answer.status == 200, answer.body
+    assert (len(jobs), {len(submit.images) for submit in site.engine.submits}) == (1, {1})
+
+
 async def test_models_tell_whether_they_see(site: Site, make_site: SiteMaker) -> None:
     assert (await call(site.app, "/v1/models")).json["data"][0]["input_modalities"] == ["text", "image"]
     async with make_site() as blind:
@@ -269,6 +286,39 @@ async def test_fetched_images_are_bounded_in_time_and_all_together() -> None:
     reader = ImageReader(ImagesConfig(max_mib=1.0), max_body_mib=0.5, fetch=fetch, fetch_s=0.01)
     with pytest.raises(ApiError, match=r"image 2 of 2 did not arrive within 0\.01 s"):
         await reader.read([ImagePart("https://a/1"), ImagePart("https://a/slow")], "messages")
+
+
+async def test_time_of_other_work_does_not_count_for_fetches() -> None:
+    async def run(job: GuardedJob) -> tuple[int, int]:
+        ends_at = time.monotonic() + 0.2
+        await eventually(lambda: time.monotonic() > ends_at)
+        return 56, 28
+
+    async def fetch(url: str, most_bytes: int) -> bytes:
+        await asyncio.sleep(0)
+        return RED
+
+    reader = ImageReader(ImagesConfig(), max_body_mib=0.5, fetch=fetch, run=run, fetch_s=0.15)
+    assert len(await reader.read([ImagePart("https://a/1"), ImagePart("https://a/2")], "messages")) == 2
+
+
+async def test_requests_that_are_cancelled_leave_no_more_children_busy() -> None:
+    async def run(job: GuardedJob) -> Any:
+        running.append(asyncio.get_running_loop().create_future())
+        return await running[-1]
+
+    running: list[asyncio.Future[Any]] = []
+    reader = ImageReader(ImagesConfig(), max_body_mib=8.0, run=run)
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read([ImagePart(data_url(RED))], "messages"), 0.05)
+    assert len(running) == AT_ONCE
+    reading = asyncio.create_task(reader.read([ImagePart(data_url(RED))], "messages"))
+    running[0].set_exception(JobError("ImageError", "is broken"))
+    await eventually(lambda: len(running) > AT_ONCE)
+    running[-1].set_result([56, 28])
+    assert len(await reading) == 1
+    running[1].set_result([56, 28])
 
 
 async def test_a_photo_of_a_telephone_is_taken_with_the_second_picture_in_it() -> None:
