@@ -246,7 +246,7 @@ class Start:
         self._device = " + ".join(site.engine.device_groups[0])
         if self._device == "auto":
             self._device = "cuda" if installed_gpus() else "cpu"
-        self._url = f"http://{site.listen.host}:{site.listen.port}"
+        self._url = site.listen.url()
         self._api = Api(self._url, key=admin_key)
         self._server = ServerStart(site.name, self._url, publishes_status=True, admin_key=admin_key)
 
