@@ -33,7 +33,7 @@ def chat(
     model = first_model(api) if model is None else known_model(api, model)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     if prompt is None and console is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().strip()
+        prompt = sys.stdin.buffer.read().decode(errors="replace").strip()
         if not prompt:
             raise CliError('There is nothing to ask: pass a prompt, as in `pilotlight chat "Hello"`.')
     if prompt is not None:

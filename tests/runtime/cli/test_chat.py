@@ -1,5 +1,6 @@
 """Input of a terminal conversation other than messages: commands, several lines, Ctrl-C."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,13 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_conversation(
     told = capsys.readouterr().out
     assert "cannot be read" in told
     assert "has 1 image." in told
+
+
+def test_a_prompt_that_is_piped_may_have_bytes_of_another_encoding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = FakeApi()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 now\n"), encoding="utf-8"))
+    chat(api, None, None, None, {})
+    assert api.asked == [[{"role": "user", "content": "caf\ufffd now"}]]
+    assert capsys.readouterr().out == "now\n"

@@ -46,6 +46,13 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(folder: Path, capsys
     assert capsys.readouterr().err == f"pilotlight: {out}: No such file or directory.\n"
 
 
+def test_a_full_disk_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ("--dir", str(folder))
+    assert run("kv", "put", "KV", "a", "b", *here) == 0
+    assert run("kv", "export", "KV", "--output", "/dev/full", *here) == 1
+    assert capsys.readouterr().err == "pilotlight: a file cannot be written: No space left on device.\n"
+
+
 def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(folder: Path) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     here = ("--dir", str(folder))
