@@ -28,3 +28,13 @@ def test_a_template_that_is_not_there_is_refused_with_those_that_are(tmp_path: P
     with pytest.raises(CliError, match="There is no template 'web'; there are chat, hello, mcp, queue, rag, room"):
         init(tmp_path / "f", None, "web")
     assert not (tmp_path / "f").exists()
+
+
+def test_a_repository_keeps_its_gitignore_and_ignores_what_a_function_must_not_commit(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*.log\n\n# caches\n\n__pycache__/")
+    init(tmp_path, "f")
+    kept = (tmp_path / ".gitignore").read_text()
+    assert kept == "*.log\n\n# caches\n\n__pycache__/\n.pilotlight/\n.dev.vars*\n.env*\n"
+    with pytest.raises(CliError, match="is there already; choose another folder"):
+        init(tmp_path, "f")
+    assert (tmp_path / ".gitignore").read_text() == kept
