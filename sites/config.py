@@ -171,7 +171,8 @@ class ResponsesConfig(Table, frozen=True, kw_only=True):
 
 
 def state_directory(name: str) -> Path:
-    """Return the default directory for persistent data of the site or router called `name`. Raises ConfigError."""
+    """Return the default directory for persistent data of the site or router called `name`.
+    Raises ConfigError if the user has no home directory."""
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     try:
         return Path(home).expanduser() / "pilotlight" / name

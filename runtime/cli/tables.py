@@ -1,4 +1,4 @@
-"""Output of tables: fitted to a terminal, and one line per row elsewhere, so that other programs can read it."""
+"""Tables as output: fitted to a terminal, elsewhere one line per row, for other programs."""
 
 import sys
 

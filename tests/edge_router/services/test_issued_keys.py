@@ -90,8 +90,8 @@ async def test_what_is_no_key_is_refused_and_nothing_is_written(running: Router,
 
 
 async def test_a_key_that_was_never_made_is_named_as_unknown(running: Router) -> None:
-    async with running.http.delete(f"{running.url}/manage/keys/nobody", headers=BOSS) as told:
-        assert (await told.json())["error"]["message"] == "there is no key named 'nobody'"
+    async with running.http.delete(f"{running.url}/manage/keys/carol", headers=BOSS) as told:
+        assert (await told.json())["error"]["message"] == "there is no key named 'carol'"
 
 
 async def test_a_revoked_key_is_refused_at_once(running: Router) -> None:

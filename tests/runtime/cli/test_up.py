@@ -94,7 +94,7 @@ def test_a_server_is_killed_only_after_its_own_drain_timeout(drain_timeout_s: fl
 
 
 class Hurried(Draining):
-    """A server whose user presses Ctrl-C again whenever it is told to end."""
+    """A server whose user presses Ctrl-C again at each of its signals."""
 
     def start(self) -> None:
         pass

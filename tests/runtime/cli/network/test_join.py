@@ -1,4 +1,4 @@
-"""A machine that joins: what is refused before the router is asked to add a site."""
+"""Wishes of a joining machine that are refused before the router adds a site."""
 
 from pathlib import Path
 from types import SimpleNamespace
