@@ -81,16 +81,13 @@ def join(url: str, token: str, folder: Path, wishes: Wishes) -> Path:
         opened = JoinToken.parse(token)
     except TokenError as error:
         raise CliError(f"{error}.") from None
+    if wishes.name is not None:
+        _checked(wishes.name)
     router = _Router(url)
     face = router.face(opened.fingerprint)
     address = wishes.address or router.own_address()
     place = _place(wishes, face.place)
-    name = wishes.name or _asked("Name of this site", _default_name())
-    try:
-        msgspec.convert(name, Name)
-    except msgspec.ValidationError:
-        sentence = "use at most 63 small letters, digits, '.', '_' and '-', with a letter or digit first"
-        raise CliError(f"{name!r} is not a name of a site: {sentence}.") from None
+    name = wishes.name or _checked(_asked("Name of this site", _default_name()))
     require_free(address, wishes.port, host_key="--address")
     if (folder / f"{name}.toml").exists():
         raise CliError(f"{folder}/{name}.toml is there already: choose another --name or --dir.")
@@ -189,6 +186,15 @@ def _asked(what: str, default: str) -> str:
     if not sys.stdin.isatty():
         return default
     return input(f"{what} [{default}]: ").strip() or default
+
+
+def _checked(name: str) -> str:
+    """Return the name of a site. Raises CliError."""
+    try:
+        return msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        sentence = "use at most 63 small letters, digits, '.', '_' and '-', with a letter or digit first"
+        raise CliError(f"{name!r} is not a name of a site: {sentence}.") from None
 
 
 def _default_name() -> str:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
-from pilotlight.runtime.cli.chat import answer, chat
+from pilotlight.runtime.cli.chat import answer, chat, piped
 from pilotlight.runtime.cli.cli_error import CliError
 
 
@@ -120,11 +120,7 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_conversation(
     assert "has 1 image." in told
 
 
-def test_a_prompt_that_is_piped_may_have_bytes_of_another_encoding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    api = FakeApi()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 now\n"), encoding="utf-8"))
-    chat(api, None, None, None, {})
-    assert api.asked == [[{"role": "user", "content": "caf\ufffd now"}]]
-    assert capsys.readouterr().out == "now\n"
+def test_a_prompt_that_is_piped_may_have_bytes_of_another_encoding() -> None:
+    assert piped(io.BytesIO(b"caf\xe9 now\n")) == "caf\ufffd now"
+    with pytest.raises(CliError, match="There is nothing to ask"):
+        piped(io.BytesIO(b" \n"))
