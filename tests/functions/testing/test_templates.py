@@ -19,7 +19,7 @@ def test_a_templates_own_tests_pass(pytester: pytest.Pytester, template: str) ->
     assert load_manifest(folder).name == "my-app"
     for path in folder.rglob("*.py"):
         compile(path.read_text(), str(path), "exec")
-    result = pytester.runpytest_subprocess(str(folder), "--rootdir", str(folder), "-p", "no:xdist", "-q")
+    result = pytester.runpytest_subprocess("made", "-p", "no:xdist", "-q")  # as `init` prints it
     outcomes = result.parseoutcomes()
     assert set(outcomes) == {"passed"}, result.stdout.str()
 
