@@ -1,4 +1,4 @@
-"""The program `pilotlight`: until the command line is imported, Ctrl-C ends the process without a traceback."""
+"""The program `pilotlight`, which Ctrl-C ends without a traceback while it is imported."""
 
 import signal
 
