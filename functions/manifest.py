@@ -188,6 +188,8 @@ def manifest_file(directory: Path) -> Path:
     for name in FILES:
         if (directory / name).is_file():
             return directory / name
+    if not directory.is_dir():
+        raise ManifestError(f"{directory}: is no folder; name the one that has {' or '.join(FILES)}")
     raise ManifestError(f"{directory}: there is no {' or '.join(FILES)}; `pilotlight init` writes one")
 
 

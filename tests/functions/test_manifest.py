@@ -269,6 +269,13 @@ def test_dev_vars_are_secrets_and_win_over_vars(folder: Path) -> None:
         parse_dev_vars("A=1\nnonsense", "x")
 
 
+def test_a_manifest_in_place_of_its_folder_is_refused_with_the_folder_to_name(folder: Path) -> None:
+    write(folder, TOML)
+    for misspelt in (folder / "wrangler.toml", folder / "nowhere"):
+        with pytest.raises(ManifestError, match=r"is no folder; name the one that has wrangler\.jsonc"):
+            load_manifest(misspelt)
+
+
 def test_dev_vars_that_are_no_text_are_refused_by_name(folder: Path) -> None:
     (folder / ".dev.vars").write_bytes(b"\xff\xfeT\0")
     with pytest.raises(ManifestError, match=r"\.dev\.vars: cannot be read: .*utf-8"):
