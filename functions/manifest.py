@@ -18,6 +18,7 @@ from pilotlight.functions import cron, jsonc
 from pilotlight.functions.manifest_tables import (
     AssetsTable,
     ConsumerDeclaration,
+    FunctionName,
     ManifestSection,
     Migration,
     SimpleTable,
@@ -161,15 +162,34 @@ def load_manifest(directory: Path, environment: str | None = None) -> Manifest:
         chosen = msgspec.structs.replace(
             chosen, **{key: getattr(top, key) for key in inherited if not getattr(chosen, key)}
         )
-    manifest = _manifest(chosen, not_offered, name or directory.resolve().name.lower(), directory.resolve(), path)
+    if chosen.main is None:
+        sentence = 'main is missing; it names the Python file, such as main = "src/entry.py"'
+        raise ManifestError(f"{path}: {sentence}{_hint([key for key in ignored if key not in IGNORED])}")
+    if name is None:
+        name = _name_of_folder(directory, path)
+    manifest = _manifest(chosen, not_offered, name, directory.resolve(), path)
     manifest = replace(manifest, ignored=tuple(sorted(ignored)))
     return _with_dev_vars(manifest, environment)
+
+
+def _name_of_folder(directory: Path, path: Path) -> str:
+    """Return the name of a function whose manifest has none. Raises ManifestError."""
+    name = directory.resolve().name.lower()
+    try:
+        return msgspec.convert(name, FunctionName)
+    except msgspec.ValidationError:
+        sentence = (
+            f"name is missing, and the folder's name {name!r} is not a function's: add a line such as name = \"hello\""
+        )
+        raise ManifestError(f"{path}: {sentence}") from None
 
 
 def manifest_file(directory: Path) -> Path:
     for name in FILES:
         if (directory / name).is_file():
             return directory / name
+    if not directory.is_dir():
+        raise ManifestError(f"{directory}: is no folder; name the one that has {' or '.join(FILES)}")
     raise ManifestError(f"{directory}: there is no {' or '.join(FILES)}; `pilotlight init` writes one")
 
 
@@ -247,10 +267,11 @@ def _section(values: Any, origin: str) -> _ReadSection:
     except ManifestError:
         raise
     except ConfigError as error:
-        hint = f"; unknown keys: {', '.join(unknown)}" if unknown else ""
-        if str(error).endswith("must be an array, not a table"):
-            hint = "; each of its tables begins with [[...]]" + hint
-        raise ManifestError(f"{error}{hint}") from None
+        raise ManifestError(f"{error}{_hint(unknown)}") from None
+
+
+def _hint(unknown: list[str]) -> str:
+    return f"; unknown keys: {', '.join(unknown)}" if unknown else ""
 
 
 def _not_offered(kind: str, value: Any) -> Iterator[BindingDeclaration]:
@@ -265,8 +286,7 @@ def _not_offered(kind: str, value: Any) -> Iterator[BindingDeclaration]:
 def _manifest(
     section: ManifestSection, not_offered: tuple[BindingDeclaration, ...], name: str, directory: Path, path: Path
 ) -> Manifest:
-    if section.main is None:
-        raise ManifestError(f'{path}: main is missing; it names the Python file, such as main = "src/entry.py"')
+    assert section.main is not None, "checked by load_manifest"
     main = (directory / section.main).resolve()
     if not main.is_relative_to(directory):
         raise ManifestError(f"{path}: main is outside the function's folder: {section.main!r}")
@@ -389,7 +409,10 @@ def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
         return manifest
     secrets: dict[str, str] = {}
     for path in paths:
-        secrets |= parse_dev_vars(path.read_text(encoding="utf-8"), str(path))
+        try:
+            secrets |= parse_dev_vars(path.read_text(encoding="utf-8-sig"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ManifestError(f"{path}: cannot be read: {error}") from None
     taken = {binding.name for binding in manifest.bindings if binding.kind not in ("var", "secret")}
     if clash := sorted(taken & secrets.keys()):
         raise ManifestError(f"{path}: {clash[0]} is the name of a binding already")

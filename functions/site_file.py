@@ -22,7 +22,9 @@ def manifests_of(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Pat
         found[function.name] = load_manifest(Path(function.path).expanduser(), function.environment), layers
     if config.directory is not None:
         folder = Path(config.directory).expanduser()
-        for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not folder.is_dir():
+            raise ManifestError(f"functions.directory: {config.directory!r} is no directory: make it, or name another")
+        for child in sorted(folder.iterdir()):
             if any((child / name).is_file() for name in FILES):
                 manifest = load_manifest(child)
                 if manifest.name in found:

@@ -39,9 +39,10 @@ def main() -> None:
 def configuration() -> str:
     """Return the page of all keys of a site's and a router's file."""
     text = (
-        "# Configuration\n\nA site and a router have one TOML file each. An unknown key stops the start, and the error names the nearest valid "
-        "key. Sizes are in GiB or MiB, times in seconds or milliseconds, as the key's name says. SIGHUP makes a process read its file again; the "
-        "log names the changes that need a restart. [Site files](../../sites/README.md) has a commented example.\n"
+        "# Configuration\n\nA site and a router have one TOML file each. An unknown key stops the start, and the error names the valid keys. "
+        "Sizes are in GiB or MiB, times in seconds or milliseconds, as the key's name says. A relative path begins at the directory in which the "
+        "process was started. SIGHUP makes a process read its file again; the log names the changes that need a restart. "
+        "[Site files](../../sites/README.md) has a commented example.\n"
     )
     for title, kind in (("Site file", SiteConfig), ("Router file", NetworkConfig)):
         text += f"\n## {title}\n"
@@ -64,13 +65,13 @@ def _tables(name: str, schema: Schema, known: Mapping[str, Schema]) -> Iterator[
     rows, inner = [], []
     for key, field in schema["properties"].items():
         table, is_array, by_name = _table_of(field, known)
+        default = "required" if key in schema.get("required", ()) else "" if table is not None else _default(field)
         if table is None:
-            default = "required" if key in schema.get("required", ()) else _default(field)
             rows.append((f"`{prefix}{key}`", _value(field), default, field.get("description", "")))
         else:
             path = f"{prefix}{key}{'.NAME' if by_name else ''}"
             label = f"[[{path}]]" if is_array else f"[{path}]"
-            rows.append((f"`{prefix}{key}`", f"table `{label}`", "", field.get("description", "")))
+            rows.append((f"`{prefix}{key}`", f"table `{label}`", default, field.get("description", "")))
             inner.append((label, table))
     yield name, rows
     for label, table in inner:
@@ -111,8 +112,12 @@ def _one_value(part: Schema) -> str:
     if part.get("format") == "date-time":
         return "time"
     name = _TYPES.get(str(part.get("type")), "value")
-    bounds = [f"{word} {part[key]:g}" for key, word in _BOUNDS.items() if key in part]
+    bounds = [f"{word} {_number(part[key])}" for key, word in _BOUNDS.items() if key in part]
     return " ".join([name, " and ".join(bounds)]).strip()
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _default(field: Schema) -> str:
@@ -329,7 +334,7 @@ def _one_api_type(part: Schema, schemas: Mapping[str, Schema]) -> str:
     kind = part.get("type")
     if kind == "array":
         return f"array of {_api_type(part['items'], schemas)}" if part.get("items") else "array"
-    bounds = [f"{word} {part[key]:g}" for key, word in _BOUNDS.items() if key in part]
+    bounds = [f"{word} {_number(part[key])}" for key, word in _BOUNDS.items() if key in part]
     return " ".join([str(kind or "any"), " and ".join(bounds)]).strip()
 
 

@@ -3,7 +3,7 @@
 The page and `pilotlight manage` change a running network with it. All paths need the scope `admin`, from a key or from the page's cookie; every
 change is a line in the log `pilotlight.audit`. GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/hub?site=&words=, GET
 /manage/stores, GET /manage/stores/SITE (the fields of a StoreQuery), GET /manage/audit; at routers also GET and POST /manage/keys, DELETE
-/manage/keys/NAME, and, if machines may join, POST /manage/join.
+/manage/keys/NAME, POST /manage/join.
 """
 
 import logging
@@ -111,10 +111,11 @@ class ManagementRoutes:
         self._lines: deque[AuditLine] = deque(maxlen=SHOWN)
 
     def routes(self) -> list[BaseRoute]:
-        keys = [
+        of_routers = [
             Route("/manage/keys", self.list_keys),
             Route("/manage/keys", self.create_key, methods=["POST"]),
             Route("/manage/keys/{name}", self.revoke_key, methods=["DELETE"]),
+            Route("/manage/join", self.join_line, methods=["POST"]),
         ]
         return [
             Route("/manage/catalogue", self.catalogue),
@@ -123,8 +124,7 @@ class ManagementRoutes:
             Route("/manage/stores", self.stores),
             Route("/manage/stores/{site}", self.read_store),
             Route("/manage/audit", self.audit),
-            *(keys if self._keys is not None else ()),
-            *([Route("/manage/join", self.join_line, methods=["POST"])] if self._joining is not None else ()),
+            *(of_routers if self._keys is not None else ()),
         ]
 
     async def catalogue(self, request: Request) -> Response:
@@ -160,7 +160,9 @@ class ManagementRoutes:
     async def join_line(self, request: Request) -> Response:
         """Return a command with which one more machine joins the network. It works once."""
         who, wish = self._sessions.actor(request).name, await _read(request, JoinLineRequest)
-        assert self._joining is not None
+        if self._joining is None:
+            sentence = "no machine may join this network: [join] of the router's file names no directory; `pilotlight network init` makes one"
+            raise ApiError("not_found", sentence)
         async with self._audited(who, f"let one machine join within {wish.minutes:g} minutes"):
             line = await self._joining(wish.minutes)
         return respond({"line": line}, 201)

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def main() -> int:
         help="URL of the router whose deployed functions are served, unless the file names one",
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the site follows signals, Ctrl-C ends it without a traceback
     gc.disable()  # modules and their functions are never garbage: collections need not scan them
     from pilotlight.runtime.serve import serve_file
 

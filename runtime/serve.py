@@ -57,7 +57,7 @@ from pilotlight.wire.paths import API_PATHS
 log = logging.getLogger("pilotlight.site")
 
 NO_TORCH = (
-    "models need torch, which is not installed: `pip install torch --index-url https://download.pytorch.org/whl/cpu` for a CPU, "
+    "models need torch, which is not installed: `pip install 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/cpu` for a CPU, "
     "`pip install 'torch>=2.11,<2.14'` for a GPU, with the Python that runs pilotlight"
 )
 LAST_BYTES_S = 3.0  # time to send the last bytes of answers after the drain

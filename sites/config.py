@@ -1,7 +1,7 @@
 """Read configuration files, and define the tables that sites and routers share.
 
 Only `parse` creates tables. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and the
-nearest valid key. Types are not converted, except integers to floats. The files' own tables are in site.py and network.py.
+valid keys. Types are not converted, except integers to floats. The files' own tables are in site.py and network.py.
 """
 
 import os
@@ -51,7 +51,9 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
@@ -78,6 +80,11 @@ class ListenConfig(Table, frozen=True, kw_only=True):
     """PEM file with the certificate chain, leaf first. With tls_key it makes the process serve HTTPS. It is read again when it changes."""
     tls_key: str | None = None
     """PEM file with the private key."""
+
+    def url(self, port: int | None = None) -> str:
+        """Return the URL of the listener; `port` overrides that of the file."""
+        scheme, host = "http" if self.tls_certificate is None else "https", self.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port if port is None else port}"
 
     def agree(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -164,9 +171,13 @@ class ResponsesConfig(Table, frozen=True, kw_only=True):
 
 
 def state_directory(name: str) -> Path:
-    """Return the default directory for persistent data of the site or router called `name`."""
+    """Return the default directory for persistent data of the site or router called `name`.
+    Raises ConfigError if the user has no home directory."""
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(home).expanduser() / "pilotlight" / name
+    try:
+        return Path(home).expanduser() / "pilotlight" / name
+    except RuntimeError:
+        raise ConfigError("this user has no home directory: set HOME, or XDG_STATE_HOME for persistent data") from None
 
 
 def router_state_directory() -> Path:

@@ -42,7 +42,8 @@ def _errors(kind: Any, value: Any, where: Where) -> list[str]:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        return list(_within(kind, value, where)) or [f"{_named(where)}: {_reason(kind, value, error)}"]
+        of_key = f"{_named(where)}: " if where else ""
+        return list(_within(kind, value, where)) or [f"{of_key}{_reason(kind, value, error, where)}"]
     return []
 
 
@@ -80,12 +81,12 @@ def _in_table(table: type[Table], values: dict[Any, Any], where: Where) -> Itera
 
 
 def _unknown(where: Where, valid: list[str]) -> str:
-    nearest = difflib.get_close_matches(str(where[-1]), valid, n=1, cutoff=0.0)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"unknown key {_named(where)!r}; {hint}Valid here: {', '.join(valid)}"
+    nearest = difflib.get_close_matches(str(where[-1]), valid, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    return f"unknown key {_named(where)!r}{hint} Valid here: {', '.join(valid)}"
 
 
-def _reason(kind: Any, value: Any, error: msgspec.ValidationError) -> str:
+def _reason(kind: Any, value: Any, error: msgspec.ValidationError, where: Where) -> str:
     """Return the reason why this value is refused although all its parts are valid."""
     if error.__cause__ is not None:  # the error of a table's `agree`
         return str(error.__cause__)
@@ -93,7 +94,12 @@ def _reason(kind: Any, value: Any, error: msgspec.ValidationError) -> str:
     for alternative in wanted:
         if _is_of(type_ := _bounded(alternative), value):
             return _outside(type_, value) or str(error)
-    return f"must be {_listed([noun for alternative in wanted for noun in _nouns(alternative)])}, not {_shown(value)}"
+    expected = (
+        f"must be {_listed([noun for alternative in wanted for noun in _nouns(alternative)])}, not {_shown(value)}"
+    )
+    if isinstance(value, dict) and any(_is_table(item) for plain in map(_plain, wanted) for item in get_args(plain)):
+        return f"{expected}; each of its tables begins with [[{'.'.join(part for part in where if isinstance(part, str))}]]"
+    return expected
 
 
 def _is_of(type_: inspect.Type, value: Any) -> bool:
@@ -160,7 +166,7 @@ def _listed(words: list[str]) -> str:
 
 
 def _named(where: Where) -> str:
-    return ".".join(str(part) for part in where) or "the file"
+    return ".".join(str(part) for part in where)
 
 
 def _alternatives(kind: Any) -> list[Any]:

@@ -90,9 +90,7 @@ def _widened(neutral: Iterable[Any]) -> list[Any]:
 def known_model(name: str, resolve: Resolve) -> str:
     known = resolve(name)
     if known is None:
-        raise ApiError(
-            "model_not_found", f"this site has no model named {name[:200]!r}; see /ai/v1/models", param="model"
-        )
+        raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}; see /v1/models", param="model")
     return known
 
 

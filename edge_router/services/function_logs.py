@@ -1,12 +1,13 @@
 """The invocations of one function at all sites, as one list: for `pilotlight logs` and for pages."""
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 from starlette.datastructures import QueryParams
 
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogQuery
+from pilotlight.wire.hop.function_logs import OUTCOMES, STATUS, FoundLogs, LoggedInvocation, LogQuery
 
 TEXTS = ("since_s", "grep", "status", "limit")
 LogsAnswer = list[LoggedInvocation] | str  # a string is the reason why a site gave none
@@ -19,6 +20,9 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
         raise ApiError(
             "invalid_request", f"logs are filtered by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}"
         )
+    if not re.fullmatch(STATUS, asked.get("status", "error")):
+        sentence = f"status is an HTTP status (404, 5xx), an outcome ({', '.join(OUTCOMES)}), or error, and not {asked['status'][:64]!r}"
+        raise ApiError("invalid_request", sentence)
     try:
         query = msgspec.convert(
             {"function": function, **{name: asked[name] for name in TEXTS if name in asked}}, LogQuery, strict=False

@@ -54,6 +54,8 @@ class IssuedKeys:
             if any(key.name == name for key in self._configured().keys):
                 raise ApiError("conflict", f"the key {name} is in the router's file: revoke it there")
             try:
+                if all(key.name != name for key in _read(self._file).keys):
+                    raise ApiError("not_found", f"there is no key named {name!r}")
                 await asyncio.to_thread(revoke_key, self._file, name)
             except (ConfigError, OSError) as error:
                 raise ApiError("not_found", str(error)) from None

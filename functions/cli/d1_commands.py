@@ -148,9 +148,8 @@ def time_travel_info(
     if as_json:
         print(json.dumps({"bookmark": bookmark, "history_begins": first_s}))
     else:
-        print(
-            f"The bookmark is {bookmark}. To restore it: pilotlight d1 time-travel restore {database} --bookmark {bookmark}"
-        )
+        command = f"pilotlight d1 time-travel restore {database}{_place(site, directory)} --bookmark {bookmark}"
+        print(f"The bookmark is {bookmark}. To restore it: {command}")
 
 
 @time_travel.command("restore")
@@ -177,9 +176,8 @@ def time_travel_restore(
         return str(found), str(await _d1(d1).restore(found))
 
     restored, before = _with_history(State(site, directory), database, work)
-    print(
-        f"{database} is restored to {restored}. To undo this: pilotlight d1 time-travel restore {database} --bookmark {before}"
-    )
+    command = f"pilotlight d1 time-travel restore {database}{_place(site, directory)} --bookmark {before}"
+    print(f"{database} is restored to {restored}. To undo this: {command}")
 
 
 def _with_history(state: State, database: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
@@ -194,12 +192,17 @@ def _with_history(state: State, database: str, work: "Callable[[Binding], Awaita
 
 def migration_notes(databases: Iterable[str], directory: Path) -> Iterator[str]:
     """Yield a line for each database of `pilotlight dev` that lacks migrations. Raises CliError."""
-    where = "" if directory == HERE else f" --dir {shlex.quote(str(directory))}"
     for database in databases:
         known = _Migrations(database, None, directory)
         if known.folder.is_dir() and (waiting := known.open()):
             names = ", ".join(path.name for path in waiting)
-            yield f"{database}: not applied yet: {names}; pilotlight d1 migrations apply {database}{where}"
+            yield f"{database}: not applied yet: {names}; pilotlight d1 migrations apply {database}{_place(None, directory)}"
+
+
+def _place(site: Path | None, directory: Path) -> str:
+    """Return the options of a command that works on the same state as this one."""
+    given = {"--site": site, "--dir": None if directory == HERE else directory}
+    return "".join(f" {option} {shlex.quote(str(path))}" for option, path in given.items() if path is not None)
 
 
 class _Migrations:

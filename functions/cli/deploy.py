@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from pilotlight.functions.manifest import load_manifest
 from pilotlight.runtime.cli.api import API_KEY_ENV, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.local_token import local_token
+from pilotlight.runtime.cli.tables import print_table
 from pilotlight.wire.hop.bundles import BundleError, digest_of, pack
 from pilotlight.wire.hop.deployments import PATH
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV
@@ -119,7 +119,7 @@ def versions(api: Api, name: str, as_json: bool) -> None:
         share = f"{shares[version['number']]:g} %" if version["number"] in shares else ""
         deployed = time.strftime("%Y-%m-%d %H:%M", time.localtime(version["created_s"]))
         table.add_row(str(version["number"]), share, deployed, version["digest"][:16], Text(version["message"]))
-    Console().print(table)
+    print_table(table)
 
 
 def tail(api: Api, name: str, as_json: bool) -> None:
@@ -225,6 +225,7 @@ def author_token(api: Api) -> str:
     token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "") or local_token(api.url)
     if not token:
         raise CliError(
-            f"Deploying needs a key with the scope deploy in {API_KEY_ENV}, or in {DEPLOY_TOKEN_ENV} the token that the router was started with."
+            f"This needs a key with the scope deploy in {API_KEY_ENV}, or in {DEPLOY_TOKEN_ENV} the token that the router was started with. "
+            "A network of this machine, started by `pilotlight up --functions`, needs neither."
         )
     return token

@@ -62,10 +62,10 @@ def dev(directory: Path, options: DevOptions) -> None:
     console = Console()
     _print_logs(console)
     try:
-        listener = bind(host, port)
+        listener = bind(host, port, port_key="--port", host_key="--host")
         app = dev_app(manifest, site_of(manifest, options), url_of(listener))
     except ListenError as error:
-        raise CliError(str(error).replace("set another listen.port", "choose another with --port")) from None
+        raise CliError(str(error)) from None
 
     async def serve() -> None:
         watching = asyncio.create_task(watch(app, directory, environment, lambda line: _say(console, line)))

@@ -48,6 +48,8 @@ def logs(
             for invocation in found["invocations"]:
                 print(json.dumps(invocation) if as_json else shown(invocation), flush=True)
             if not follow:
+                if not found["invocations"]:
+                    print(f"no site has stored invocations of {name} that match", file=sys.stderr)
                 return
             after = found["after"]
             sleep(FOLLOW_S)

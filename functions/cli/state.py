@@ -46,7 +46,7 @@ StoreOption = Annotated[bool, typer.Option("--store", help="Use a secrets store,
 RemoteOption = Annotated[
     bool, typer.Option("--remote", help="Use the router, which reaches every site where the function runs or will run.")
 ]
-UrlOption = Annotated[str, typer.Option(help="Of the router.", envvar="PILOTLIGHT_URL")]
+UrlOption = Annotated[str, typer.Option(help="URL of the router.", envvar="PILOTLIGHT_URL")]
 
 secret = typer.Typer(help="Secrets of functions, encrypted on this machine.", no_args_is_help=True)
 kv = typer.Typer(help="Keys of a KV namespace, named by its binding or id.", no_args_is_help=True)
@@ -402,13 +402,14 @@ def queues_send(queue: str, body: str, site: SiteOption = None, directory: DirOp
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows as a table, with their text as it is."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from pilotlight.runtime.cli.tables import print_table
 
     table = Table(box=None, header_style="bold")
     for column in columns:
         table.add_column(Text(column))
     for row in rows:
         table.add_row(*(Text("" if value is None else str(value)) for value in row))
-    Console().print(table)
+    print_table(table)

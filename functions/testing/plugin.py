@@ -1,6 +1,6 @@
 """The pytest plug-in for authors of functions.
 
-The fixture `worker` serves the function of the project's folder:
+The fixture `worker` serves the function of the nearest folder with a manifest, upwards from the test's file:
 
     def test_it_greets(worker):
         assert worker.fetch("/hello").text == "Hello"
@@ -31,16 +31,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make `workers` importable in a function's tests, unless another module has this name."""
-    if folder_of(config) is not None and importlib.util.find_spec("workers") is None:
+    named = (Path(each.partition("::")[0]).absolute() for each in config.args)
+    if any(folder_of(config, each) for each in named) and importlib.util.find_spec("workers") is None:
         sys.path.append(str(Path(__file__).parents[1] / "sdk"))
 
 
-def folder_of(config: pytest.Config) -> Path | None:
-    """Return the function's folder; None if the project has none."""
+def folder_of(config: pytest.Config, start: Path) -> Path | None:
+    """Return the folder of --worker, or else the nearest one with a manifest, upwards from `start`.
+    None if there is none."""
     if (given := config.getoption("--worker", default=None)) is not None:
         return Path(given)
-    root = config.rootpath
-    return next((each for each in (root, *root.parents) if any((each / name).is_file() for name in MANIFESTS)), None)
+    folders = (start, *start.parents)
+    return next((each for each in folders if any((each / name).is_file() for name in MANIFESTS)), None)
 
 
 @pytest.fixture
@@ -54,11 +56,9 @@ def make_worker(
     with ExitStack() as stack:
 
         def make(directory: Path | None = None, **given: Any) -> LocalWorker:
-            folder = directory or folder_of(request.config)
+            folder = directory or folder_of(request.config, request.path)
             if folder is None:
-                pytest.fail(
-                    f"no folder above {request.config.rootpath} has a {' or '.join(MANIFESTS)}: name one by --worker"
-                )
+                pytest.fail(f"no folder above {request.path} has a {' or '.join(MANIFESTS)}: name one by --worker")
             state = given.pop("state", None) or tmp_path_factory.mktemp("worker")
             given.setdefault("layers", Path(folder) / ".pilotlight" / "layers")  # those of `pilotlight dev`
             return stack.enter_context(LocalWorker(Path(folder), state, **given))

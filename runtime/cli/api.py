@@ -7,8 +7,10 @@ into sentences. Independent of terminals.
 import http.client
 import json
 import os
+import socket
+import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -92,9 +94,10 @@ class Api:
             headers["authorization"] = f"Bearer {bearer}"
         try:
             connection = self._connection(self._host, self._port, timeout=self._timeout_s)
-            connection.request(method, path, body, headers)
-            with connection.getresponse() as answer:
-                yield answer
+            with closing(connection):
+                connection.request(method, path, body, headers)
+                with connection.getresponse() as answer:
+                    yield answer
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
 
@@ -103,6 +106,13 @@ class Api:
             return CliError(
                 f"Nothing answers at {self.url}: start it with `pilotlight up`, or name another with --url."
             )
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return CliError(
+                f"{self.url} has a certificate that is not trusted here ({error.verify_message}): if it is of `pilotlight network init`, set "
+                "SSL_CERT_FILE to the network's authority.pem."
+            )
+        if isinstance(error, socket.gaierror):
+            return CliError(f"{self.url} cannot be found ({error.strerror}): check its name.")
         return CliError(f"{self.url} broke off: {error or type(error).__name__}.")
 
 
@@ -127,7 +137,8 @@ def _json_of(answer: http.client.HTTPResponse) -> Any:
     except ValueError:
         raise CliError(f"The server answered {answer.status} without JSON: is this a Pilotlight server?") from None
     if answer.status >= 400:
-        raise CliError(_message_of(parsed))
+        hint = f" ({API_KEY_ENV} has the key that this command sends)" if answer.status == 401 else ""
+        raise CliError(f"{_message_of(parsed)}{hint}")
     return parsed
 
 

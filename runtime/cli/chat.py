@@ -3,7 +3,7 @@
 import sys
 from base64 import b64encode
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from rich.console import Console
@@ -33,14 +33,20 @@ def chat(
     model = first_model(api) if model is None else known_model(api, model)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     if prompt is None and console is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().strip()
-        if not prompt:
-            raise CliError('There is nothing to ask: pass a prompt, as in `pilotlight chat "Hello"`.')
+        prompt = piped(sys.stdin.buffer)
     if prompt is not None:
         messages.append({"role": "user", "content": prompt})
         answer(api, {"model": model, "messages": messages, **options})
         return
     converse(api, model, messages, options, console or Console())
+
+
+def piped(input: BinaryIO) -> str:
+    """Return the prompt in piped input, whatever its encoding. Raises CliError if it is empty."""
+    prompt = input.read().decode(errors="replace").strip()
+    if not prompt:
+        raise CliError('There is nothing to ask: pass a prompt, as in `pilotlight chat "Hello"`.')
+    return prompt
 
 
 def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any], console: Console) -> None:

@@ -2,6 +2,7 @@
 
 The module that does a command's work is imported when the command runs."""
 
+import errno
 import io
 import os
 import sys
@@ -383,7 +384,9 @@ def deploy(
     ] = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Upload a folder's function as a new version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
+    """Upload a folder's function as a new version that the network serves.
+
+    It needs a key with the scope deploy in PILOTLIGHT_API_KEY, or the router's PILOTLIGHT_DEPLOY_TOKEN; with `pilotlight up --functions` neither."""
     from pilotlight.functions.cli.deploy import deploy as run
 
     if home is not None and everywhere:
@@ -437,7 +440,7 @@ def tail(
 
 @app.command(rich_help_panel=FUNCTIONS)
 def logs(
-    name: Annotated[str, typer.Argument(help="Of the function.")],
+    name: Annotated[str, typer.Argument(help="Name of the function.")],
     since: Annotated[
         str | None, typer.Option(help="An age (10m, 2h, 7d) or a time; all that is kept by default.")
     ] = None,
@@ -699,9 +702,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # while a file is written, whose name the error lacks
+        if error.filename is None and not is_full:
             raise
-        print(f"pilotlight: {error.filename}: {error.strerror}.", file=sys.stderr)
+        print(f"pilotlight: {error.filename or 'a file cannot be written'}: {error.strerror}.", file=sys.stderr)
         sys.exit(1)
 
 

@@ -1,6 +1,6 @@
 """`pilotlight init`: write a folder with a manifest, a first function and its tests, from a template.
 
-Existing files are never overwritten."""
+Existing files are never overwritten; an existing .gitignore gets the lines that it lacks."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from pilotlight.wire.hop.deployments import Name
 TEMPLATES = files("pilotlight.functions") / "templates"
 MANIFEST = "wrangler.toml"
 SUFFIX = ".txt"  # ending of Python files in a template, so that they are not modules of this package
-IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
+GITIGNORE, IGNORED = ".gitignore", (".pilotlight/", ".dev.vars*", ".env*", "__pycache__/")
 
 
 def init(directory: Path, name: str | None, template: str = "hello") -> None:
@@ -27,20 +27,25 @@ def init(directory: Path, name: str | None, template: str = "hello") -> None:
         msgspec.convert(chosen, Name)
     except msgspec.ValidationError:
         sentence = (
-            "a function's name has small letters, digits, - and _, begins with a letter or a digit, and has at most 63"
+            "a function's name has at most 63 small letters, digits, - and _, and begins with a letter or a digit"
         )
         raise CliError(f"--name {chosen!r}: {sentence}.") from None
-    files = {".gitignore": IGNORED, **_files_of(template, chosen)}
+    files = _files_of(template, chosen)
     taken = [file for file in files if (directory / file).exists()]
     if taken:
         raise CliError(f"{directory / taken[0]} is there already; choose another folder.")
-    for file, text in files.items():
+    for file, text in {**files, GITIGNORE: _gitignore(directory / GITIGNORE)}.items():
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     folder = shlex.quote(str(directory))
     following = f"pilotlight dev {folder}, or pytest {folder} for its tests"
     print(f"Made {chosen} in {directory}. Next: {following}")
+
+
+def _gitignore(path: Path) -> str:
+    present = path.read_text("utf-8").splitlines() if path.exists() else []
+    return "".join(f"{line}\n" for line in (*present, *(each for each in IGNORED if each not in present)))
 
 
 def template_names() -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -23,7 +24,7 @@ from pilotlight.runtime.hosts.devices import ReadGpus
 from pilotlight.runtime.hosts.gpus import installed_gpus
 from pilotlight.runtime.models.sources import SourceError, local_directory, name_of, source_of
 from pilotlight.sites.accounts import KeysFile
-from pilotlight.sites.config import parse
+from pilotlight.sites.config import ConfigError, parse
 from pilotlight.sites.key_files import key_config, new_key
 from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig, load_keys
@@ -46,6 +47,12 @@ _ASKED: dict[str, dict[str, Any]] = {
 
 
 _CPU_KV_GIB = 1.0
+ORIGIN = "pilotlight serve"
+_KEY = re.compile(rf"{ORIGIN}: (?:engine|models\.0)\.(\w+)")  # a key of the site, as an error names it
+_OPTIONS = {
+    "context_tokens": "max_model_len",
+    "adapters": "adapter",
+}  # options whose names differ from those of their keys
 NO_KEYS = KeysFile()
 # Serves a site until a stop signal and returns the exit status. Arguments: the site, a log level, the file of keys, and a function that reads the
 # site again.
@@ -163,7 +170,10 @@ class Served(NamedTuple):
                 }
             ],
         }
-        return parse(SiteConfig, values, "pilotlight serve")
+        try:
+            return parse(SiteConfig, values, ORIGIN)
+        except ConfigError as error:
+            raise CliError(_KEY.sub(lambda found: _option_of(found[1]), str(error))) from None
 
     @property
     def is_split(self) -> bool:
@@ -174,6 +184,10 @@ class Served(NamedTuple):
         roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
         on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(self.read_gpus()))
         return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]
+
+
+def _option_of(key: str) -> str:
+    return f"--{_OPTIONS.get(key, key).replace('_', '-')}"
 
 
 def _adapter(given: str) -> dict[str, str]:
@@ -246,7 +260,7 @@ class Start:
         self._device = " + ".join(site.engine.device_groups[0])
         if self._device == "auto":
             self._device = "cuda" if installed_gpus() else "cpu"
-        self._url = f"http://{site.listen.host}:{site.listen.port}"
+        self._url = site.listen.url()
         self._api = Api(self._url, key=admin_key)
         self._server = ServerStart(site.name, self._url, publishes_status=True, admin_key=admin_key)
 

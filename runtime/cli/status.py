@@ -4,11 +4,11 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.tables import print_table
 
 
 def print_status(api: Api, as_json: bool) -> None:
@@ -21,7 +21,7 @@ def print_status(api: Api, as_json: bool) -> None:
     table = Table("role", "site", "pid", "url", "state", box=None, header_style="bold")
     for process in processes:
         table.add_row(*(str(process[key] or "") for key in ("role", "site", "pid", "url", "state")))
-    Console().print(table)
+    print_table(table)
     print_sites(status)
     print_residency(status)
     for site, isolation in isolations(status):
@@ -37,7 +37,7 @@ def print_sites(status: dict[str, Any]) -> None:
     for site in published(status):
         age = timedelta(seconds=round(site.get("uptime_s", 0.0)))
         table.add_row(site["site"], site["version"], str(age), str(site["inflight"]), str(site["max_inflight"]))
-    Console().print(table)
+    print_table(table)
 
 
 def print_residency(status: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def print_residency(status: dict[str, Any]) -> None:
                 Text(model["name"]), site["site"], model["residency"], sleeps_on, *load, Text(model["detail"])
             )
     if table.row_count:
-        Console().print(table)
+        print_table(table)
 
 
 def published(status: dict[str, Any]) -> list[dict[str, Any]]:
@@ -101,4 +101,4 @@ def print_models(api: Api, as_json: bool) -> None:
         context = str(model.get("context_length") or "")
         sizes = [f"{model[key] / 2**20:,.0f} MiB" if model.get(key) else "" for key in ("weights_bytes", "saved_bytes")]
         table.add_row(model["id"], model.get("type", ""), context, *sizes, model.get("owned_by", ""))
-    Console().print(table)
+    print_table(table)

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -18,8 +18,9 @@ from pilotlight.runtime.cli.api import DEFAULT_URL
 from pilotlight.runtime.cli.child import KILL_AFTER_S, Child
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.local_token import make_local_token
+from pilotlight.sites.config import state_directory
 from pilotlight.sites.network import NetworkConfig, load_network
-from pilotlight.sites.site import SiteConfig, load_site
+from pilotlight.sites.site import LOCAL, SiteConfig, load_site
 from pilotlight.support.signals import STOP_SIGNALS, Terminal
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 
@@ -50,10 +51,12 @@ def up(
     network = load_network(network_file)
     sites = load_sites(sites_dir, network)
     port = network.listen.port if port is None else port
-    require_free(network.listen.host, port)
+    require_free(network.listen.host, port, host_key=str(network_file))
     for path, site in sites:
-        require_free(site.listen.host, site.listen.port, hint=f"change listen.port in {path}")
-    url = f"http://{network.listen.host}:{port}"
+        copies = f" in copies of {network_file} and {sites_dir}, named by --network and --sites"
+        port_key = f"listen.port{copies if sites_dir == LOCAL else f' in {path}'}"
+        require_free(site.listen.host, site.listen.port, port_key, str(path))
+    url = network.listen.url(port)
     children = make_children(network_file, network, port, sites, verbose, source, url if functions else None)
     with running(children):
         wait_until_ready(children, network, url)
@@ -92,11 +95,9 @@ def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, Site
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"
         site = load_site(path)
-        scheme = "http" if site.listen.tls_certificate is None else "https"
-        served_at = f"{scheme}://{site.listen.host}:{site.listen.port}"
-        if site.name != ref.name or served_at != ref.url:
+        if site.name != ref.name or site.listen.url() != ref.url:
             raise CliError(
-                f"{path} is {site.name} at {served_at}, but the network file says {ref.name} at {ref.url}: make them agree."
+                f"{path} is {site.name} at {site.listen.url()}, but the network file says {ref.name} at {ref.url}: make them agree."
             )
         found.append((path, site))
     return found
@@ -132,9 +133,8 @@ def make_children(
 
 
 def log_directory() -> Path:
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    logs = state_directory("logs")
     try:
-        logs = state / "pilotlight" / "logs"
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         logs.chmod(0o700)  # an earlier version may have created it with another mode
         with tempfile.TemporaryFile(dir=logs):
@@ -143,15 +143,16 @@ def log_directory() -> Path:
         return Path(tempfile.mkdtemp(prefix="pilotlight-logs-"))
 
 
-def require_free(host: str, port: int, hint: str = "choose another with --port") -> None:
+def require_free(host: str, port: int, port_key: str = "--port", host_key: str = "--host") -> None:
+    """Raise CliError with the option or key to change if a server cannot listen there."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise CliError(
-                f"Port {port} on {host} cannot be used ({error.strerror}): stop what listens there, or {hint}."
-            ) from None
+            from pilotlight.wire.http.listen import bind_sentence  # imported here: asyncio would delay a start by 50 ms
+
+            raise CliError(f"{bind_sentence(host, port, error, port_key, host_key)}.") from None
 
 
 @contextmanager
@@ -179,7 +180,8 @@ def running(children: list[Child]) -> Iterator[None]:
     except Stop:
         print("Stopping: open streams may finish; Ctrl-C again stops at once.", flush=True)
     finally:
-        end(children)
+        with suppress(Stop):  # a further Ctrl-C, while the children are killed
+            end(children)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

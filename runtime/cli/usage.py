@@ -7,11 +7,11 @@ import json
 from typing import Any
 from urllib.parse import urlencode
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pilotlight.runtime.cli.api import Api
+from pilotlight.runtime.cli.tables import print_table
 
 COUNTS = {
     "requests": "requests",
@@ -44,7 +44,7 @@ def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) ->
     for row in told["usage"]:
         groups = [Text(str(row[name]) or "-") for name in told["by"]]
         table.add_row(*groups, *(f"{row[name]:,}" for name in counts), _amount(row["cost"]))
-    Console().print(table)
+    print_table(table)
 
 
 def _amount(cost: Any) -> str:
@@ -71,7 +71,7 @@ def print_slo(api: Api, as_json: bool) -> None:
             Text(state["model"]), state["site"] or "-", _objective(state), f"{state['requests']:,}", f"{state['bad']:,}",
             *("-" if rate is None else f"{rate:.2f}" for rate in rates), f"{state['budget_left']:.1%}",
         )  # fmt: skip
-    Console().print(table)
+    print_table(table)
     print(f"Over {answer['period_days']} days. A burn rate of 1 uses up the budget in this time.")
 
 

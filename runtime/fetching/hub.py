@@ -98,7 +98,8 @@ def download(hub_id: str, on_progress: Progress, snapshot: Callable[..., str] | 
     except RepositoryNotFoundError:
         raise FetchError(f"there is no model {hub_id} on the hub, and no such directory here") from None
     except LocalEntryNotFoundError:
-        raise FetchError(f"{hub_id} is not in the local cache and the hub cannot be reached") from None
+        remedy = "check the network (HTTPS_PROXY if there is a proxy), or name a directory with the model's files"
+        raise FetchError(f"{hub_id} is not in the local cache and the hub cannot be reached: {remedy}") from None
     except (HfHubHTTPError, OSError) as error:
         raise FetchError(f"{hub_id} could not be downloaded: {error}") from None
     return Path(path)

@@ -99,7 +99,7 @@ class AdapterRegistry:
             return None
         directory = self._find(request.model, name, owner)
         if directory is None:
-            message = f"{request.model!r} has no adapter named {name[:100]!r}; see /ai/v1/models"
+            message = f"{request.model!r} has no adapter named {name[:100]!r}; see /v1/models"
             raise ApiError("model_not_found", message, param="lora" if request.lora else "model")
         try:
             state = _state_of(directory)

@@ -81,6 +81,8 @@ def source_of(given: str) -> str:
 def name_of(source: str) -> str:
     """Return the default name of a model: the last part of its source's path."""
     place = source.split("#")[0].removeprefix(PREFIX).rstrip("/")
+    if place.rsplit("/", 1)[-1] in ("", ".", ".."):
+        place = os.path.realpath(source)  # such as the present directory, whose name the text lacks
     return place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(GGUF_SUFFIX)
 
 

@@ -1,8 +1,11 @@
 """The installer of torch prefers a CPU build, within the project's range of versions."""
 
+import re
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "deploy"))
@@ -15,6 +18,15 @@ def test_the_range_is_the_projects() -> None:
     assert not [each for each in project["dependencies"] if each.startswith("torch")], (
         "pip would install gigabytes of CUDA"
     )
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/operating.md", "runtime/serve.py", "runtime/cli/operations/doctor.py"]
+)
+def test_a_user_is_told_to_install_the_projects_range(file: str) -> None:
+    told = re.findall(r"pip install '?torch(\S*?)['` ]", (ROOT / file).read_text())
+    assert told
+    assert set(told) == {install_torch.RANGE}
 
 
 def test_an_offered_cpu_build_of_the_pinned_version_is_taken() -> None:

@@ -51,6 +51,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/manage/keys"): "admin",
     ("POST", "/manage/keys"): "admin",
     ("DELETE", "/manage/keys/{name}"): "admin",
+    ("POST", "/manage/join"): "admin",
     ("GET", "/deployments"): "deploy",
     ("GET", "/deployments/bundles/{digest}"): "deploy",
     ("PUT", "/deployments/bundles/{digest}"): "deploy",

@@ -194,6 +194,7 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
         ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only the type "ratelimit"'),
         ('main = "src/entry.py"\n[assets]\ndirectory = "dist"', "'dist', which does not exist"),
         ('name = "x"', "main is missing"),
+        ('name = "x"\nmian = "src/entry.py"', r"main is missing; .*; unknown keys: mian \(did you mean main\?\)"),
         ('main = "../entry.py"', "is outside the function's folder"),
         ('main = "src/entry.js"', "must be a Python file"),
         ('main = "src/other.py"', "which does not exist"),
@@ -268,6 +269,29 @@ def test_dev_vars_are_secrets_and_win_over_vars(folder: Path) -> None:
         parse_dev_vars("A=1\nnonsense", "x")
 
 
+def test_a_manifest_in_place_of_its_folder_is_refused_with_the_folder_to_name(folder: Path) -> None:
+    write(folder, TOML)
+    for misspelt in (folder / "wrangler.toml", folder / "nowhere"):
+        with pytest.raises(ManifestError, match=r"is no folder; name the one that has wrangler\.jsonc"):
+            load_manifest(misspelt)
+
+
+def test_dev_vars_that_are_no_text_are_refused_by_name(folder: Path) -> None:
+    (folder / ".dev.vars").write_bytes(b"\xff\xfeT\0")
+    with pytest.raises(ManifestError, match=r"\.dev\.vars: cannot be read: .*utf-8"):
+        load_manifest(write(folder, TOML))
+
+
+def test_a_function_without_a_name_has_its_folders_if_that_is_one(tmp_path: Path) -> None:
+    for name in ("Notes", "My function"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "entry.py").touch()
+        (tmp_path / name / "wrangler.toml").write_text('main = "entry.py"\n')
+    assert load_manifest(tmp_path / "Notes").name == "notes"
+    with pytest.raises(ManifestError, match="name is missing, and the folder's name 'my function' is not a function's"):
+        load_manifest(tmp_path / "My function")
+
+
 def test_a_quoted_value_may_have_several_lines_and_a_comment_after_it() -> None:
     text = """# NOT="a
 export KEY="-----BEGIN-----
@@ -315,7 +339,8 @@ def test_a_manifest_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, 
 def test_a_value_in_place_of_tables_gets_an_example_of_a_tables_start(folder: Path) -> None:
     write(folder, 'name = "f"\nmain = "src/entry.py"\n[kv_namespaces]\nbinding = "KV"\n')
     with pytest.raises(
-        ManifestError, match=r"kv_namespaces: must be an array, not a table; each of its tables begins with \[\[...\]\]"
+        ManifestError,
+        match=r"kv_namespaces: must be an array, not a table; each of its tables begins with \[\[kv_namespaces\]\]",
     ):
         load_manifest(folder)
 

@@ -134,4 +134,6 @@ async def test_an_invalid_query_is_refused_by_its_field(path: str, word: str) ->
 
 async def test_no_line_is_made_for_longer_than_a_day_or_where_no_machine_may_join() -> None:
     assert (await send(app(ScriptedOperator()), "POST", "/manage/join", minutes=10_000)).status == 400
-    assert (await send(app(ScriptedOperator(), None), "POST", "/manage/join")).status == 404
+    closed = await send(app(ScriptedOperator(), None), "POST", "/manage/join")
+    assert closed.status == 404
+    assert "`pilotlight network init` makes one" in closed.json["error"]["message"]

@@ -275,7 +275,7 @@ def test_a_site_with_models_says_what_to_install_where_torch_is_missing(tmp_path
     command = [sys.executable, "-c", code, str(site_file(tmp_path, source=str(model_directory)))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert "models need torch, which is not installed: `pip install torch --index-url" in done.stderr
+    assert "models need torch, which is not installed: `pip install 'torch>=2.11,<2.14' --index-url" in done.stderr
 
 
 def test_a_site_whose_function_cannot_have_its_bindings_says_which_and_exits_with_1(tmp_path: Path) -> None:

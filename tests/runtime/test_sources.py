@@ -24,6 +24,12 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
     assert local_directory(str(tmp_path)) == tmp_path
 
 
+def test_a_model_in_the_present_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "llama")
+    assert [sources.name_of(source) for source in (".", "./", "sub/..", "../llama/", "sub")] == [*["llama"] * 4, "sub"]
+
+
 def test_an_embedded_model_is_a_directory_of_the_package() -> None:
     assert local_directory("embedded:ember") == EMBEDDED / "ember"
     with pytest.raises(SourceError, match=r"no embedded model 'flame'; embedded models: .*ember"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from load_tests.config_schema import FILES, HERE, render
-from pilotlight.sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse
+from pilotlight.sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse, state_directory
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_keys, load_site
 
@@ -116,6 +116,28 @@ def test_unreadable_files_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_site(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("listen", "url"),
+    [
+        ({"host": "127.0.0.1"}, "http://127.0.0.1:8791"),
+        ({"host": "::1"}, "http://[::1]:8791"),
+        ({"host": "::1", "tls_certificate": "c", "tls_key": "k"}, "https://[::1]:8791"),
+    ],
+)
+def test_the_url_of_a_listener_is_one_that_clients_accept(listen: dict[str, object], url: str) -> None:
+    listening = parse(SiteConfig, site(listen={"port": 8791, **listen}), "test").listen
+    assert listening.url() == url
+    assert listening.url(9000) == url.replace("8791", "9000")
+
+
+def test_a_home_that_does_not_exist_is_refused_with_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "~no-such-user/state")
+    with pytest.raises(ConfigError, match="no home directory: set HOME, or XDG_STATE_HOME"):
+        state_directory("ams1")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/lib")
+    assert state_directory("ams1") == Path("/var/lib/pilotlight/ams1")
 
 
 def test_values_are_frozen() -> None:

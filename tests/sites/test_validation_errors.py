@@ -183,8 +183,14 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
         ({"name": "db://u:secret@h"}, "name: must match ^[a-z0-9][a-z0-9._-]{0,62}$, which 'db:...@h' does not"),
         (
             {"responses": {"store": "postgresql://h/d"}},
-            "unknown key 'responses.store'; did you mean 'directory'? Valid here: directory, keep_days, max_gib",
+            "unknown key 'responses.store'. Valid here: directory, keep_days, max_gib",
         ),
+        ({"models": {"name": "m"}}, "models: must be an array, not a table; each of its tables begins with [[models]]"),
+        (
+            {"functions": {"serve": {"name": "f"}}},
+            "functions.serve: must be an array, not a table; each of its tables begins with [[functions.serve]]",
+        ),
+        ({"engine": {"devices": {}}}, "engine.devices: must be an array, not a table"),
         ({"functions": {"min_tier": 4}}, "functions.min_tier: must be 1, 2 or 3, not 4"),
         ({"functions": {"egress_allow": ["h", 1]}}, "functions.egress_allow.1: must be a string, not 1"),
         (
@@ -236,7 +242,12 @@ def test_drafters_are_known_by_name(words: str, why: str) -> None:
 
 
 def test_a_file_that_is_no_table_is_refused() -> None:
-    assert sentences(SiteConfig, 3) == ["the file: must be a table, not 3"]
+    assert sentences(SiteConfig, 3) == ["must be a table, not 3"]
+
+
+def test_a_mistake_of_the_whole_file_names_no_key() -> None:
+    (found,) = sentences(SiteConfig, {**SITE, "models": [], "functions": {}})
+    assert found.startswith("the file has nothing to serve: add a model under [[models]]")
 
 
 def test_integers_stand_for_floats_and_arrays_become_tuples() -> None:

@@ -9,7 +9,8 @@ LOGS_PATH = "/internal/functions/logs"  # router -> site, with a LogQuery as the
 MAX_LIMIT = 1000
 OUTCOMES = ("ok", "exception", "exceededCpu", "exceededMemory", "canceled")  # Cloudflare's outcomes
 
-Status = Annotated[str, Meta(pattern=r"^(error|[1-5]xx|[1-5][0-9]{2}|" + "|".join(OUTCOMES) + r")\Z")]
+STATUS = r"(error|[1-5]xx|[1-5][0-9]{2}|" + "|".join(OUTCOMES) + r")"
+Status = Annotated[str, Meta(pattern=rf"^{STATUS}\Z")]
 
 
 class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

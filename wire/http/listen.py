@@ -32,9 +32,13 @@ class ListenError(Exception):
     """The socket cannot be opened; the message names the correction."""
 
 
-def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def bind(
+    host: str, port: int, *, is_shared: bool = False, port_key: str = "listen.port", host_key: str = "[listen]"
+) -> socket.socket:
     """Return a listening socket, so that a port in use is known before anything else starts.
-    With `is_shared` several sockets may listen on the port, and the kernel spreads connections over them. Raises ListenError."""
+    With `is_shared` several sockets may listen on the port, and the kernel spreads connections over them.
+
+    Raises ListenError with the key of a file, or the option of a command, to change: `port_key` or `host_key`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -53,18 +57,19 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ListenError(_bind_sentence(host, port, error)) from None
+        raise ListenError(bind_sentence(host, port, error, port_key, host_key)) from None
     return listener
 
 
-def _bind_sentence(host: str, port: int, error: Exception) -> str:
+def bind_sentence(host: str, port: int, error: Exception, port_key: str, host_key: str) -> str:
+    """Return why a socket cannot be bound, with the change to make."""
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
         holder = f"`ss -ltnp 'sport = :{port}'` shows it"
-        return f"port {port} on {host} is in use; stop the process that holds it ({holder}) or set another listen.port"
+        return f"port {port} on {host} is in use; stop the process that holds it ({holder}) or set another {port_key}"
     if code == errno.EACCES:
-        return f"port {port} needs privileges; set a listen.port above 1023"
-    return f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; change [listen]"
+        return f"port {port} needs privileges; set a {port_key} above 1023"
+    return f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; change {host_key}"
 
 
 def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:

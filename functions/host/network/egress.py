@@ -196,7 +196,8 @@ class Egress:
             whose = "this site's own" if port in self._own_ports() else "on the site's own machine"
             return f"{host}:{port} is {whose}; reach models and functions through bindings"
         if not is_public(end):
-            return f"{host} is at {address}, which is not a public address; the site file allows exceptions in functions.egress_allow"
+            sentence = f"{host} is at {address}, which is not a public address; exceptions are named by functions.egress_allow of the site file"
+            return f"{sentence}, or `pilotlight dev --egress-allow`"
         return ""
 
 

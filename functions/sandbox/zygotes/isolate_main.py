@@ -47,6 +47,10 @@ UNKNOWN_OF_CF: dict[str, Any] = {  # documented fields of `request.cf` that are 
     "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
     "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
 }  # fmt: skip
+REMEDIES = (  # for errors of a module's import
+    (PermissionError, "; functions run as another user: run chmod -R go+rX on the function's folder"),
+    (ModuleNotFoundError, "; packages are named in dependencies of pyproject.toml, or in requirements.txt"),
+)
 ANSWER_IN_ONE = 64 << 10  # larger bodies are sent in chunks, so that they do not delay other responses
 
 
@@ -102,10 +106,9 @@ class Function:
         except (Exception, SystemExit) as error:
             what = "called exit while it was imported" if isinstance(error, SystemExit) else "cannot be imported"
             name, detail = type(error).__name__, trouble.text_of(error)
-            sentence = f"{os.path.basename(main)} {what}: {name}: {error}"
-            if isinstance(error, PermissionError):
-                sentence += "; functions run as another user: run chmod -R go+rX on the function's folder"
-            self.broken = Failure(sentence, code="import_failed", name=name, detail=detail)
+            remedy = next((each for kind, each in REMEDIES if isinstance(error, kind)), "")
+            sentence = f"{os.path.basename(main)} {what}: {name}: {error}{remedy}"
+            self.broken = Failure(sentence, code="import_failed", name=name, detail=f"{detail.rstrip()}{remedy}\n")
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
         if self.broken is not None:

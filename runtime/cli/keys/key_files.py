@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from pilotlight.runtime.cli.tables import print_table
 from pilotlight.sites.key_files import NewKey, add_key, keys_of, revoke_key, rotate_key
 
 _WHEN = "servers that use the file apply the change at their next start, or at SIGHUP"
@@ -45,4 +45,4 @@ def list_keys(file: Path, as_json: bool) -> None:
     table = Table("name", "account", "scopes", "state", box=None, header_style="bold")
     for each in found:
         table.add_row(each["name"], each["account"], ", ".join(each["scopes"]), each["state"])
-    Console().print(table)
+    print_table(table)

@@ -15,6 +15,7 @@ from pilotlight.engine.planning.devices import GIB
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.status import published
+from pilotlight.runtime.cli.tables import print_table
 
 POLL_S = 0.3
 
@@ -37,7 +38,7 @@ class Manager:
         for site, one in found["sites"].items():
             for model in one["models"]:
                 table.add_row(*_row(site, model))
-        Console().print(table)
+        print_table(table)
         for site, reason in found["unread"].items():
             print(f"{site}: {reason}", file=sys.stderr)
 
@@ -54,7 +55,7 @@ class Manager:
             terms = "its terms must be accepted first" if one["is_gated"] else ""
             architecture = one["architecture"] or "not supported"
             table.add_row(Text(one["source"]), architecture, size, Text(one["license"]), f"{one['downloads']:,}", terms)
-        Console().print(table)
+        print_table(table)
 
     def pull(self, source: str, site: str | None) -> None:
         site = self._site(site)
@@ -102,8 +103,9 @@ class Manager:
         print(f"{name} is refused from now on")
 
     def print_join_line(self, minutes: float) -> None:
+        made = self._api.send("POST", "/manage/join", json.dumps({"minutes": minutes}).encode(), "")
         print(f"On the next machine, once, within {minutes:g} minutes:", file=sys.stderr)
-        print(self._api.send("POST", "/manage/join", json.dumps({"minutes": minutes}).encode(), "")["line"])
+        print(made["line"])
 
     def print_stores(self) -> None:
         found, table = self._api.get_json("/manage/stores"), Table("site", "kind", "name", "of", "size", box=None)
@@ -111,7 +113,7 @@ class Manager:
             for one in stores:
                 size = f"{one['bytes'] / 2**20:,.2f} MiB"
                 table.add_row(site, one["kind"], Text(one["name"]), Text(one["owner"]), size)
-        Console().print(table)
+        print_table(table)
         for site, reason in found["unread"].items():
             print(f"{site}: {reason}", file=sys.stderr)
 
@@ -126,7 +128,7 @@ class Manager:
             table.add_column(Text(column))
         for row in page["rows"]:
             table.add_row(*(Text("NULL", "dim") if cell is None else Text(cell) for cell in row))
-        Console().print(table)
+        print_table(table)
         if page["tables"]:
             print(f"table {page['table']}, of: {', '.join(page['tables'])}", file=sys.stderr)
         if page["next"]:

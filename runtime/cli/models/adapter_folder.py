@@ -8,11 +8,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, AdapterDescription, AdapterError, check, describe
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.tables import print_table
 from pilotlight.runtime.models.adapters import is_name
 
 
@@ -51,7 +51,7 @@ def show(folder: Path) -> None:
             except AdapterError as error:
                 said = f"cannot be used: {error}"
             table.add_row(place.name, said)
-    Console().print(table)
+    print_table(table)
 
 
 def remove(name: str, folder: Path) -> None:

@@ -107,10 +107,10 @@ def _config_of(source: str) -> Path:
     directory = local_directory(source)
     if directory is not None:
         return directory
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import snapshot_download  # unlike hf_hub_download it fails at once without a network
 
     try:
-        return Path(hf_hub_download(source, "config.json"))
+        return Path(snapshot_download(source, allow_patterns=["config.json"]))
     except Exception as error:  # the hub's library has many exceptions; each one's text names the problem
         raise SourceError(f"the config.json of {source} cannot be downloaded: {error}") from error
 

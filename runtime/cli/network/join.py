@@ -21,6 +21,7 @@ from pilotlight.runtime.cli.up import require_free
 from pilotlight.runtime.hosts.gpus import installed_gpus
 from pilotlight.runtime.hosts.memory import available_bytes, gib
 from pilotlight.sites import toml_text
+from pilotlight.sites.accounts import Name
 from pilotlight.sites.joining.authority import AuthorityError, fingerprint_of, new_pair
 from pilotlight.sites.joining.tokens import JoinToken, TokenError
 from pilotlight.sites.site import load_site
@@ -80,12 +81,14 @@ def join(url: str, token: str, folder: Path, wishes: Wishes) -> Path:
         opened = JoinToken.parse(token)
     except TokenError as error:
         raise CliError(f"{error}.") from None
+    if wishes.name is not None:
+        _checked(wishes.name)
     router = _Router(url)
     face = router.face(opened.fingerprint)
     address = wishes.address or router.own_address()
     place = _place(wishes, face.place)
-    name = wishes.name or _asked("Name of this site", _default_name())
-    require_free(address, wishes.port)
+    name = wishes.name or _checked(_asked("Name of this site", _default_name()))
+    require_free(address, wishes.port, host_key="--address")
     if (folder / f"{name}.toml").exists():
         raise CliError(f"{folder}/{name}.toml is there already: choose another --name or --dir.")
     pair = new_pair(address)
@@ -148,7 +151,7 @@ class _Router:
             answer = connection.getresponse()
             data = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise CliError(f"{self._url} cannot be asked: {error}.") from None
+            raise CliError(f"{self._url} cannot be reached, so start its router first: {error}.") from None
         finally:
             connection.close()
         if answer.status == 404:
@@ -183,6 +186,15 @@ def _asked(what: str, default: str) -> str:
     if not sys.stdin.isatty():
         return default
     return input(f"{what} [{default}]: ").strip() or default
+
+
+def _checked(name: str) -> str:
+    """Return the name of a site. Raises CliError."""
+    try:
+        return msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        sentence = "use at most 63 small letters, digits, '.', '_' and '-', with a letter or digit first"
+        raise CliError(f"{name!r} is not a name of a site: {sentence}.") from None
 
 
 def _default_name() -> str:

@@ -15,8 +15,8 @@ FolderArgument = Annotated[Path, typer.Argument(help="The network's folder, whic
 def init_network(
     folder: FolderArgument,
     host: Annotated[str, typer.Option(help="A name or address at which clients and other machines reach this one.")],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the router.")] = 8443,
-    city: Annotated[str, typer.Option(help="Where this machine stands.")] = "here",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the router.")] = 8443,
+    city: Annotated[str, typer.Option(help="City of this machine, as shown on the map.")] = "here",
     latitude: Annotated[float, typer.Option(min=-90, max=90)] = 0.0,
     longitude: Annotated[float, typer.Option(min=-180, max=180)] = 0.0,
     minutes: Annotated[float, typer.Option(min=0.1, help="Time in which the first token can be used.")] = 60.0,
@@ -41,7 +41,9 @@ def make_token(
 
 
 @network.command("revoke")
-def revoke_token(folder: FolderArgument, id: Annotated[str, typer.Argument(help="Id in `network list`.")]) -> None:
+def revoke_token(
+    folder: FolderArgument, id: Annotated[str, typer.Argument(help="Id of the token, from `network list`.")]
+) -> None:
     """Refuse a token from now on."""
     from pilotlight.runtime.cli.network.network_folder import revoke
 
@@ -57,7 +59,7 @@ def list_network(folder: FolderArgument) -> None:
 
 
 @network.command("remove")
-def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the site.")]) -> None:
+def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Name of the site.")]) -> None:
     """Remove a site from the router's file. Its open requests finish.
 
     The machine still has the network's secret: rotate that if the machine is lost."""

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import load_pem_x509_certificates
-from rich.console import Console
 from rich.table import Table
 
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.runtime.cli.tables import print_table
 from pilotlight.sites import toml_text
 from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
 from pilotlight.sites.joining.network_file import remove_site
@@ -83,7 +83,7 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
         raise CliError(f"{folder} cannot hold a network: {error.strerror or error}.") from None
     load_network(folder / "network.toml")  # checks the written file
     print(f"Made a network in {folder}. Your admin key is shown only now:", file=sys.stderr)
-    print(key)
+    print(key, flush=True)
     print(f"\nStart its router:\n  pilotlight router {folder}/network.toml", file=sys.stderr)
     _print_line(folder, port, minutes, authority)
 
@@ -105,11 +105,11 @@ def show(folder: Path) -> None:
     table = Table("site", "url", "city", box=None, header_style="bold")
     for site in load_network(folder / "network.toml").sites:
         table.add_row(site.name, site.url, site.place.city)
-    Console().print(table)
+    print_table(table)
     table, now_s = Table("token", "state", "good until", box=None, header_style="bold"), time.time()
     for each in Tokens(folder).kept():
         table.add_row(each.id, each.state(now_s), f"{datetime.fromtimestamp(each.expires_s, UTC):%Y-%m-%d %H:%MZ}")
-    Console().print(table)
+    print_table(table)
 
 
 def remove(folder: Path, name: str) -> None:

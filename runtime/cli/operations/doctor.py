@@ -81,8 +81,8 @@ def _torch() -> Finding:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        sentence = "models need it: pip install torch --index-url https://download.pytorch.org/whl/cpu, without the index on a GPU's machine"
-        return Finding("wrong", "torch is not installed", sentence)
+        sentence = "models need it: pip install 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/cpu"
+        return Finding("wrong", "torch is not installed", f"{sentence}, without the index on a GPU's machine")
     if "+cpu" in found and installed_gpus():
         return Finding("wrong", f"torch {found} cannot use this machine's GPU", "install torch without +cpu")
     return Finding("ok", f"torch {found}")

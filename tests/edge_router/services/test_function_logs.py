@@ -47,6 +47,13 @@ def test_a_question_that_makes_no_sense_is_refused(name: str, value: str) -> Non
     assert refused.value.word == "invalid_request"
 
 
+def test_a_status_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        ApiError, match=r"^status is an HTTP status \(404, 5xx\), an outcome \(ok, .*\), or error, and not 'good'$"
+    ):
+        log_query("f", QueryParams([("status", "good")]))
+
+
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl's command")
 async def test_sites_are_merged_by_time_over_https_and_one_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ async def test_what_is_no_key_is_refused_and_nothing_is_written(running: Router,
     assert "choose another name" in (await create(running, name="alice"))[1]["error"]["message"]
 
 
+async def test_a_key_that_was_never_made_is_named_as_unknown(running: Router) -> None:
+    async with running.http.delete(f"{running.url}/manage/keys/carol", headers=BOSS) as told:
+        assert (await told.json())["error"]["message"] == "there is no key named 'carol'"
+
+
 async def test_a_revoked_key_is_refused_at_once(running: Router) -> None:
     _, made = await create(running, name="alice")
     for name, status in (("alice", 200), ("nobody", 404), ("boss", 409)):

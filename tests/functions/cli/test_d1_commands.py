@@ -1,6 +1,7 @@
 """`pilotlight d1` run as a command: wrangler's options, and migrations, each applied once or not at all."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def test_a_database_is_restored_to_a_bookmark_or_a_time_and_the_restoration_is_u
     run("d1", "execute", "shop", "--command", "DROP TABLE t", *here)
     said = run("d1", "time-travel", "restore", "shop", "--bookmark", before["bookmark"], *here)
     assert count() == '[{"n": 1}]'
-    run("d1", "time-travel", "restore", "shop", "--bookmark", said.split()[-1], *here)
+    run(*shlex.split(said.partition("To undo this: pilotlight ")[2]))
     with pytest.raises(CliError, match="no such table: t"):
         count()
     run("d1", "time-travel", "restore", "shop", "--timestamp", "2100-01-01T00:00:00Z", *here)

@@ -176,7 +176,7 @@ def test_a_port_in_use_is_named_with_the_option_that_chooses_another(dev: Dev, t
     )
     assert ended.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in ended.stderr
-    assert "or choose another with --port" in ended.stderr
+    assert "or set another --port" in ended.stderr
 
 
 def test_logs_and_what_it_says_itself_are_no_part_of_a_function(tmp_path: Path) -> None:

@@ -273,7 +273,8 @@ return Response.json(found)
 async def test_a_missing_import_is_reported_with_its_line_and_is_not_permanent(sites: Sites) -> None:
     async with beside_a_good_one(sites[2], "import not_there\n") as served:
         fault = await fault_of(served)
-        assert "No module named 'not_there'" in fault.message
+        assert "No module named 'not_there'; packages are named in dependencies of pyproject.toml" in fault.message
+        assert "or in requirements.txt" in fault.detail
         assert 'entry.py", line 1' in fault.detail
         served.add(GOOD, "bad")
         assert await served.get(name="bad") == b"well"

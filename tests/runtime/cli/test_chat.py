@@ -1,5 +1,6 @@
 """Input of a terminal conversation other than messages: commands, several lines, Ctrl-C."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
-from pilotlight.runtime.cli.chat import answer, chat
+from pilotlight.runtime.cli.chat import answer, chat, piped
 from pilotlight.runtime.cli.cli_error import CliError
 
 
@@ -117,3 +118,9 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_conversation(
     told = capsys.readouterr().out
     assert "cannot be read" in told
     assert "has 1 image." in told
+
+
+def test_a_prompt_that_is_piped_may_have_bytes_of_another_encoding() -> None:
+    assert piped(io.BytesIO(b"caf\xe9 now\n")) == "caf\ufffd now"
+    with pytest.raises(CliError, match="There is nothing to ask"):
+        piped(io.BytesIO(b" \n"))

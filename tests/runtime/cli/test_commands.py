@@ -2,6 +2,9 @@
 
 import io
 import re
+import signal
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -44,6 +47,36 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(folder: Path, capsys
     out = folder / "nowhere" / "out.json"
     assert run("kv", "export", "KV", "--output", str(out), *here) == 1
     assert capsys.readouterr().err == f"pilotlight: {out}: No such file or directory.\n"
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pilotlight.{module}":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["pilotlight", "site.toml"]
+from pilotlight.{program}.__main__ import main
+main()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("program", "module"), [("runtime.cli", "runtime.cli.commands"), ("runtime", "runtime.serve")])
+def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(program: str, module: str) -> None:
+    code = INTERRUPTED.format(program=program, module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_full_disk_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ("--dir", str(folder))
+    assert run("kv", "put", "KV", "a", "b", *here) == 0
+    assert run("kv", "export", "KV", "--output", "/dev/full", *here) == 1
+    assert capsys.readouterr().err == "pilotlight: a file cannot be written: No space left on device.\n"
 
 
 def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(folder: Path) -> None:

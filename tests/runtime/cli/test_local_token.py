@@ -29,7 +29,7 @@ def test_commands_send_it_to_the_router_of_this_machine_and_to_no_other() -> Non
     token = make_local_token(8787)
     assert author_token(Api("http://127.0.0.1:8787")) == author_token(Api("http://localhost:8787")) == token
     assert local_token("http://router.example:8787") == local_token("http://127.0.0.1:8788") == ""
-    with pytest.raises(CliError, match="Deploying needs a key"):
+    with pytest.raises(CliError, match="This needs a key with the scope deploy"):
         author_token(Api("http://router.example:8787"))
 
 

@@ -1,5 +1,8 @@
 """Servers that `pilotlight up` restarts when they end, and stops when it ends."""
 
+import os
+import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -7,9 +10,20 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.runtime.cli import up
+from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.sites.config import parse
 from pilotlight.sites.site import SiteConfig
 from tests.edge_router.builders import network
+
+
+@pytest.mark.process
+def test_a_port_that_cannot_be_used_is_refused_with_the_option_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(CliError, match=f"port {port} on 127.0.0.1 is in use; .* or set another --port"):
+            up.require_free("127.0.0.1", port)
+    with pytest.raises(CliError, match=r"cannot listen on 192\.0\.2\.1 port 0: .*; change --host"):
+        up.require_free("192.0.2.1", 0)
 
 
 class Server:
@@ -77,6 +91,30 @@ def test_a_server_is_killed_only_after_its_own_drain_timeout(drain_timeout_s: fl
     site, router = Draining(drain_timeout_s, takes_s), Draining(1.0, 2.0)
     up.end(cast("Any", [site, router]))
     assert (site.how, router.how) == (how, "ended")
+
+
+class Hurried(Draining):
+    """A server whose user presses Ctrl-C again at each of its signals."""
+
+    def start(self) -> None:
+        pass
+
+    def terminate(self) -> None:
+        super().terminate()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def kill(self) -> None:
+        super().kill()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_user_who_presses_ctrl_c_many_times_gets_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    server, before = Hurried(30.0, 60.0), signal.getsignal(signal.SIGINT)
+    with up.running(cast("Any", [server])):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert server.how == "killed"
+    assert capsys.readouterr().out.startswith("Stopping: open streams may finish")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_drain_timeouts_of_servers_are_those_of_their_files(

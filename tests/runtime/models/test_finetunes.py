@@ -102,7 +102,7 @@ async def test_another_account_learns_nothing_of_it(make_site: SiteMaker, tables
         for lora in (id, "tone", "nobodys"):
             refused = await ask(site, BOB, lora=lora)
             assert (refused.status, why(refused)) == (
-                400, f"'tiny' has no adapter named {lora!r}; see /ai/v1/models"
+                400, f"'tiny' has no adapter named {lora!r}; see /v1/models"
             )  # fmt: skip
         assert (await call(site.app, f"{MODELS}/tiny:tone", authorization=BOB)).status == 404
         assert (await call(site.app, f"{MODELS}/tiny:tone", authorization=ANN)).status == 200
