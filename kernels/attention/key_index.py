@@ -30,12 +30,13 @@ def _check_write(
         and (scales is None or (scales.shape == cache.shape[:2] and scales.dtype == torch.float32))
         and slot_mapping.shape == keys.shape[:1]
         and slot_mapping.dtype == torch.int64
+        and slot_mapping.is_contiguous()
         and placed(keys, cache, scales, slot_mapping)
     ):
         check = ArgumentCheck(operation)
         check.tensor("keys", keys, "tokens dim", dense=1)
         _require_cache(check, cache, scales, keys.dtype)
-        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,))
+        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
     if checks.DEBUG:
         check_slots(operation, slot_mapping, cache)
 
