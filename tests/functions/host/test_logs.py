@@ -73,6 +73,7 @@ async def test_the_end_of_the_process_ends_the_reading() -> None:
     log.close_write_end()
     for _ in range(10):
         await asyncio.sleep(0)
+    assert not asyncio.get_running_loop().remove_reader(log._fd), "the loop no longer reads it"
     log.close()
 
 
