@@ -13,7 +13,7 @@ C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 
 # In production the process measures which calls are faster with torch; steps with such calls cannot be recorded. Tests do not measure, because the
 # result would depend on the machine's load.
-library.keep_limits = lambda *_: None
+library.keep_limits = lambda *_: None  # type: ignore[attr-defined]  # replaced where it is called
 
 
 @contextmanager

@@ -46,20 +46,19 @@ MODERN_BERT = ModernBertConfig(
 )  # fmt: skip
 MODERN_BERT_OF_BIASES = ModernBertConfig(
     vocab_size=431, hidden_size=42, intermediate_size=57, num_hidden_layers=3, num_attention_heads=7, max_position_embeddings=96,
-    initializer_range=0.15, local_attention=9, global_attn_every_n_layers=2, norm_bias=True, attention_bias=True, mlp_bias=True,
+    initializer_range=0.15, local_attention=9, **{"global_attn_every_n_layers": 2}, norm_bias=True, attention_bias=True, mlp_bias=True,
     classifier_bias=True, classifier_pooling="mean", pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
     rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 50_000.0}, "sliding_attention": {"rope_type": "default"}},
 )  # fmt: skip
 _GEMMA: dict[str, Any] = {
     key: value for key, value in _DECODER.items() if key not in ("rope_parameters", "tie_word_embeddings")
-}
+} | {"sliding_window_pattern": 3}
 EMBEDDING_GEMMA = Gemma3TextConfig(
-    **_GEMMA, sliding_window=9, sliding_window_pattern=3, query_pre_attn_scalar=17, use_bidirectional_attention=True
+    **_GEMMA, sliding_window=9, query_pre_attn_scalar=17, use_bidirectional_attention=True
 )
 EMBEDDING_GEMMA_OF_ONE_KV_HEAD = Gemma3TextConfig(
-    **_GEMMA | {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 14},
+    **_GEMMA | {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 14, "sliding_window_pattern": 2},
     sliding_window=14,
-    sliding_window_pattern=2,
     query_pre_attn_scalar=7,
     use_bidirectional_attention=True,
 )

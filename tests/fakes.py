@@ -69,7 +69,7 @@ def write_model_directory(directory: Path, *, template: str | None = CHATML, **g
 
 
 TOKENIZER = byte_tokenizer()
-EOS = TOKENIZER.token_to_id("<|im_end|>")
+EOS: int = TOKENIZER.token_to_id("<|im_end|>")
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ def says(
             TokenOutput(
                 "",
                 group,
-                finish_reason=finish if is_last else None,  # type: ignore[arg-type]
+                finish_reason=finish if is_last else None,
                 num_cached_tokens=cached if position == 0 else None,
                 logprobs=tuple(TokenLogprobs(-0.5, ((t, -0.5), (0, -1.5))) for t in group) if logprobs else None,
             )
@@ -174,7 +174,7 @@ class FakeEngineClient:
             64,
             1000,
             0.1,
-            **kind,  # type: ignore[arg-type]
+            **kind,
         )
 
     def prewarm_model(self, spec: ModelSpec) -> None:

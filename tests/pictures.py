@@ -79,5 +79,5 @@ def _write(directory: Path, marker: str, tokens: dict[str, str], config: Mapping
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in tokens.values()])
     tokenizer.save(str(directory / "tokenizer.json"))
     ids = {key: tokenizer.token_to_id(text) for key, text in tokens.items()}
-    (directory / "config.json").write_text(json.dumps(config | ids))
+    (directory / "config.json").write_text(json.dumps(dict(config) | ids))
     return directory

@@ -120,7 +120,7 @@ async def serve(site_file: Path, script: Path, log: Path) -> None:
     site = load_site(site_file)
     start_logging(site.name)
     launcher = FakeLauncher()
-    launcher.client_class = lambda: ScriptedEngine(script, log, site.name)  # type: ignore[assignment]
+    launcher.client_class = lambda: ScriptedEngine(script, log, site.name)
     listener = bind(site.listen.host, site.listen.port)
     app = build_app(site, launchers=[launcher], url=url_of(listener))
     await serve_app(app, listener)

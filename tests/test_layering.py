@@ -180,7 +180,7 @@ def test_what_modules_import_is_installed_with_the_product_or_an_extra() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
     installed = {_canonical(re.split(r"[<>=!;\[ ]", line)[0]) for line in (*project["dependencies"], *extras)}
-    owners = packages_distributions() | {"yarl": ["aiohttp"]}  # aiohttp returns yarl's URLs
+    owners = dict(packages_distributions()) | {"yarl": ["aiohttp"]}  # aiohttp returns yarl's URLs
     here = {"pilotlight", *(path.stem for path in (ROOT / "functions/sdk").iterdir()), *sys.stdlib_module_names}
     for package in sorted(PACKAGES):
         for path in modules(package):

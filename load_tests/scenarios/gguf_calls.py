@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 from rich.console import Console
 from rich.table import Table
 

@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation, localcontext
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 from rich.console import Console
 
 from load_tests import random_checkpoint

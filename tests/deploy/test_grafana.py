@@ -19,7 +19,7 @@ SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", re.MULTILINE)
 HELLO = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def targets() -> list[dict[str, str]]:
+def targets() -> list[dict[str, Any]]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     return [target for panel in panels for target in panel.get("targets", ())]
 

@@ -34,7 +34,8 @@ def test_whatever_reaches_the_prompt_makes_another_prefix() -> None:
 
 
 def test_parts_of_unknown_kinds_are_left_to_the_model_to_refuse() -> None:
-    for kind in ({}, [], None, 3):
+    kinds: list[Any] = [{}, [], None, 3]
+    for kind in kinds:
         parts = [{"type": kind, "text": "Hi"}]
         assert len(pieces({"role": "user", "content": [{"type": "tool_result", "content": parts}, *parts]})) == 1
 

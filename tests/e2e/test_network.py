@@ -82,16 +82,14 @@ def test_the_openai_client_completes_streams_and_sees_cached_tokens(network: Loc
         "role": "user",
         "content": "My name is Robin and my favourite colour is green. What is the airport code of Lisbon?",
     }
-    first = client.chat.completions.create(model="ember", messages=[told], temperature=0, max_tokens=60)  # type: ignore[list-item]
+    first = client.chat.completions.create(model="ember", messages=[told], temperature=0, max_tokens=60)
     answer = first.choices[0].message.content
     assert answer
     assert first.usage is not None
     turns = [told, {"role": "assistant", "content": answer}, {"role": "user", "content": "And what is my name?"}]
     pieces, usage = [], None
-    options = {"include_usage": True}
-    for chunk in client.chat.completions.create(
-        model="ember", messages=turns, temperature=0, max_tokens=60, stream=True, stream_options=options  # type: ignore[arg-type]
-    ):  # fmt: skip
+    asked: dict[str, Any] = {"messages": turns, "stream_options": {"include_usage": True}}
+    for chunk in client.chat.completions.create(model="ember", temperature=0, max_tokens=60, stream=True, **asked):
         usage = chunk.usage or usage
         pieces += [choice.delta.content or "" for choice in chunk.choices]
     assert "Robin" in "".join(pieces)

@@ -37,7 +37,7 @@ def write_group(folder: Path, split: str) -> Path:
     params=[
         pytest.param(split, marks=pytest.mark.slow) if split == "stages = 2" else split for split in GROUPS.values()
     ],
-    ids=GROUPS,
+    ids=list(GROUPS),
 )
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("site")

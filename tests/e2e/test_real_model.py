@@ -61,8 +61,10 @@ def test_a_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI) -> Non
 
 def test_json_follows_its_schema(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
-    asked = question("Which city is the largest of Japan, and how many people live there?", max_tokens=80)
-    found = json.loads(client.chat.completions.create(**asked, response_format=form).choices[0].message.content or "")
+    asked = question(
+        "Which city is the largest of Japan, and how many people live there?", max_tokens=80, response_format=form
+    )
+    found = json.loads(client.chat.completions.create(**asked).choices[0].message.content or "")
     assert set(found) == {"city", "people"}
 
 

@@ -215,7 +215,7 @@ class Router:
         body = {"model": "ember", "stream": True, "messages": [{"role": "user", "content": "hello"}], **fields}
         return self.http.post(self.url + path, json=body, headers=headers)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[..., bool]) -> None:
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -69,17 +69,17 @@ def _price(
             sent = site.pending_tokens * ms
             age = max(0.0, request.now_s - site.status_at_s) * 1000
             since = max(0.0, request.now_s - site.pending_since_s) * 1000
-            left, served = 0.0, age
+            left, lasted = 0.0, age
             if model.residency != "device":
                 left = model.wake_ms if model.wake_ms > 0 else believed.wake_ms
                 if model.residency == "loading":
                     left = left * (1 - min(1.0, max(0.0, model.loaded))) - age
                 elif site.pending_requests:
                     left -= since
-                served = max(0.0, -left)
+                lasted = max(0.0, -left)
             wake = max(0.0, left)
             work = model.queued_tokens * ms + sent
-            queue = max(0.0, work - served * (1 - load), sent - since, site.unanswered_tokens * ms)
+            queue = max(0.0, work - lasted * (1 - load), sent - since, site.unanswered_tokens * ms)
             step = sum(steps) / len(steps) if steps else 0.0
             step = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else step
             delay = prefill * (model.arriving_per_s * (queue + wake + prefill / 2) / 1000 / (1 - load))

@@ -101,13 +101,13 @@ async def test_a_body_that_dribbles_is_not_waited_for_however_steadily_it_comes(
 
 async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> None:
     async def endless(site: FakeSite, request: object) -> object:
-        response = await begin(request)  # type: ignore[arg-type]
+        response = await begin(request)
         while True:
             await response.write(b"data: " + b"x" * 60_000 + b"\n\n")
 
     door = {"stall_timeout_s": 0.5}
     async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
-        fakes[0].behave = endless  # type: ignore[assignment]
+        fakes[0].behave = endless
         async with wire(running.url) as client:
             raw: socket.socket = client.writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -105,7 +105,7 @@ def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_ne
         name = "ams1"
 
     def pace(proxied: RequestState, retries: RetryBudget) -> AttemptPace:
-        return AttemptPace(proxied, Site(), RELAY, rank, retries)  # type: ignore[arg-type]
+        return AttemptPace(proxied, Site(), RELAY, rank, retries)
 
     proxied = RequestState(request(), RELAY, 0.0)
     before = retries.left

@@ -175,7 +175,7 @@ def test_the_queue_that_a_full_first_choice_may_have_is_no_longer_for_its_being_
 
 @pytest.mark.parametrize("guessed", [{"status": None, "status_is_fresh": False}, {"status_is_fresh": False}])
 def test_a_site_that_has_not_said_lately_pays_for_the_doubt_and_the_terms_show_it(guessed: dict[str, object]) -> None:
-    silent = replace(view("ams1"), **guessed)  # type: ignore[arg-type]
+    silent = replace(view("ams1"), **guessed)
     assert term(ASK, silent, "doubt") == pytest.approx(150 + 512)
     assert term(ASK, view("ams1"), "doubt") == 0.0
     assert names(rank(ASK, silent, view("iad1", rtt_ms=90.0))) == ["iad1", "ams1"]

@@ -187,7 +187,7 @@ class Draining:
 async def test_a_router_waits_for_its_requests_until_a_second_signal() -> None:
     for is_told_again in (False, True):
         proxy, stop_now = Draining(), asyncio.Event()
-        draining = asyncio.create_task(drain(proxy, 600.0, stop_now))  # type: ignore[arg-type]
+        draining = asyncio.create_task(drain(proxy, 600.0, stop_now))
         for _ in range(3):
             await asyncio.sleep(0)
         assert not draining.done()

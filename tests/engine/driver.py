@@ -20,9 +20,11 @@ from pilotlight.engine.api.protocol import (
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.drafting.speculator import Speculator
+from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.kv.shared_tiers import SharedTiers
 from pilotlight.engine.loading.kv_memory import make_kv_memory
 from pilotlight.engine.loading.loading import load_model
+from pilotlight.engine.parallel.ranks import RankedRunner
 from pilotlight.engine.scheduling.plan import Speculation, StepCount
 
 
@@ -54,6 +56,13 @@ class Heard:
             self.num_fetched_tokens = output.num_fetched_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
+
+
+def runner_of(engine: Engine) -> ModelRunner:
+    """Return the runner of this rank's model."""
+    runner = engine.runner.own if isinstance(engine.runner, RankedRunner) else engine.runner
+    assert isinstance(runner, ModelRunner)
+    return runner
 
 
 def load_engine(
@@ -110,8 +119,8 @@ class Welcome:
 def check_all_drafts(engine: Engine) -> None:
     """Make an engine with speculation verify all proposed drafts."""
     if isinstance(engine.speculation, Speculator):
-        engine.speculation.costs = CheapRows()  # type: ignore[assignment]
-        engine.speculation.gain = Welcome()  # type: ignore[assignment]
+        engine.speculation.costs = CheapRows()
+        engine.speculation.gain = Welcome()
 
 
 def submit(

@@ -141,8 +141,8 @@ class FakeRunner:
         if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
             self.num_failures += 1
             raise RuntimeError("a prompt that no device computes")
-        for chunk, table in enumerate(zip(*[group.tables for group in step.groups], strict=True)):
-            shares = {block % self.copies for blocks in table for block in blocks}
+        for chunk, tables in enumerate(zip(*[group.tables for group in step.groups], strict=True)):
+            shares = {block % self.copies for blocks in tables for block in blocks}
             assert len(shares) == 1, f"blocks of several ranks for chunk {chunk}"
         slots = [slot for group in step.groups for slot in group.slots]
         assert len(set(slots)) == len(slots), "two tokens share one slot"

@@ -86,6 +86,7 @@ FAMILIES = (
     "gemma 3, one kv head, tied",
     "gemma 4, keys are values",
     "gemma 4, one kv head, clipped, causal, tied",
+    "gemma 4, inputs of layers, shared keys, clipped, causal",
 )
 # Checkpoints whose images' tokens attend to each other.
 WHOLE = tuple(name for name in FAMILIES if name.startswith("gemma") and "causal" not in name)
@@ -256,26 +257,6 @@ SAVED_NAMES = {
     "language_model.model.blocks.": "language_model.model.layers.",
     "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
     "model.mm_projector.": "mm_projector.",
-    "gemma 4, inputs of layers, shared keys, clipped": lambda: _gemma4(
-        {
-            "hidden_size": 24,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 12,
-            "use_clipped_linears": True,
-        },
-        num_hidden_layers=6,
-        layer_types=["sliding_attention", "full_attention"] * 3,
-        num_kv_shared_layers=2,
-        use_double_wide_mlp=True,
-        hidden_size_per_layer_input=6,
-        vocab_size_per_layer_input=440,
-        pad_token_id=3,
-        sliding_window=11,
-        global_head_dim=16,
-        rope_parameters=None,
-        tie_word_embeddings=True,
-    ),
 }
 
 
@@ -330,7 +311,7 @@ _TOWER = {
 }  # fmt: skip
 
 
-def _qwen(kind: type[PreTrainedConfig], vision: dict[str, Any], **text: Any) -> PreTrainedModel:
+def _qwen(kind: Callable[..., PreTrainedConfig], vision: dict[str, Any], **text: Any) -> PreTrainedModel:
     keys = {key: value for key, value in (AWKWARD | {"num_hidden_layers": 4} | text).items() if value is not None}
     tied = keys["tie_word_embeddings"]
     whole = kind(text_config=keys, vision_config=_TOWER | vision, tie_word_embeddings=tied, **_IDS)
@@ -425,6 +406,26 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
         no_rope_layers=[1, 0, 1, 1],
         moe_layers=[0, 1, 3],
         attention_chunk_size=16,
+    ),
+    "gemma 4, inputs of layers, shared keys, clipped, causal": lambda: _gemma4(
+        {
+            "hidden_size": 24,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 12,
+            "use_clipped_linears": True,
+        },
+        num_hidden_layers=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=6,
+        vocab_size_per_layer_input=440,
+        pad_token_id=3,
+        sliding_window=11,
+        global_head_dim=16,
+        rope_parameters=None,
+        tie_word_embeddings=True,
     ),
     "llama 4, five heads over one, two experts, biased": lambda: _llama4(
         {"hidden_size": 40, "num_attention_heads": 5, "num_hidden_layers": 3, "intermediate_size": 160},

@@ -22,8 +22,9 @@ from tests.engine.driver import Heard, draft_with, drain, drain_preempting, load
 from tests.engine.fake_drafter import Remembering
 from tests.engine.fake_runner import fake_engine
 from tests.engine.families import MODELS, write_family
-from tests.engine.test_constrained_answers import HERE, JSON, asked, assert_is_person, ember
+from tests.engine.test_constrained_answers import JSON, asked, assert_is_person, ember
 from tests.in_turn import in_turn
+from training.ember.chat import HERE
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
 

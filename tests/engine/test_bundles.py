@@ -32,6 +32,7 @@ from pilotlight.engine.weights.filling import fill
 from pilotlight.engine.weights.storage import BundleMemory, BundleStorage, on_device
 from pilotlight.engine.weights.tensor_bytes import DTYPES, as_bytes
 from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 from tests.engine.test_filling import LateDevice
 
 IDENTITY = BundleIdentity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
@@ -254,8 +255,8 @@ def test_a_bundle_in_huge_pages_has_the_same_bytes(
     # the header, tensors of three and a half pages, and one across a page boundary
     wanted = [
         *WANTED,
-        TensorSpec("large", "U8", (5 * pages.HUGE_PAGE // 2,)),
-        TensorSpec("last", "U8", (pages.HUGE_PAGE,)),
+        TensorSpec("large", "U8", (5 * HUGE_PAGE // 2,)),
+        TensorSpec("last", "U8", (HUGE_PAGE,)),
     ]
     bundle = lay_out(IDENTITY, FACTS, wanted)
     plain, huge = tmp_path / "plain", tmp_path / "huge"

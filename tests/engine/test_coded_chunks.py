@@ -173,7 +173,7 @@ def test_a_model_in_coded_chunks_answers_the_same_in_any_memory(name: str, tmp_p
         (kept_at, "always"),
         (kept_at, "always"),
     ):
-        loaded = load(tmp_path / "coded", kept, memory, mode, "auto")  # type: ignore[arg-type]
+        loaded = load(tmp_path / "coded", kept, memory, mode, "auto")
         assert loaded.engine.info.dtype == "bfloat16"
         if mode == "always" and not loaded.engine.info.mapped:
             assert has_moved(loaded)

@@ -19,7 +19,7 @@ from pilotlight.engine.loading.draft_loading import plan_drafts
 from pilotlight.engine.models.model_registry import find_family
 from pilotlight.engine.planning.parallelism import Parallelism
 from tests.checkpoints import write_llama
-from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt, submit
+from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt, runner_of, submit
 from tests.engine.families import write_family
 from training.ember.chat import HERE, Chat
 from training.ember.network import load, rotate
@@ -84,11 +84,11 @@ def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_choose(tmp_path
     write_llama(tmp_path)
     for sampling in ({}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.3}):
         engine = load_engine(tmp_path, kv_tokens=512, speculate=f"draft:{tmp_path}")
-        heard = one(engine, submit("a", random_prompt(20, seed=1), max_tokens=30, **sampling))  # type: ignore[arg-type]
+        heard = one(engine, submit("a", random_prompt(20, seed=1), max_tokens=30, **sampling))
         assert (
             heard.token_ids
             == one(load_engine(tmp_path), submit("a", random_prompt(20, seed=1), max_tokens=30, **sampling)).token_ids
-        )  # type: ignore[arg-type]
+        )
         assert accepted_share(engine) == 1.0
         engine.close()
 
@@ -132,7 +132,7 @@ def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
         asked.append([*sequences[0].token_ids, *guessed[0]])
         return [tokens[:length] for tokens in guessed]
 
-    speculation.model.propose = noting  # type: ignore[method-assign]
+    speculation.model.propose = noting
     one(engine, submit("a", prompt, max_tokens=12))
     engine.close()
     for tokens in asked[:3]:
@@ -212,7 +212,7 @@ def test_a_model_s_blocks_hold_what_its_drafter_knows() -> None:
     plain, drafting = (load_engine(HERE, dtype="float32", speculate=words) for words in ("off", f"draft:{MINI}"))
     assert isinstance(plain.runner, ModelRunner)
     assert isinstance(drafting.runner, ModelRunner)
-    added = drafting.runner.layout.block_bytes - plain.runner.layout.block_bytes
+    added = runner_of(drafting).layout.block_bytes - runner_of(plain).layout.block_bytes
     assert added == 2 * 2 * 16 * 64 * 4, "two layers of keys and values, 16 tokens, one head of 64, in fp32"
     assert drafting.info.weights_bytes > plain.info.weights_bytes
     for engine in (plain, drafting):

@@ -73,7 +73,7 @@ def noting_steps(engine: Engine, note: Callable[[Any], int]) -> list[int]:
         noted.append(note(step))
         return forward(step)
 
-    runner.forward = noting  # type: ignore[method-assign]
+    runner.forward = noting
     return noted
 
 

@@ -246,7 +246,7 @@ def test_pieces_for_a_device_are_larger_than_a_cpus_caches(tensors: dict[str, to
 
     def num_pieces(device: str) -> int:
         place = type("Place", (), {"shape": (37, 23), "device": torch.device(device)})
-        return len(list(cut(Job("t0", (stored,), place), SMALL)))  # type: ignore[arg-type]
+        return len(list(cut(Job("t0", (stored,), place), SMALL)))
 
     assert num_pieces("cpu") == 2
     assert num_pieces("cuda") == 1

@@ -100,7 +100,7 @@ class Pair:
             for engine, into in ((self.prefill, {}), (self.decode, heard)):
                 stepped = engine.step() if engine.has_work else False
                 for output in engine.sequences.take_outputs():
-                    into.setdefault(output.sequence_id, Heard()).hear(output)  # type: ignore[attr-defined]
+                    into.setdefault(output.sequence_id, Heard()).hear(output)
                 engine.on_idle()
             if preempts_every and step % preempts_every == 0:
                 self.decode.scheduler.preemption.preempt_youngest(keep_oldest=False)
@@ -332,7 +332,7 @@ def test_what_never_comes_is_computed_in_its_turn(dense_pair: Pair) -> None:
 def test_what_never_comes_is_computed_by_its_deadline(dense_pair: Pair) -> None:
     message = submit("a", PROMPT, max_tokens=6)
     _, waiting = dense_pair.split(message, within_s=0.2)
-    dense_pair.prefill.tiers.begin_hand_over(waiting.fetch_from.hand_over)  # type: ignore[union-attr]
+    dense_pair.prefill.tiers.begin_hand_over(waiting.fetch_from.hand_over)
     expected = alone(dense_pair.model, [message])["a"]
     began = time.monotonic()
     heard = one(dense_pair.decode, waiting)
@@ -357,7 +357,7 @@ def test_a_prefill_that_ends_early_costs_time_and_no_token(dense_pair: Pair, end
     if end == "its host is gone":
         assert pair.tiers[0].peers is not None
         pair.tiers[0].peers.server.close()
-        pair.tiers[0].peers.server.close = lambda: None  # type: ignore[method-assign]
+        pair.tiers[0].peers.server.close = lambda: None
     heard = drain(pair.decode, [], max_steps=20_000)["a"]
     assert heard.token_ids == expected.token_ids
     if end == "aborted":

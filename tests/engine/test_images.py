@@ -11,7 +11,7 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
 from tests.adapters import ATTENTION, adapted, write_adapter
 from tests.engine.agreement import assert_agrees, full
-from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt
+from tests.engine.driver import drain, drain_preempting, load_engine, one, random_prompt, runner_of
 from tests.engine.pictures import FAMILIES, WHOLE, VisionCheckpoint, picture, write_vision
 
 SMALL, WIDE, TALL = picture(30, 17, seed=1), picture(123, 41, seed=2), picture(13, 87, seed=3, kind="JPEG")
@@ -246,7 +246,7 @@ def test_an_encoder_that_fails_ends_its_sequence_alone(
     written: VisionCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load_engine(written.directory)
-    encode, calls = engine.runner.encode_image, iter([True])
+    encode, calls = runner_of(engine).encode_image, iter([True])
 
     def failing(digest: bytes, piece: object) -> None:
         if next(calls, False):

@@ -15,7 +15,7 @@ from pilotlight.engine.kv.shared_tiers import open_tiers
 from pilotlight.engine.kv.tiered_cache import TieredCache
 from pilotlight.engine.weights.formats.kv_scales import read_kv_scales
 from tests.checkpoints import write_llama
-from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, submit
+from tests.engine.driver import Heard, drain, drain_preempting, load_engine, one, random_prompt, runner_of, submit
 from tests.engine.families import write_family
 from tests.engine.test_hand_over import Pair
 
@@ -89,7 +89,7 @@ def test_log_probabilities_are_close_to_those_of_a_plain_cache_in_a_quarter_of_t
     )
     assert len(plain) == len(narrow) == len(PROMPT) - 1
     assert 0 < float((plain - narrow).abs().mean()) < 0.1
-    sizes = [engine.runner.layout.block_bytes for engine in engines]  # type: ignore[attr-defined]
+    sizes = [runner_of(engine).layout.block_bytes for engine in engines]
     assert sizes[0] == 4 * sizes[1], "plain keys and values are fp32"
 
 
@@ -107,7 +107,7 @@ def test_blocks_come_back_from_host_and_disk_and_none_of_them_to_a_plain_cache(
         assert tiers is not None
         assert tiers.disk is not None
         assert tiers.disk.wait_until_idle(10)
-        engine = load_engine(checkpoint, tiers=tiers, kv_dtype=kv_dtype)  # type: ignore[arg-type]
+        engine = load_engine(checkpoint, tiers=tiers, kv_dtype=kv_dtype)
         heard = one(engine, submit("greedy", PROMPT, max_tokens=20))
         assert heard.num_cached_tokens == hits
         assert kv_dtype == "auto" or heard.token_ids == expected["greedy"]
@@ -155,7 +155,8 @@ def test_scales_of_the_checkpoint_are_the_caches(tmp_path: Path) -> None:
     directory = with_scales(tmp_path, scales)
     assert read_kv_scales(directory) == {0: (0.25, 0.5), 1: (2.0, 3.0)}
     engine = load_engine(directory, kv_dtype="fp8")
-    views = engine.runner.layout.views(engine.runner.layout.new_blocks(1, torch.device("cpu")))  # type: ignore[attr-defined]
+    layout = runner_of(engine).layout
+    views = layout.views(layout.new_blocks(1, torch.device("cpu")))
     assert [view.scales.tolist() for view in views[:2]] == [[0.25, 0.5], [2.0, 3.0]]
     assert len(one(engine, submit("a", PROMPT)).token_ids) == 8
 
@@ -195,7 +196,7 @@ def test_latent_vectors_and_keys_of_an_index_are_close_to_those_of_a_plain_cache
         torch.tensor([reported.logprob for reported in one(engine, ask).prompt_logprobs or ()]) for engine in engines
     )
     assert 0 < float((plain - narrow).abs().mean()) < most
-    sizes = [engine.runner.layout.block_bytes for engine in engines]  # type: ignore[attr-defined]
+    sizes = [runner_of(engine).layout.block_bytes for engine in engines]
     assert 3 * sizes[1] < sizes[0]
 
 

@@ -34,8 +34,8 @@ def test_no_launch_of_a_step_waits_for_the_device(checkpoint: Path) -> None:
     engine = load_engine(checkpoint, depth=2)
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
-    runner.forward = gated(runner.forward)  # type: ignore[method-assign]
-    runner.choose = gated(runner.choose)  # type: ignore[method-assign]
+    runner.forward = gated(runner.forward)
+    runner.choose = gated(runner.choose)
     requests = [
         submit(f"{name} {n}", random_prompt(n, seed=n), **{"max_tokens": 30, **kind})
         for n in (4, 33)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.execution.context import Context
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
@@ -21,7 +22,6 @@ from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.mlp import GatedMLP
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, Part, load_decoder
-from pilotlight.engine.models.dense import DenseConfig
 from pilotlight.engine.models.model_registry import FAMILIES
 from pilotlight.engine.weights.loader import WeightLoader
 from tests.checkpoints import write_llama
@@ -173,8 +173,9 @@ def test_hidden_states_behind_named_layers_can_be_had(checkpoint: Path) -> None:
     engine = load_engine(checkpoint)
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
-    model = runner.model
-    assert isinstance(model, Decoder)
+    assert isinstance(runner.model, Decoder)
+    model: Decoder = runner.model
+    assert model.norm is not None
 
     class Tapping:
         def forward(self, context: Context) -> torch.Tensor:

@@ -150,7 +150,7 @@ def test_a_model_that_is_too_small_for_its_checkpoints_pages_is_coded_at_its_fir
 def test_what_was_kept_for_another_choice_is_made_again(tmp_path: Path, kept_at: Path, memory: KvMemory) -> None:
     write_llama(tmp_path, dtype=torch.bfloat16)
     for mode, is_coded in (("always", True), ("off", False), ("always", True)):
-        loaded = load(tmp_path, kept_at, memory, mode)  # type: ignore[arg-type]
+        loaded = load(tmp_path, kept_at, memory, mode)
         assert not loaded.engine.info.mapped
         assert has_moved(loaded)
         loaded.close()

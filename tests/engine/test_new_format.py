@@ -15,9 +15,8 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3MoeConfig
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig
 from pilotlight.engine.loading.kv_memory import make_kv_memory
-from pilotlight.engine.weights.formats.format import Index, WeightFormat, stacked_name
+from pilotlight.engine.weights.formats.format import Index, WeightFormat, WeightRequests, stacked_name
 from pilotlight.engine.weights.formats.weight_formats import FORMATS
-from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.engine.weights.shard import MatrixPart
 from pilotlight.engine.weights.stored_tensor import ExpectedTensor
 from pilotlight.kernels.checks import ArgumentCheck
@@ -65,13 +64,13 @@ class EightBitFormat(WeightFormat):
     def holds(self, index: Index, name: str) -> bool:
         return f"{name}.codes" in index
 
-    def fill(self, loader: WeightLoader, part: MatrixPart, into: Tensor) -> None:
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: Tensor) -> None:
         def unpack(into: Tensor, codes: Tensor, scales: Tensor) -> None:
             into.copy_(EightBitWeight(codes, scales, self.offset).unpack(into.dtype))
 
         loader.fill(into, self._stored(part), unpack)
 
-    def lay_out(self, loader: WeightLoader, parts: Sequence[MatrixPart], experts: int) -> EightBitWeight:
+    def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> EightBitWeight:
         name, sizes = stacked_name([part.name for part in parts]), [part.rows.size for part in parts]
         codes = loader.take(f"{name}.codes", (sum(sizes), parts[0].columns.size), torch.uint8)
         scales = loader.take(f"{name}.scales", (sum(sizes), 1), torch.float32)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ class QueueingRunner(FakeRunner):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(depth: int) -> None:
-    engine, runner = fake_engine(depth=depth, max_num_batched_tokens=12, clock=lambda: runner.now)
+    engine, runner = fake_engine(depth=depth, max_num_batched_tokens=12, clock=lambda: cast("Any", runner).now)
     runner.__class__ = QueueingRunner
     assert isinstance(runner, QueueingRunner)
     told: dict[str, int] = {}
@@ -326,7 +326,7 @@ def test_a_sequence_that_has_ended_is_chosen_for_no_more() -> None:
         rows.append(len(of))
         return choose(forwarded, of)
 
-    runner.choose = noting  # type: ignore[method-assign]
+    runner.choose = noting
     other = [9, 8, 7]
     heard = drain(engine, [submit("a", PROMPT, max_tokens=9, ignore_eos=False), submit("b", other, max_tokens=5)])
     assert heard["a"].token_ids == expected_tokens(PROMPT, 2)

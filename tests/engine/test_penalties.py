@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from pilotlight.engine.api.protocol import Submit
 from tests.checkpoints import write_llama
@@ -23,7 +23,7 @@ NUM_TOKENS = 25
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     directory = tmp_path_factory.mktemp("llama")
     return directory, write_llama(directory)
 
@@ -37,12 +37,12 @@ def requests() -> list[Submit]:
 
 
 @pytest.fixture(scope="module")
-def alone(written: tuple[Path, LlamaForCausalLM]) -> dict[str, list[int]]:
+def alone(written: tuple[Path, PreTrainedModel]) -> dict[str, list[int]]:
     """Return the tokens of each request alone, on a new engine."""
     return {r.sequence_id: one(load_engine(written[0]), r).token_ids for r in requests()}
 
 
-def greedy_by_definition(model: LlamaForCausalLM, prompt: list[int], sampling: dict[str, Any]) -> list[int]:
+def greedy_by_definition(model: PreTrainedModel, prompt: list[int], sampling: dict[str, Any]) -> list[int]:
     output: list[int] = []
     for _ in range(NUM_TOKENS):
         with torch.inference_mode():
@@ -69,7 +69,7 @@ def greedy_by_definition(model: LlamaForCausalLM, prompt: list[int], sampling: d
     ],
 )
 def test_greedy_tokens_are_those_of_the_definition(
-    written: tuple[Path, LlamaForCausalLM], sampling: dict[str, Any]
+    written: tuple[Path, PreTrainedModel], sampling: dict[str, Any]
 ) -> None:
     directory, model = written
     prompt = random_prompt(12, seed=4)
@@ -91,7 +91,7 @@ def test_greedy_tokens_are_those_of_the_definition(
     ids=["one batch", "small chunks", "small blocks, few at a time", "preempted"],
 )
 def test_company_and_chunks_and_preemption_change_no_token(
-    written: tuple[Path, LlamaForCausalLM], alone: dict[str, list[int]], limits: dict[str, Any]
+    written: tuple[Path, PreTrainedModel], alone: dict[str, list[int]], limits: dict[str, Any]
 ) -> None:
     engine = load_engine(written[0], **({"kv_tokens": 2048} | limits))
     heard = drain(engine, requests())
@@ -101,7 +101,7 @@ def test_company_and_chunks_and_preemption_change_no_token(
 
 @pytest.mark.parametrize("cut", [1, 10, 24])
 def test_a_continuation_counts_delivered_tokens_as_output(
-    written: tuple[Path, LlamaForCausalLM], alone: dict[str, list[int]], cut: int
+    written: tuple[Path, PreTrainedModel], alone: dict[str, list[int]], cut: int
 ) -> None:
     engine = load_engine(written[0])
     for request in requests():
@@ -113,7 +113,7 @@ def test_a_continuation_counts_delivered_tokens_as_output(
 
 
 def test_a_continuation_taken_for_a_prompt_would_differ(
-    written: tuple[Path, LlamaForCausalLM], alone: dict[str, list[int]]
+    written: tuple[Path, PreTrainedModel], alone: dict[str, list[int]]
 ) -> None:
     """The previous test relies on this difference."""
     engine = load_engine(written[0])
@@ -122,7 +122,7 @@ def test_a_continuation_taken_for_a_prompt_would_differ(
     assert delivered + one(engine, wrong).token_ids != alone["3-1"]
 
 
-def test_logprobs_are_the_models_own(written: tuple[Path, LlamaForCausalLM]) -> None:
+def test_logprobs_are_the_models_own(written: tuple[Path, PreTrainedModel]) -> None:
     directory, model = written
     prompt = random_prompt(9, seed=5)
     asked = {"frequency_penalty": 2.0, "repetition_penalty": 1.5, "logit_bias": ((40, 5.0),), "num_logprobs": 1}
@@ -134,7 +134,7 @@ def test_logprobs_are_the_models_own(written: tuple[Path, LlamaForCausalLM]) -> 
         assert abs(reported.top[0][1] - expected[len(prompt) + i - 1].max()) <= 1e-4
 
 
-def test_a_bias_can_forbid_and_force(written: tuple[Path, LlamaForCausalLM]) -> None:
+def test_a_bias_can_forbid_and_force(written: tuple[Path, PreTrainedModel]) -> None:
     engine = load_engine(written[0])
     prompt = random_prompt(9, seed=6)
     forced = one(engine, submit("a", prompt, max_tokens=5, temperature=1.0, logit_bias=((123, 100.0),)))

@@ -50,7 +50,7 @@ from tests.checkpoints import change_tensors
 from tests.cpu_kernels import TORCH, computing_with
 from tests.engine import quantizers
 from tests.engine.agreement import assert_agrees, full
-from tests.engine.driver import load_engine, one, random_prompt
+from tests.engine.driver import load_engine, one, random_prompt, runner_of
 from tests.engine.families import PACKED, write_family
 from tests.engine.file_faults import forbid_checkpoints, full_file_system
 from tests.engine.parallel.test_compositions import FURTHER, MODELS
@@ -380,7 +380,7 @@ def test_a_rehearsal_lays_out_what_the_load_does(
             format=format, stays_packed=stays_packed,
         )
     )  # fmt: skip
-    loaded = load_engine(tmp_path, dtype="float32").runner.model
+    loaded = runner_of(load_engine(tmp_path, dtype="float32")).model
     assert any(not isinstance(weight, PlainWeight) for weight in matrices(loaded)) == stays_packed
     assert [layout(weight) for weight in matrices(rehearsed)] == [layout(weight) for weight in matrices(loaded)]
 
@@ -400,7 +400,7 @@ def layout(weight: Any) -> Any:
 
 def packed_weights(engine: Any) -> int:
     """Return the number of packed matrices in the model."""
-    return sum(not isinstance(weight, PlainWeight) for weight in matrices(engine.runner.model))
+    return sum(not isinstance(weight, PlainWeight) for weight in matrices(runner_of(engine).model))
 
 
 def matrices(model: Any) -> list[Any]:
@@ -481,7 +481,7 @@ def test_matrices_that_cannot_be_one_packed_matrix_are_unpacked(
     unpacked = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs
     keep_packed(monkeypatch, True)
     engine = load_engine(tmp_path, dtype="float32")
-    every = matrices(engine.runner.model)
+    every = matrices(runner_of(engine).model)
     assert packed_weights(engine) == len(every) - 1
     packed = one(engine, full("a", prompt, max_tokens=1)).logprobs
     assert [one.logprob for one in packed] == pytest.approx([one.logprob for one in unpacked], rel=1e-4)
@@ -503,7 +503,7 @@ def test_biases_that_a_quantizer_adds_are_added(tmp_path: Path) -> None:
     prompt = random_prompt(9, seed=1)
     plain = one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs
     matrices = [name.removesuffix(".weight") for name, p in model.named_parameters() if name.endswith("_proj.weight")]
-    biases = {f"{name}.bias": torch.zeros(model.get_submodule(name).out_features) for name in matrices}
+    biases = {f"{name}.bias": torch.zeros(len(model.get_parameter(f"{name}.weight"))) for name in matrices}
     change_tensors(tmp_path, lambda tensors: tensors.update(biases))
     assert one(load_engine(tmp_path, dtype="float32"), full("a", prompt, max_tokens=1)).logprobs == plain
     biases["model.layers.0.mlp.down_proj.bias"] += 1.0

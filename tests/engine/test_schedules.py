@@ -136,9 +136,9 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
 
 
 def make_engine(shape: Shape, make_tiers: Callable[[FakeRunner], Tiers] | None = None) -> tuple[Engine, FakeRunner]:
-    *limits, depth, windows, drafts, tick_s, max_decode_delay_s, copies, has_states = shape
+    depth, windows, drafts, tick_s, max_decode_delay_s, copies, has_states = shape[4:]
     return fake_engine(
-        *limits,
+        *shape[:4],
         depth=depth,
         make_tiers=make_tiers,
         clock=count(0.0, tick_s).__next__,

@@ -297,7 +297,8 @@ def test_ranks_of_every_family_ask_for_all_that_a_checkpoint_has(tmp_path: Path,
             each(shard=Shard(1, 2))
     else:
         for rank in range(2):
-            attention = each(shard=Shard(rank, 2)).layers[0].attention
+            model: Any = each(shard=Shard(rank, 2))
+            attention = model.layers[0].attention
             assert attention.shape.num_heads == config.num_heads // 2
             if isinstance(attention, LatentAttention):
                 assert len(attention.up_proj) == config.num_heads // 2

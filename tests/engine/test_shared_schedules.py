@@ -300,7 +300,7 @@ class Play:
             assert self.reservation.is_complete()
             self.reservation.close()
         for engine in self.engines:
-            engine.scheduler.lease.close()  # type: ignore[union-attr]
+            engine.scheduler.lease.close()
         assert allocator.num_free == allocator.num_lendable == allocator.num_slabs
         assert not any(self.arena.writers), "free slabs hold zeros"
         if currently_in_test_context():

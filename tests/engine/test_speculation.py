@@ -353,7 +353,7 @@ def test_a_drafter_that_breaks_under_load_ends_no_sequence() -> None:
             raise RuntimeError("out of order")
         return propose(*asked)
 
-    broken.propose = sometimes  # type: ignore[method-assign]
+    broken.propose = sometimes
     assert_same(drain(engine, requests(16)), told_without(16))
     assert engine.load().drafts.num_failures > 3
     engine.close()
@@ -394,7 +394,7 @@ def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters
     plain, engine = ember(kv_tokens=8192), ember(drafters, kv_tokens=8192, max_num_seqs=16)
     for seed in range(1000, 1105):
         batch = requests(32, seed=seed, num_logprobs=draw.choice((None, None, 2)))
-        engine.runner.depth = draw.choice((1, 2))  # type: ignore[misc]
+        engine.runner.depth = draw.choice((1, 2))
         found, expected = (drain(one, batch, max_steps=20_000) for one in (engine, plain))
         for name in [name for name in found if found[name].token_ids != expected[name].token_ids]:
             assert is_tie(batch, name, found.pop(name).token_ids), f"{name} has tokens that no batch has without drafts"

@@ -103,7 +103,7 @@ def test_only_the_same_model_finds_what_was_kept(tmp_path: Path, change: str) ->
     tiers = open_tiers(tiered_config(tmp_path))
     assert tiers is not None
     assert len(tiers.host) > 0
-    engine = load_engine(model, tiers=tiers, **settings)  # type: ignore[arg-type]
+    engine = load_engine(model, tiers=tiers, **settings)
     assert one(engine, submit("b", PROMPT)).num_cached_tokens == (64 if change == "nothing" else 0)
     engine.close()
     tiers.close()

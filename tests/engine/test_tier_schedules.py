@@ -233,13 +233,13 @@ def test_what_was_waiting_to_be_copied_is_not_copied_after_a_failure() -> None:
 
 def test_sequences_of_one_prefix_fetch_it_once() -> None:
     engine, tiers = tiered(num_blocks=64)
-    tiers.draw.random = lambda: 0.5  # type: ignore[method-assign]
+    tiers.draw.random = lambda: 0.5
     prompt = PROMPT * 6
     one(engine, submit("a", prompt, max_tokens=1))
     engine.fail_all("engine_error", "the device has forgotten")
     fetched: list[int] = []
     fetch = tiers.fetch
-    tiers.fetch = lambda hashes, blocks: fetched.append(len(blocks)) or fetch(hashes, blocks)  # type: ignore[method-assign, func-returns-value]
+    tiers.fetch = lambda hashes, blocks: fetched.append(len(blocks)) or fetch(hashes, blocks)
     heard = drain(engine, [submit(name, [*prompt, i], max_tokens=2) for i, name in enumerate("bcd")])
     assert fetched == [9]
     assert [h.num_cached_tokens for h in heard.values()] == [36, 36, 36]
@@ -247,8 +247,8 @@ def test_sequences_of_one_prefix_fetch_it_once() -> None:
 
 def test_others_continue_while_blocks_are_on_their_way() -> None:
     engine, tiers = tiered(num_blocks=64)
-    tiers.draw.random = lambda: 0.5  # type: ignore[method-assign]
-    tiers.draw.randint = lambda low, high: 20 if (low, high) == (1, 4) else low  # type: ignore[method-assign]
+    tiers.draw.random = lambda: 0.5
+    tiers.draw.randint = lambda low, high: 20 if (low, high) == (1, 4) else low
     prompt = PROMPT * 6
     one(engine, submit("a", prompt, max_tokens=1))
     engine.fail_all("engine_error", "the device has forgotten")

@@ -21,7 +21,6 @@ from tests.checkpoints import change_config, change_tensors, write_llama
 from tests.engine.driver import load_engine, one, submit
 from tests.fakes import byte_tokenizer
 
-EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.layers.1.input_layernorm.weight"
 
 

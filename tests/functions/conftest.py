@@ -73,8 +73,8 @@ class Served:
 
 
 async def _nothing() -> AsyncIterator[bytes]:
-    for chunk in ():
-        yield chunk
+    return
+    yield b""
 
 
 ServedMaker = Callable[..., AbstractAsyncContextManager[Served]]

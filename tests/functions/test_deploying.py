@@ -99,9 +99,9 @@ async def router(site: Site, listener: socket.socket, tmp_path: Path) -> AsyncIt
         published=PublishedStatus(),
     )
     routes = DeploymentApi(
-        {"ams1": backend},  # type: ignore[dict-item]
+        {"ams1": backend},
         DeployGuard("token", "", Access([], is_required=False), SiteClocks(["ams1"])),
-        SimpleNamespace(of=lambda *names: None),  # type: ignore[arg-type]
+        SimpleNamespace(of=lambda *names: None),
         FunctionHosts(network_of({"ams1": site.url})),
         tmp_path / "router",
     ).routes()

@@ -61,7 +61,7 @@ async def test_two_sites_of_one_name_do_not_share_what_functions_keep(
 def test_requests_of_clients_are_routed_before_rare_ones(tmp_path: Path) -> None:
     routes = build_app(site_config(tmp_path, state_dir=str(tmp_path / "state"))).routes
     for path in ("/v1/chat/completions", "/fn/f", "/fn/f/a/path"):
-        scope = {"type": "http", "path": path, "method": "POST", "headers": []}
+        scope: dict[str, Any] = {"type": "http", "path": path, "method": "POST", "headers": []}
         tried = next(number for number, route in enumerate(routes, 1) if route.matches(scope)[0] is Match.FULL)
         assert tried <= 16, f"{path} is compared with {tried} routes"
 

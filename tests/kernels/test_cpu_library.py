@@ -297,7 +297,7 @@ def test_the_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_each_kind_of_cpu_has_a_library_of_its_own(tiny: LibraryBuild, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = {None: tiny.build()}
+    built: dict[str | None, Path] = {None: tiny.build()}
     for kind in build.KINDS[:-1]:
         monkeypatch.setenv(build.SWITCH, kind)
         with suppress(BuildError):  # if this machine cannot compute as that kind

@@ -88,8 +88,9 @@ class Layer:
         residual = rows_of(self.table, self.token_ids, 3.0)
         turns = rows_of(self.cos, self.positions), rows_of(self.sin, self.positions)
         qkv = linear(rms_norm(residual, self.norms[0], 1e-5), self.qkv).view(rows, HEADS + 2 * KV_HEADS, HEAD_DIM)
-        q = rotate_and_cache(qkv, None, 0.0, *turns, *self.cache, self.slots)
-        seen = decode_attention(q, *self.cache, self.tables, self.lengths, 3 * BLOCK_SIZE, AttentionRule(0.3))
+        k_cache, v_cache = self.cache
+        q = rotate_and_cache(qkv, None, 0.0, *turns, k_cache, v_cache, self.slots)
+        seen = decode_attention(q, k_cache, v_cache, self.tables, self.lengths, 3 * BLOCK_SIZE, AttentionRule(0.3))
         x, residual = add_rms_norm(linear(seen.reshape(rows, -1), self.o), residual, self.norms[1], 1e-5)
         x = linear(gated_linear(x, self.gate_up, None, silu_and_mul), self.down)
         hidden = add_rms_norm(x, residual, self.norms[2], 1e-5)[0]

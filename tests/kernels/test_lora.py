@@ -98,7 +98,7 @@ def test_wrong_arguments_are_named() -> None:
     ):
         given = {"y": y, "x": x, "adapters": adapters, "places": places, "slots": slots, "ends": ENDS} | changed
         with pytest.raises(ArgumentError, match=f"add_lora: {name}"):
-            add_lora(**given)  # type: ignore[arg-type]
+            add_lora(**given)
 
 
 def test_a_slot_that_is_not_there_is_refused_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:

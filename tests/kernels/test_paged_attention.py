@@ -131,8 +131,8 @@ def test_prompts_of_many_tiles(
     assert actual.dtype == dtype
     pieces = zip(torch.split(q, q_lens), torch.split(actual, q_lens), paged.k, paged.v, strict=True)
     for i, (q_piece, out, k, v) in enumerate(pieces):
-        exact = [part.to(dtype).double() for part in (q_piece, k, v)]
-        expected = attention(*exact, scale, window, None if sinks is None else sinks.double())
+        q_exact, k_exact, v_exact = (part.to(dtype).double() for part in (q_piece, k, v))
+        expected = attention(q_exact, k_exact, v_exact, scale, window, None if sinks is None else sinks.double())
         assert_close(f"sequence {i}", expected, out, ratio)
 
 

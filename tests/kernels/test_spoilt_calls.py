@@ -16,6 +16,7 @@ from torch import Tensor
 from load_tests.catalogue import OPERATIONS, attention
 from load_tests.catalogue.matrices import E2M1
 from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
+from load_tests.catalogue.paged_cases import varlen
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
@@ -38,7 +39,7 @@ def undeclared(
 ) -> Operation:
     """Return an `Operation` for a function that is not in the catalogue, because it has no Triton form or uses another's."""
     case, name = Case("ordinary", lambda dtype: make()), function.__name__
-    return Operation(name, function, reference, 30.0, (case,), (), lambda _: Cost(0), (torch.float32,), **more)  # type: ignore[arg-type]
+    return Operation(name, function, reference, 30.0, (case,), (), lambda _: Cost(0), (torch.float32,), **more)
 
 
 def unpacked(blocks: Tensor, scales: Tensor, into: Tensor) -> None:
@@ -182,7 +183,7 @@ def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
     ):
         decode_attention(**decoding | {name: torch.zeros(6, 16, 3, 16) for name in ("k_cache", "v_cache")})
     heads = {"k_cache": torch.zeros(6, 4, 2, 8), "v_cache": torch.zeros(6, 4, 2, 8)}
-    batch = attention.varlen(torch.randint(6, (2, 2)), (2, 2), (7, 7))
+    batch = varlen(torch.randint(6, (2, 2)), (2, 2), (7, 7))
     for field, lens, message in (
         ("host_q_lens", (2, 3), "sums to 5, and q has 4 tokens"),
         ("host_context_lens", (7, 9), "holds 9, wanted 2"),
@@ -283,7 +284,7 @@ def places(arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
         if isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, Weight):
-            names = [field.name for field in fields(value)]  # type: ignore[arg-type]
+            names = [field.name for field in fields(value)]
             yield from ((f"{name}.{n}", x) for n in names if isinstance(x := getattr(value, n), Tensor))
         elif isinstance(value, tuple) and hasattr(value, "_asdict"):
             yield from (

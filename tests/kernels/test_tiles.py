@@ -72,7 +72,7 @@ def test_a_product_is_what_it_is_in_fp64(outputs: int, inputs: int) -> None:
 def test_a_gated_product_is_its_steps_one_by_one(activation: object, outputs: int) -> None:
     x, weight = torch.randn(70, 300).to(BF16), (torch.randn(2 * outputs, 300) / 17).to(BF16)
     apart = activation(x.double() @ weight.double().T)  # type: ignore[operator]
-    assert_close("gated", apart, gated_linear(x, weight, None, activation), 1e-2)  # type: ignore[arg-type]
+    assert_close("gated", apart, gated_linear(x, weight, None, activation), 1e-2)
 
 
 def test_values_after_a_row_or_the_weight_are_not_multiplied() -> None:

@@ -35,10 +35,10 @@ def test_a_stand_in_is_trusted_by_who_reads_its_authorities(tmp_path: Path) -> N
     async def nobody(request: object) -> object:
         raise AssertionError
 
-    stand_ins = StandIns(tmp_path, {"example.test": nobody})  # type: ignore[dict-item]
+    stand_ins = StandIns(tmp_path, {"example.test": nobody})
     stand_ins.write_files()
     context = ssl.create_default_context(cafile=tmp_path / "authorities.pem")
-    assert any(("commonName", "stand-ins") in pairs for each in context.get_ca_certs() for pairs in each["subject"])  # type: ignore[attr-defined]
+    assert any(("commonName", "stand-ins") in pairs for each in context.get_ca_certs() for pairs in each["subject"])
     ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tmp_path / "server.pem")
     assert "127.77.0.1 example.test" in (tmp_path / "hosts").read_text()
 

@@ -55,10 +55,10 @@ def test_records_and_calls_follow_their_schemas_and_contain_the_given_facts(spli
         assert follows(json.loads(system[system.index("{") :]), found)
         assert all(str(value) in told for member in found["members"] for value in member.values())
         asked = calls(random.Random(seed), split)
-        (tool,), (told, called) = asked.tools, asked.messages
+        (tool,), (question, called) = asked.tools, asked.messages
         (call,) = called["tool_calls"]
         assert follows(tool["function"]["parameters"], call["function"]["arguments"])
-        assert all(str(value) in told["content"] for value in call["function"]["arguments"].values())
+        assert all(str(value) in question["content"] for value in call["function"]["arguments"].values())
 
 
 @pytest.mark.long

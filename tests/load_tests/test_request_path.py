@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,9 @@ def test_what_happens_beside_few_requests_is_not_theirs() -> None:
 def test_a_probe_answered_ahead_of_one_request_changes_no_order() -> None:
     receive, send = Function("a.py", "receive"), Function("a.py", "send")
     took_s = [1.0, 2.0, 3.0, 4.0, 5.0]  # the median times would be 2.1 for send and 3.0 for receive
-    rounds = [({"site": Window({receive: 1, send: 9}, {receive: at_s, send: at_s + 0.1}, [])}, {}) for at_s in took_s]
+    rounds: list[Any] = [
+        ({"site": Window({receive: 1, send: 9}, {receive: at, send: at + 0.1}, [])}, {}) for at in took_s
+    ]
     rounds[2] = ({"site": Window({send: 9, receive: 1}, {send: 0.5, receive: 3.0}, [])}, {})
     assert typical("site", rounds).functions == [receive, send]
 

@@ -44,7 +44,7 @@ def opened(
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=theme,
-        reduced_motion=motion,  # type: ignore[arg-type]
+        reduced_motion=motion,
     )
     page = context.new_page()
     page.set_default_timeout(30_000)
@@ -52,7 +52,8 @@ def opened(
     # The further entries are errors of connections that a test cuts.
     expected = (*refused, "status of 503", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY")
     page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss())[1])
+    page.on("dialog", lambda dialog: troubles.append(dialog.message))
+    page.on("dialog", lambda dialog: dialog.dismiss())
 
     def said(message: object) -> None:
         kind, text = message.type, message.text  # type: ignore[attr-defined]

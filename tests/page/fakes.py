@@ -10,7 +10,8 @@ HERE = Place("Amsterdam", 52.3, 4.8)
 
 
 def counts(**fields: object) -> Counts:
-    return Counts(**{"requests": {}, "tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "first_token": NO_TIMES, "token_gaps": NO_TIMES, **fields})  # type: ignore[arg-type]  # fmt: skip
+    none = {"requests": {}, "tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "first_token": NO_TIMES, "token_gaps": NO_TIMES}  # fmt: skip
+    return Counts(**none | fields)
 
 
 class ToldSource:
@@ -47,4 +48,4 @@ def row(name: str, text: str = "", **fields: object) -> SiteRow:
         "state": "healthy", "version": text or "1.0", "detail": text, "place": Place(text or "Here", 10.0, 10.0),
         "models": (model,), "processes": (process,),
     }  # fmt: skip
-    return SiteRow(name, **{"functions": functions, "rtt_ms": 1.0, "max_inflight": 8, **made, **fields})  # type: ignore[arg-type]
+    return SiteRow(name, **{"functions": functions, "rtt_ms": 1.0, "max_inflight": 8, **made, **fields})

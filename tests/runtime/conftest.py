@@ -42,10 +42,10 @@ class WallClock:
     """The clock by which a site estimates demand: the machine's, until a test sets its time."""
 
     def __init__(self) -> None:
-        self.now_s: float | None = None
+        self.now_s = 0.0
 
     def __call__(self) -> float:
-        return time.time() if self.now_s is None else self.now_s
+        return self.now_s or time.time()
 
 
 class Site:

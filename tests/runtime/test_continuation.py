@@ -390,6 +390,7 @@ async def test_a_next_host_may_compute_for_longer_than_the_wait_for_it(make_site
         def slow(client: FakeEngineClient) -> None:
             prepare(client)
             answer = client.answer
+            assert answer is not None
             client.answer = lambda submit: [0.5, *answer(submit)]
 
         mortal.launcher.prepare = slow

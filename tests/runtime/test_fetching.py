@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from pilotlight.runtime.fetching import chunks, store, tries
+from pilotlight.runtime.fetching import store, tries
 from pilotlight.runtime.fetching.errors import FetchError
 from pilotlight.runtime.fetching.listing import NAME, ListedFile, Listing, ListingError, parse_listing, write_listing
 from pilotlight.runtime.fetching.remote import Remote, fetch
@@ -143,8 +143,7 @@ async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fa
     assert same(await directory_of(server.source(listed(server.folder))), server.folder)
 
 
-@pytest.mark.parametrize("knows_ranges", [True, False])
-async def test_an_interrupted_fetch_continues_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
+async def test_an_interrupted_fetch_continues_where_it_was(server: Server, here: Path) -> None:
     """The task is cancelled in the middle, like a killed process, and a chunk of the file is damaged as well."""
     source = server.source(listed(server.folder))
     server.fault = lambda name, nth: (
@@ -226,7 +225,7 @@ async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is
         return write(fd, data, at)
 
     with monkeypatch.context() as full:
-        full.setattr(chunks.os, "pwrite", fills_up)
+        full.setattr(os, "pwrite", fills_up)
         with pytest.raises(SourceError, match=r"store is full: .* are there; make room, and the download continues"):
             await directory_of(source)
     server.sent.clear()

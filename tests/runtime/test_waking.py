@@ -164,6 +164,7 @@ async def test_models_that_yield_take_requests_again_when_the_one_that_waited_ca
     models.hint("c")
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
     waiting = models.states["c"].replicas[0].task
+    assert waiting is not None
     waiting.cancel()
     await asyncio.wait({waiting})
     assert not any(replica.is_yielding for replica in replicas(small))
@@ -186,7 +187,7 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
         await gate.wait()
         await unload_model(name)
 
-    small.engine.unload_model = slowly  # type: ignore[method-assign]
+    small.engine.unload_model = slowly
     models = small.app.site.models
     falling_asleep = asyncio.create_task(models.put_to_sleep("a"))
     await eventually(lambda: models.states["a"].replicas[0].falling_asleep is not None)
@@ -229,7 +230,7 @@ async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(
         await gate.wait()
         raise EngineError("model_load_failed", "it is truncated")
 
-    small.engine.load_model = damaged  # type: ignore[method-assign]
+    small.engine.load_model = damaged
     models = small.app.site.models
     for model in "ab":
         models.hint(model)

@@ -118,7 +118,7 @@ class Network(VirtualLoop):
         """Note the address for a library that connects its own socket; `create_connection` does the rest."""
         self._connected[sock] = address
 
-    async def create_connection(  # type: ignore[override]
+    async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: Any = None, *, sock: Any = None, **options: Any
     ) -> Any:
         if sock is not None:

@@ -5,6 +5,9 @@ variable: callbacks belong to the process in whose context they were scheduled. 
 others (virtual_network.py), and its tasks are cancelled. Work for threads runs at once, in the loop.
 """
 
+# mypy: disable-error-code="override"
+# typeshed types the arguments of callbacks by a TypeVarTuple, and this loop calls anything.
+
 import asyncio
 import contextvars
 import gc
@@ -254,7 +257,7 @@ def _as_defaults(clocks: Mapping[Any, Callable[[], float]]) -> Iterator[None]:
         yield
     finally:
         for function, defaults, named in before:
-            function.__defaults__, function.__kwdefaults__ = defaults, named  # type: ignore[assignment]
+            function.__defaults__, function.__kwdefaults__ = defaults, named
 
 
 @lru_cache(maxsize=1)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.sites.config import Table, parse
+from pilotlight.sites.config import parse
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.sites.site import EngineConfig, SiteConfig
+from pilotlight.sites.table import Table
 from pilotlight.sites.validation_errors import sentences
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4}

@@ -51,7 +51,7 @@ async def test_work_is_done_in_order_in_a_thread_of_its_own_and_kept(database: D
         insert(connection, number)
         return number
 
-    done = await asyncio.gather(*(database.run(lambda connection, i=i: work(connection, i)) for i in range(20)))
+    done = await asyncio.gather(*(database.run(partial(work, number=i)) for i in range(20)))
     assert done == [*range(20)]
     assert len(threads) == 1
     assert threading.get_ident() not in threads

@@ -51,7 +51,7 @@ class Probes:
 
     async def good(self, **fields: object) -> str:
         self.sequence += 1
-        return await self.reply(encode_status(site_status("ams1", self.sequence, **fields)))  # type: ignore[arg-type]
+        return await self.reply(encode_status(site_status("ams1", self.sequence, **fields)))
 
     async def bad(self) -> str:
         return await self.reply(ConnectionRefusedError("refused"))
@@ -426,7 +426,7 @@ def test_a_site_that_only_fails_is_asked_ever_more_seldom_up_to_a_bound_until_it
     backend, clock = probes.backend, probes.clock
     fail_in_a_row(backend, EJECT_AFTER - 1)
     assert not backend.view().is_ejected
-    waits = []
+    waits: list[float] = []
     for _ in range(6):
         fail_in_a_row(backend, EJECT_AFTER if waits else 1)
         began = clock.now
@@ -544,6 +544,6 @@ def test_what_a_site_caches_is_known_by_whole_digests_and_by_changes_to_the_edit
     for status, digests, prefixes in steps:
         assert published.take(status, 1.0)
         assert (published.digests, published.prefixes) == (digests, prefixes)
-        assert not any(model.prefixes or model.prefixes_dropped for model in published.status.models)  # type: ignore[union-attr]
+        assert not any(model.prefixes or model.prefixes_dropped for model in published.status.models)
     assert not published.take(told(6, 12, 0, ({9}, set())), 2.0), "it is older"
     assert (published.digests, published.at) == (11, 1.0)

@@ -521,10 +521,10 @@ async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Pa
             async with process(files[0]) as (one, url):
                 await ready(http, url)
                 await ready(http, other)
-                running = Router(url, None, http, None, None)  # type: ignore[arg-type]
+                running = Router(url, None, http, None, None)
                 name, ids = await interrupted(running, fakes[0])
                 fakes[0].behave = continued_stream(6)
-                elsewhere = Router(other, None, http, None, None)  # type: ignore[arg-type]
+                elsewhere = Router(other, None, http, None, None)
                 one.send_signal(signal.SIGSTOP)
                 reading = asyncio.create_task(read_again(elsewhere, name, ids[-1]))
                 await asyncio.sleep(0.3)  # time to read the journal three times, while its router may still continue
@@ -539,5 +539,5 @@ async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Pa
             assert len(fakes[0].seen) == 2
             assert await used(http, other) == ResourceUse(0, 0, 3, 1)
             async with process(files[0]) as (_, url):
-                assert await read_again(Router(url, None, http, None, None), name) == whole  # type: ignore[arg-type]
+                assert await read_again(Router(url, None, http, None, None), name) == whole
                 assert await used(http, url) == ResourceUse(7, 3, 3, 0)

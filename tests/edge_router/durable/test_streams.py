@@ -256,7 +256,7 @@ async def never_continued(recording: DurableStream) -> None:
 async def test_an_account_that_has_most_makes_room_and_not_who_came_first() -> None:
     clock, size = Clock(), len(encode_event(b"x" * 90, 1)) + EVENT_BYTES
     kept = DurableStreams(DurableConfig(max_total_mib=3.5 * size / 2**20, keep_s=60), clock)
-    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)
 
     async def work(recording: DurableStream) -> None:
         await recording.write(encode_event(b"x" * 90))
@@ -411,7 +411,7 @@ async def test_another_routers_stream_can_be_continued_if_all_of_it_is_known_or_
 async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
     clock, size = Clock(), len(encode_event(b"x" * 90, 1)) + EVENT_BYTES
     kept = DurableStreams(DurableConfig(max_total_mib=3.5 * size / 2**20, keep_s=60), clock)
-    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+    client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)
     go_on = asyncio.Event()
 
     async def work(recording: DurableStream) -> None:
@@ -471,7 +471,7 @@ class AskedStreams:
             self.told.append(error.word)
 
     async def start(self, key: str) -> str:
-        client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)  # type: ignore[arg-type]
+        client = Downstream({"type": "http", "method": "POST", "path": "/v1/x", "headers": []}, None, None)
         tenant = tenant_of(Head("POST", "/v1/x", "/v1/x", [("authorization", f"Bearer {key}")]), "s")
         return (await self.kept.start(tenant, client, b"", self._work)).name
 
@@ -505,7 +505,7 @@ async def test_reading_a_stream_counts_as_a_request_of_its_tenant() -> None:
         ready.append(head)
         raise ApiError("quota_exceeded", "at all routers")
 
-    asked.limits.ready = none_left  # type: ignore[method-assign]
+    asked.limits.ready = none_left
     assert await asked.ask("GET", name, "other") == "quota_exceeded"
     assert len(ready) == 1
 

@@ -70,7 +70,7 @@ def test_a_cut_stream_may_be_asked_of_all_but_the_site_that_lost_it() -> None:
 def test_another_round_leaves_out_those_that_cannot() -> None:
     tries = SiteTries()
     for site, kind in (("a", "refused"), ("b", "full"), ("c", "lost")):
-        tries.failed(site, failed(kind))  # type: ignore[arg-type]
+        tries.failed(site, failed(kind))
     tries.try_again()
     assert tries.excluded == {"a"}
 
@@ -136,7 +136,7 @@ def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
 )
 def test_a_site_is_held_only_to_predictions_of_new_streams(fields: dict[str, object], is_held: bool) -> None:
     predicted = Preference(view(), 5.0, {}, "cheapest")
-    one = RequestState(replace(request(), **fields), RELAY, 0.0)  # type: ignore[arg-type]
+    one = RequestState(replace(request(), **fields), RELAY, 0.0)
     assert one.expected_ms(predicted) == (5.0 if is_held else None)
     assert one.expected_ms(Preference(view(status=None), 5.0, {}, "cheapest")) is None, "it has promised nothing"
     one.recovery.cut("ams1", StreamLost("closed", "it was"), 0.0)

@@ -9,8 +9,7 @@ from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.credentials import Account, Key
 from pilotlight.wire.errors import ApiError
-from tests.edge_router.builders import Clock
-from tests.edge_router.fakes import network
+from tests.edge_router.builders import Clock, network
 
 URLS = {"ams1": "http://127.0.0.1:9"}
 ACME = Key("k", "", account=Account("acme", models=("ember",)))
@@ -25,7 +24,7 @@ def made(**tables: object) -> EdgeRouter:
 
 
 def names(router: EdgeRouter) -> list[str]:
-    return [getattr(stage, "func", stage).__name__ for stage in router.stages.present()]  # type: ignore[attr-defined]
+    return [getattr(stage, "func", stage).__name__ for stage in router.stages.present()]
 
 
 def request(model: str = "ember", method: str = "POST", path: str = "/v1/completions", key: Key = ACME) -> RequestState:

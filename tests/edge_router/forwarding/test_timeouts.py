@@ -88,7 +88,7 @@ async def test_a_wait_that_ends_while_others_are_looked_at_is_not_looked_at_any_
     watch = SilenceWatch(0.001)
     each_ends_the_others: list[Waiting] = [Waiting() for _ in range(LOOKED_AT_ONCE // 2)]
     for each in each_ends_the_others:
-        each.leaving = watch.watched  # type: ignore[assignment]
+        each.leaving = watch.watched
     watch.watched.update(each_ends_the_others)
     async with running(watch):
         while watch.watched:

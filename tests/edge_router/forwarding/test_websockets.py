@@ -203,7 +203,7 @@ async def test_a_router_that_stops_in_the_middle_of_a_message_says_so_and_nothin
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         assert request.transport is not None
-        request.transport.write(b"\x81\x05he")  # type: ignore[attr-defined]
+        request.transport.write(b"\x81\x05he")
         await socket.receive()
         return socket
 
@@ -221,7 +221,7 @@ async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> Non
         socket = web.WebSocketResponse(autoclose=False)
         await socket.prepare(request)
         assert request.transport is not None
-        request.transport.write(b"\x88\x02\x03\xe8")  # type: ignore[attr-defined]
+        request.transport.write(b"\x88\x02\x03\xe8")
         await site.go_on.wait()
         return socket
 

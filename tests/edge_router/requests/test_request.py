@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import (
     AT_ONCE_BYTES,
-    HOPS,
     Head,
     RequestParser,
     ValidRequest,
@@ -20,7 +19,7 @@ from pilotlight.edge_router.requests.request import (
 from pilotlight.edge_router.requests.session import FIRST_PREFIXES, LAST_PREFIXES
 from pilotlight.wire.chat import MAX_MESSAGES
 from pilotlight.wire.errors import ApiError, Dialect
-from pilotlight.wire.hop.headers import HOP, Hop, sign_hop, signed_body
+from pilotlight.wire.hop.headers import HOP, HOPS, Hop, sign_hop, signed_body
 from pilotlight.wire.hop.status import Place
 
 CHAT = "/ai/v1/chat/completions"

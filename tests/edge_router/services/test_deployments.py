@@ -362,8 +362,8 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("outer", services=["front"]) == ("", ["ams1", "iad1"])
         assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
         assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
-        told = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
-        assert told == 2 * [["front", "outer", "notes"]], "sites that do not serve a function redirect its callers"
+        names = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
+        assert names == 2 * [["front", "outer", "notes"]], "sites that do not serve a function redirect its callers"
         assert (fake.published.functions, second.published.functions) == (
             {"front", "outer"},
             {"front", "outer", "notes"},

@@ -107,13 +107,6 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def is_(store: ResponseStore, name: str, status: str) -> Callable[[], Any]:
-    async def asked() -> bool:
-        return await status_of(store, name) == status
-
-    return asked
-
-
 async def is_well(store: ResponseStore) -> bool:
     return store.fault is None
 

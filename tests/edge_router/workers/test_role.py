@@ -9,7 +9,7 @@ import pytest
 from pilotlight.edge_router.workers.role import WORKER_ENV, WorkerRole, abandoned_ledgers, check_workers
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.hop.meters import FILE_NAME, MeterFile
-from tests.edge_router.fakes import network
+from tests.edge_router.builders import network
 
 URLS = {"ams1": "http://127.0.0.1:9"}
 POSTGRES = "postgresql://pilotlight@127.0.0.1/none"

@@ -51,7 +51,7 @@ class Runner:
 
 
 def sequence(name: str, num_tokens: int, computed: int, first_block: int = 0, **sampling: float) -> Sequence:
-    made = Sequence(name, [7] * num_tokens, SamplingParams(9, **sampling), b"", num_computed_tokens=computed)  # type: ignore[arg-type]
+    made = Sequence(name, [7] * num_tokens, SamplingParams(9, **sampling), b"", num_computed_tokens=computed)
     blocks = range(first_block, first_block + 4)
     made.tables = [BlockTable(blocks, [0] * 4)]
     return made

@@ -55,7 +55,7 @@ def test_counts_are_those_of_all_tokens_however_they_came(
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_a_penalty_of_outputs_does_not_see_the_prompt(penalty: str) -> None:
-    counts = TokenCounts(SamplingParams(9, **{penalty: 0.5}), 2)  # type: ignore[arg-type]
+    counts = TokenCounts(SamplingParams(9, **{penalty: 0.5}), 2)
     counts.catch_up([1, 2, 2, 3], 3)
     assert as_told(counts.entries) == {2: (0.0, 1.0, 1.0)}
     counts.catch_up([1, 2, 2, 3], 4)

@@ -16,7 +16,7 @@ HALF = NUM_BYTES // 2
 
 
 @pytest.fixture
-def stream() -> CudaCopyStream:
+def stream() -> CudaCopyStream | FakeCopyStream:
     return CudaCopyStream(DEVICE) if HAS_GPU else FakeCopyStream()
 
 

@@ -37,8 +37,8 @@ class FakeDrafter:
 def speculator(
     *drafters: FakeDrafter, costs: StepCosts = FREE, clock: Clock | None = None, model: Any = None
 ) -> Speculator:
-    made = Speculator(drafters, vocab_size=1000, clock=clock or Clock(), model=model)  # type: ignore[arg-type]
-    made.costs, made.gain = costs, Welcome()  # type: ignore[assignment]
+    made = Speculator(drafters, vocab_size=1000, clock=clock or Clock(), model=model)
+    made.costs, made.gain = costs, Welcome()
     return made
 
 
@@ -86,7 +86,7 @@ def test_what_a_grammar_forbids_is_no_draft() -> None:
             return sum(token < 3 for token in tokens)
 
     bound = sequence()
-    bound.matcher = Matcher()  # type: ignore[assignment]
+    bound.matcher = Matcher()
     assert drafts(speculator(FakeDrafter(counting)), bound, room=9) == (0, 1, 2)
 
 
@@ -296,7 +296,7 @@ class FakeModel:
 def test_a_model_is_asked_at_once_of_all_that_the_others_have_nothing_for() -> None:
     copied, free, pending = sequence(1), sequence(2), sequence(PENDING)
     finds = FakeDrafter(lambda ahead, most: [7, 8, 9][:most])
-    finds.propose = lambda of, ahead, most: Draft([7, 8], "fake", 0.9) if of is copied and not ahead else None  # type: ignore[method-assign]
+    finds.propose = lambda of, ahead, most: Draft([7, 8], "fake", 0.9) if of is copied and not ahead else None
     model = FakeModel()
     made = speculator(finds, model=model)
     found = made.drafts(plan_of(copied, free, pending, budget=50))

@@ -19,10 +19,8 @@ from tests.engine.gguf.files import Kind
 TOLERANCE = 1e-4
 _GEMMA: dict[str, Any] = {
     key: value for key, value in AWKWARD.items() if value is not None and key not in ("rope_parameters", "tie_word_embeddings")
-}  # fmt: skip
-GEMMA = Gemma3TextConfig(
-    **_GEMMA, sliding_window=8, sliding_window_pattern=3, query_pre_attn_scalar=10, use_bidirectional_attention=True
-)
+} | {"sliding_window_pattern": 3}  # fmt: skip
+GEMMA = Gemma3TextConfig(**_GEMMA, sliding_window=8, query_pre_attn_scalar=10, use_bidirectional_attention=True)
 ENCODERS: dict[str, tuple[Embedder, dict[str, Any]]] = {
     "embeddinggemma": (
         Embedder(GEMMA, "mean", is_normalized=True, dense=(57,)), {"attention.sliding_window_pattern": 3, "attention.causal": True}

@@ -46,7 +46,7 @@ async def test_a_host_of_an_earlier_version_is_not_notified() -> None:
     sent: list[object] = []
     client = InProcessEngineClient(CONFIG)
     await client.hello()
-    client.send = sent.append  # type: ignore[method-assign, assignment]
+    client.send = sent.append
     client._host_version = (3, 4)
     client.prewarm_model(ModelSpec("tiny", "/nowhere"))
     assert not sent

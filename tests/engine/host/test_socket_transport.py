@@ -57,7 +57,7 @@ class FakeLoader:
             pause.wait(0.002)
             return step(*on_held)
 
-        self.engine.step = step_slowly  # type: ignore[method-assign]
+        self.engine.step = step_slowly
 
     def start(self) -> None:
         pass

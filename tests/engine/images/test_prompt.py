@@ -3,6 +3,7 @@
 import random
 from array import array
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ SETTINGS = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, t
 class Reference:
     """The position functions of a model class of `transformers`, without its weights."""
 
-    def __init__(self, model: type) -> None:
+    def __init__(self, model: Any) -> None:
         self.config = SETTINGS
         self.get_vision_position_ids = model.get_vision_position_ids.__get__(self)
         self.get_rope_index = model.get_rope_index.__get__(self)

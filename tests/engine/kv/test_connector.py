@@ -128,7 +128,7 @@ def test_a_sequence_that_gave_up_asks_the_tiers_again_once_it_is_preempted() -> 
 
 def test_what_is_fetched_after_a_preemption_is_no_second_hit() -> None:
     engine, tiers, _ = stuck_engine(Clock())
-    tiers.draw.randint = lambda low, high: low  # type: ignore[method-assign]
+    tiers.draw.randint = lambda low, high: low
     engine.submit(submit("a", [*PROMPT, 7], max_tokens=3))
     for _ in range(2):
         engine.step()
@@ -161,7 +161,7 @@ def test_a_twin_of_a_cached_block_is_not_kept_for_another_host() -> None:
     engine.submit(replace(submit("hands over", [*PROMPT, 7], max_tokens=1), hands_over=True))
     engine.step()
     (fetch,) = tiers.open
-    tiers.pays = lambda names, num_tokens: False  # type: ignore[method-assign]
+    tiers.pays = lambda names, num_tokens: False
     engine.submit(submit("computes the same", [*PROMPT, 8], max_tokens=9))
     engine.step()
     fetch.polls = 1

@@ -533,7 +533,7 @@ class Store:
 
 def test_a_store_is_asked_only_while_it_answers(rig: Rig) -> None:
     store = Store()
-    tiers = TieredCache(rig.host, rig.disk, rig.copier, rig.bytes, store=store)  # type: ignore[arg-type]
+    tiers = TieredCache(rig.host, rig.disk, rig.copier, rig.bytes, store=store)
     assert (tiers.look_up([name(1)]), tiers.load().store) == (store, "store")
     store.is_usable = False
     assert (tiers.look_up([name(2)]), tiers.load().store) == (None, "")
@@ -551,7 +551,7 @@ def test_a_store_that_fails_between_the_search_and_the_read_is_no_failed_step(ri
             return TierRead(rig.host, names, block_bytes)
 
     store = Failing()
-    tiers = TieredCache(rig.host, None, rig.copier, rig.bytes, store=store)  # type: ignore[arg-type]
+    tiers = TieredCache(rig.host, None, rig.copier, rig.bytes, store=store)
     assert tiers.place_of(name(1)) == "store"
     store.is_usable = False
     read = tiers.read([name(1)])
@@ -576,7 +576,7 @@ class Noted:
 def test_every_tier_that_may_have_blocks_learns_what_happens_to_them(rig: Rig) -> None:
     told: list[tuple[str, object]] = []
     host, disk, store = (Noted(told, kind) for kind in ("host", "disk", "store"))
-    tiers = TieredCache(host, disk, rig.copier, rig.bytes, store=store)  # type: ignore[arg-type]
+    tiers = TieredCache(host, disk, rig.copier, rig.bytes, store=store)
     told.clear()
     names = [name(1), name(2)]
     tiers.touch(names)
@@ -597,7 +597,7 @@ def test_hosts_that_fetch_from_here_hear_of_hand_overs_and_what_is_asked_of_them
     server.rate = SimpleNamespace(bytes_per_s=20.0 * rig.bytes)  # type: ignore[attr-defined]
     closing = Noted(told, "peers")
     peers = SimpleNamespace(identity="tiny", reader=reader, server=server, close=closing.close)
-    tiers = TieredCache(rig.host, None, rig.copier, rig.bytes, peers=peers)  # type: ignore[arg-type]
+    tiers = TieredCache(rig.host, None, rig.copier, rig.bytes, peers=peers)
     assert (tiers.num_heard, tiers.load().handed_over_blocks_per_s, rig.tiers.num_heard) == (3, 20.0, 0)
     tiers.begin_hand_over("h")
     tiers.end_hand_over("h")
@@ -624,7 +624,7 @@ def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_bloc
     tmp_path: Path,
 ) -> None:
     registrar, size = FakeRegistrar(), 4096
-    slots = SlotMemory(torch.device("cuda"), 4 * size, registrar)  # type: ignore[arg-type]
+    slots = SlotMemory(torch.device("cuda"), 4 * size, registrar)
     cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
     for life in range(2):  # the second life finds the files of the first
         host = HostTier.open(tmp_path / "host", 8 * size, memory=slots)
@@ -640,7 +640,7 @@ def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_bloc
             assert slot is not None
             slot.memory[7] ^= 1
             host.unpin([slot])
-        until(lambda memory=memory: memory.covers(0, 8 * size))  # type: ignore[misc]
+        until(lambda memory=memory: memory.covers(0, 8 * size))
         stream.copied.clear()
         fetch = tiers.fetch([name(n) for n in range(8)], range(16, 24))
         assert tiers.wait_until_idle(10)

@@ -70,7 +70,7 @@ def test_an_awaited_model_waits_for_no_proof_twice(device: str, proved: bool, aw
         loading: Any = SimpleNamespace(
             arena=SimpleNamespace(device=torch.device(device)), spec=ModelSpec("m", "/m", is_awaited=is_awaited)
         )
-        return ModelLoading.needs_warm_up(loading, FilledModel(None, True, None, is_proved=is_proved))  # type: ignore[arg-type]
+        return ModelLoading.needs_warm_up(loading, FilledModel(None, True, None, is_proved=is_proved))
 
     assert needs(False, False)
     assert needs(True, False) is proved

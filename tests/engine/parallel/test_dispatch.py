@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MixtralConfig
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec, Submit
@@ -16,23 +17,24 @@ from pilotlight.engine.layers.moe import SparseMLP
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.parallel.balancer import experts_of, sparse_parts_of
 from pilotlight.engine.parallel.dispatch import RoutedTokens
+from pilotlight.engine.parallel.part_runner import PartRunner
 from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.planning.speed import RoutedCounts, exchanged
 from tests.adapters import adapted, write_adapter
 from tests.checkpoints import write_checkpoint, write_speaking_experts
-from tests.engine.driver import check_all_drafts, drain, drain_preempting, load_engine, one, random_prompt, submit
-from tests.engine.families import MixtralConfig, config, write_family
-from tests.engine.parallel.test_ranks import (
-    ASKED,
-    LATENT,
-    Ranks,
-    assert_same,
-    group_memory,
-    group_of,
-    settle,
-    several,
+from tests.engine.driver import (
+    check_all_drafts,
+    drain,
+    drain_preempting,
+    load_engine,
+    one,
+    random_prompt,
+    runner_of,
+    submit,
 )
+from tests.engine.families import config, write_family
+from tests.engine.parallel.test_ranks import ASKED, LATENT, Ranks, assert_same, group_memory, group_of, settle, several
 from tests.engine.test_constrained_answers import crowd
 from tests.engine.test_speculation import assert_drafted
 
@@ -189,7 +191,7 @@ def test_a_group_has_room_for_as_many_tokens_as_its_ranks_together(tmp_path: Pat
     write_family(tmp_path, LATENT)
     with pair.loaded(tmp_path) as model:
         assert model.engine.info.total_blocks == 2 * 1024 // 16
-        assert len(model.engine.runner.own.kv_cache) == 1024 // 16
+        assert len(runner_of(model.engine).kv_cache) == 1024 // 16
 
 
 def test_models_lend_each_other_slabs_of_all_ranks(tmp_path: Path, pair: Ranks) -> None:
@@ -218,7 +220,7 @@ def test_a_block_comes_back_from_the_host_tier_to_any_rank(tmp_path: Path, copie
         assert tiers is not None
         spec = ModelSpec("tiny", str(tmp_path / "model"), kv_tokens=256)
         first = load_model(spec, host, memory, tiers=tiers)
-        first.engine.stats.rates.count = lambda *_: None  # type: ignore[method-assign]
+        first.engine.stats.rates.count = lambda *_: None
         heard = drain(first.engine, [submit(f"s{i}", prompt) for i, prompt in enumerate(prompts)])
         assert [heard[f"s{i}"].token_ids for i in range(2)] == expected
         settle(first.engine)
@@ -241,7 +243,7 @@ def test_a_sequence_whose_cache_is_damaged_ends_alone_and_its_blocks_are_scrubbe
         engine = model.engine
         engine.submit(submit("a", random_prompt(40, seed=1), max_tokens=20))
         engine.step()
-        engine.runner.own.kv_cache.view(engine.runner.own.layout.dtype).fill_(float("nan"))
+        runner_of(engine).kv_cache.view(runner_of(engine).layout.dtype).fill_(float("nan"))
         assert drain(engine, [])["a"].finish_reason == "error"
         engine.fail_all("engine_error", "the cache is in doubt")
         assert_same(drain(engine, several()), drain(load_engine(tmp_path), several()))
@@ -289,7 +291,8 @@ def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_sam
     expected = drain(load_engine(tmp_path), asked)
     host = replace(copies, redundant_experts=len(copies.group))
     with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
-        runner = model.engine.runner.own
+        runner = runner_of(model.engine)
+        assert isinstance(runner, PartRunner)
         began = [layer.placement for layer in experts_of(runner.model)]
         until = time.monotonic() + 60  # mapped weights are first copied to allocated memory
         while not runner.balancer.moved and time.monotonic() < until:
@@ -309,7 +312,7 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
     back: list[int] = []  # for each layer: tokens that other ranks of the tp group send here
     degrees = Parallelism.of_host(pair.host)
     with pair.loaded(tmp_path) as model:
-        watched = [part.experts for part in sparse_parts_of(model.engine.runner.own.model)]
+        watched = [part.experts for part in sparse_parts_of(runner_of(model.engine).model)]
         original = SparseMLP.__call__
 
         def watch(self: SparseMLP, x: torch.Tensor, context: Any) -> torch.Tensor:

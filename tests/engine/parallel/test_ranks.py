@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from transformers import LlamaConfig
 
 from pilotlight.engine.api.errors import CheckpointError, RankLostError
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec, Submit
@@ -17,6 +18,7 @@ from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.loading import load_model
 from pilotlight.engine.parallel.balancer import experts_of
 from pilotlight.engine.parallel.orders import DropModel
+from pilotlight.engine.parallel.part_runner import PartRunner
 from pilotlight.engine.parallel.ranks import RankGroup
 from pilotlight.engine.weights.load import WeightLoad
 from tests.adapters import adapted, write_adapter
@@ -29,14 +31,16 @@ from tests.engine.driver import (
     load_engine,
     one,
     random_prompt,
+    runner_of,
     submit,
 )
-from tests.engine.families import LlamaConfig, config, write_family
-from tests.engine.test_constrained_answers import HERE, crowd, ember
+from tests.engine.families import config, write_family
+from tests.engine.test_constrained_answers import crowd, ember
 from tests.engine.test_draft_models import EAGLE3, MINI, MTP_FAMILIES, write_mtp
 from tests.engine.test_speculation import assert_drafted, requests, told_without
 from tests.engine.test_speculation import assert_same as assert_same_tokens
 from tests.engine.tools.test_packing import packed_into
+from training.ember.chat import HERE
 
 pytestmark = pytest.mark.process
 
@@ -158,7 +162,7 @@ def test_two_ranks_hold_one_key_value_head_twice(tmp_path: Path, pair: KvMemory)
     expected = drain(load_engine(tmp_path), several())
     with loaded(tmp_path, pair) as model:
         assert_same(drain(model.engine, several()), expected)
-        assert model.engine.runner.own.layout.layers[0].segments[0].num_heads == 1
+        assert runner_of(model.engine).layout.layers[0].segments[0].num_heads == 1
 
 
 @pytest.mark.slow
@@ -168,7 +172,7 @@ def test_four_ranks_hold_two_key_value_heads_twice(tmp_path: Path, ranks: Ranks)
     expected = drain(load_engine(tmp_path), several())
     with ranks.loaded(tmp_path) as model:
         assert_same(drain(model.engine, several()), expected)
-        assert model.engine.runner.own.layout.layers[0].segments[0].num_heads == 1
+        assert runner_of(model.engine).layout.layers[0].segments[0].num_heads == 1
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,8 @@ def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_sam
     asked = [submit(f"s{i}", random_prompt(90, seed=i), max_tokens=8, num_logprobs=3) for i in range(7)]
     expected = drain(load_engine(tmp_path), asked)
     with ranks.loaded(tmp_path) as model:
-        runner = model.engine.runner.own
+        runner = runner_of(model.engine)
+        assert isinstance(runner, PartRunner)
         layers = experts_of(runner.model)
         began = [layer.placement for layer in layers]
         for _ in range(4):
@@ -342,7 +347,7 @@ def test_a_rank_that_is_lost_while_tokens_are_guessed_is_no_drafters_failure(
         def lost(step: object) -> None:
             raise RankLostError("rank 1 is gone")
 
-        monkeypatch.setattr(model.engine.speculation.model._runner, "forward", lost)  # type: ignore[union-attr]
+        monkeypatch.setattr(model.engine.speculation.model._runner, "forward", lost)
         model.engine.submit(submit("a", random_prompt(9, seed=1)))
         with pytest.raises(RankLostError):
             drain(model.engine, [])
@@ -389,7 +394,7 @@ def test_all_ranks_parts_of_a_block_are_kept_in_the_tiers_and_come_back(tmp_path
         assert tiers is not None
         spec = ModelSpec("tiny", str(tmp_path / "model"), kv_tokens=256)
         first = load_model(spec, host, memory, tiers=tiers)
-        first.engine.stats.rates.count = lambda *_: None  # type: ignore[method-assign]
+        first.engine.stats.rates.count = lambda *_: None
         assert one(first.engine, submit("a", prompt)).token_ids == expected.token_ids
         settle(first.engine)
         first.close()  # puts the model to sleep: it leaves the device
@@ -443,7 +448,7 @@ def test_a_sequence_whose_cache_is_damaged_ends_alone_and_its_blocks_are_scrubbe
         engine = model.engine
         engine.submit(submit("a", random_prompt(40, seed=1), max_tokens=20))
         engine.step()
-        engine.runner.own.kv_cache.view(engine.runner.own.layout.dtype).fill_(float("nan"))
+        runner_of(engine).kv_cache.view(runner_of(engine).layout.dtype).fill_(float("nan"))
         heard = drain(engine, [])["a"]
         assert heard.finish_reason == "error"
         engine.fail_all("engine_error", "the cache is in doubt")  # this zeroes all ranks' blocks

@@ -31,6 +31,7 @@ from pilotlight.engine.planning.parallelism import Parallelism, RankPlace, balan
 from pilotlight.engine.planning.planner import ModelPlan, Workload, described, make_plan
 from pilotlight.engine.weights.shard import Shard
 from pilotlight.kernels.cpu import library
+from tests.engine.driver import runner_of
 from tests.engine.families import FURTHER, MODELS, NUM_STAGES, SWEPT, write_family
 from tests.engine.stored_weights import write_tensors
 from tests.models_page import GEMMA4
@@ -54,15 +55,15 @@ def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str) -> Non
         rank = rank_memory(model, ALONE, cpu(), loaded.engine.info.context_length, StepLimits())
         assert model.dtype == loaded.engine.info.dtype
         assert rank.weights_bytes == loaded.engine.info.weights_bytes
-        tables = [part for table in loaded.engine.runner.model.rotary for part in (table.cos, table.sin)]
+        decoder: Any = runner_of(loaded.engine).model
+        tables = [part for table in decoder.rotary for part in (table.cos, table.sin)]
         assert rank.tables_bytes == sum(table.nbytes for table in tables)
-        projections = loaded.engine.runner.model.projections
         assert model.adapted_shapes() == {
-            projection_key(part.name): (part.rows.total, part.columns.total) for part in projections
+            projection_key(part.name): (part.rows.total, part.columns.total) for part in decoder.projections
         }
         layout = block_layout(model, ALONE, 16, model.config.context_length)
         assert layout is not None
-        assert layout.block_bytes == loaded.engine.runner.layout.block_bytes
+        assert layout.block_bytes == runner_of(loaded.engine).layout.block_bytes
         assert planned_weights_bytes(tmp_path, "auto", on_cpu=True) == pytest.approx(rank.weights_bytes, rel=0.03)
     finally:
         loaded.close()

@@ -13,7 +13,7 @@ from pilotlight.engine.scheduling.plan import Chunk, StepPlan, most_drafts
 
 
 def sequence(length: int = 6, computed: int = 0, pooling: Pooling | None = None, **sampling: object) -> Sequence:
-    made = Sequence("s", list(range(length)), SamplingParams(50, **sampling), pooling=pooling, length_limit=20)  # type: ignore[arg-type]
+    made = Sequence("s", list(range(length)), SamplingParams(50, **sampling), pooling=pooling, length_limit=20)
     made.num_computed_tokens = made.num_completed_tokens = computed
     return made
 

@@ -59,7 +59,6 @@ OURS = {
     "byte-level": Tokenizer.from_json(TRAINED.to_str(), {}),
     "sentencepiece": Tokenizer.from_json(PIECES.to_str(), {}),
 }
-BACKENDS = {"byte-level": TRAINED, "sentencepiece": PIECES}
 
 
 @pytest.mark.parametrize("kind", OURS)

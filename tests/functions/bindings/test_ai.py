@@ -339,9 +339,10 @@ async def test_a_batch_is_queued_polled_and_answered_with_its_references(site: S
     assert answered.responses[2].errors[0].code == 5004
     with pytest.raises(Failure, match="there is no batch"):
         await ai.run(MODEL, {"request_id": "nope"})
-    for wrong in ({"requests": []}, {"requests": ["text"]}, {"requests": [{"prompt": "a", "stream": True}]}):
+    refused: list[list[Any]] = [[], ["text"], [{"prompt": "a", "stream": True}]]
+    for requests in refused:
         with pytest.raises(Failure, match="5004"):
-            await ai.run(MODEL, wrong, queueRequest=True)
+            await ai.run(MODEL, {"requests": requests}, queueRequest=True)
 
 
 @pytest.mark.process
@@ -482,7 +483,7 @@ async def test_a_call_is_counted_under_its_models_own_name_and_the_adapter_that_
     lora: object, adapter: str
 ) -> None:
     usage = Counting()
-    ai = RuntimeAI(Services(inference=Named(), usage=usage, function="hello"), None)  # type: ignore[arg-type]
+    ai = RuntimeAI(Services(inference=Named(), usage=usage, function="hello"), None)
     inputs = {"prompt": "p"} if lora is None else {"prompt": "p", "lora": lora}
     await ai.run(Run("@x/ember", inputs))
     assert usage.started == [("hello", "ember", adapter, len(json.dumps(inputs, separators=(",", ":"))))]

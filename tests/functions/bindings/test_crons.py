@@ -185,8 +185,8 @@ async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
             fired.append((function, event.cron, event.scheduled_time_ms))
 
     services = Services(databases=Databases(), clock=clock)
-    bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
-    bindings.start(None)  # type: ignore[arg-type]  # the function has no consumers
+    bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())
+    bindings.start(None)  # the function has no consumers
     await looked(clock)
     clock.now = NOON + 1
     await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])

@@ -319,11 +319,11 @@ async def test_a_version_that_may_not_consume_one_of_its_queues_takes_none_from_
 ) -> None:
     before, after, services = Handler(), Handler(), Services(databases=Databases())
     manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (), consumers=(Declared(queue="jobs"),))
-    old = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())  # type: ignore[arg-type]
+    old = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())
     old.start(asked(before))
     other = QueueConsumer(Queue.of("others", tmp_path, services), Handler(), SOON, function="other")
     more = replace(manifest, consumers=(Declared(queue="jobs"), Declared(queue="others")))
-    new = FunctionBindings.open(tmp_path, services, more, SimpleNamespace())  # type: ignore[arg-type]
+    new = FunctionBindings.open(tmp_path, services, more, SimpleNamespace())
     with pytest.raises(BindingError, match="'others' is consumed by the function 'other' already"):
         new.start(asked(after))
     await new.close()
@@ -339,7 +339,7 @@ async def test_a_version_that_is_stopped_and_started_at_once_consumes_on(tmp_pat
     manifest = Manifest(
         "hello", tmp_path, tmp_path / "main.py", (), consumers=(Declared(queue="jobs", max_batch_timeout=0),)
     )
-    bindings = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())  # type: ignore[arg-type]
+    bindings = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())
     bindings.start(asked(handler))
     bindings.stop()
     bindings.start(asked(handler))
@@ -354,7 +354,7 @@ async def test_the_consumers_of_a_manifest_run_until_its_bindings_close(tmp_path
     declared = Declared(queue="jobs", max_batch_size=2, max_batch_timeout=0)
     producer = BindingDeclaration("queue_producer", "QUEUE", {"queue": "jobs"})
     manifest = Manifest("hello", tmp_path, tmp_path / "main.py", (producer,), consumers=(declared,))
-    bindings = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())  # type: ignore[arg-type]
+    bindings = FunctionBindings.open(tmp_path, services, manifest, SimpleNamespace())
     bindings.start(asked(handler))
     await Queue.of("jobs", tmp_path, services).put([(b"\x01", 0.0), (b"\x02", 0.0)])
     await eventually(lambda: handler.bodies == [1, 2])

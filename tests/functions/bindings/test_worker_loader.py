@@ -135,7 +135,7 @@ async def test_a_worker_has_no_modules_of_an_earlier_process_with_this_ones_id(t
     functions = SimpleNamespace(
         add=lambda manifest, *, name: folders.append(manifest.directory), remove=lambda name: None
     )
-    loader = worker_loader.WorkerLoader(functions, "f", tmp_path / f"{os.getpid()}.1", 8)  # type: ignore[arg-type]
+    loader = worker_loader.WorkerLoader(functions, "f", tmp_path / f"{os.getpid()}.1", 8)
     worker = {"main": "main.py", "modules": {"main.py": ""}}
     await loader.call("load", [], {**worker, "id": "one"})
     following = folders[0].with_name(str(int(folders[0].name) + 1))

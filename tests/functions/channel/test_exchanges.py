@@ -99,7 +99,7 @@ async def test_an_answer_that_breaks_the_protocol_ends_the_channel_and_who_asked
         peer.say(*said)
         await asyncio.wait_for(peer.channel.closed.wait(), 60)
         assert "broke the protocol" in peer.channel.why_closed
-        (outcome,) = await asyncio.gather(asking, return_exceptions=True)
+        outcome = (await asyncio.gather(asking, return_exceptions=True))[0]
         if not isinstance(outcome, ChannelClosed):
             with pytest.raises(ChannelClosed):
                 await whole(outcome.body)

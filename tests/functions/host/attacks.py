@@ -16,8 +16,8 @@ import time
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from pilotlight.functions.channel.connection import current_request
 from workers import Response, WorkerEntrypoint, fetch
-from workers.http.outbound import current_request
 
 MIB = 1 << 20
 CLONE_NEWUSER, PTRACE_SEIZE = 0x10000000, 0x4206
@@ -122,16 +122,16 @@ class Attempts:
     async def changes_its_own_code(query):
         open(__file__, "a").close()
 
-    async def reads_a_secret_file_of_the_site(query):
+    async def reads_a_secret_file_of_the_site(query: Any):
         open(query["secret"]).close()
 
-    async def reads_a_readable_file_of_a_neighbour(query):
+    async def reads_a_readable_file_of_a_neighbour(query: Any):
         open(query["neighbour"]).close()
 
     async def reads_settings_of_the_machine(query):
         open("/etc/passwd").close()
 
-    async def finds_processes_of_the_machine(query):
+    async def finds_processes_of_the_machine(query: Any):
         os.stat(f"/proc/{query['pid']}/cmdline")
 
     async def finds_environment_or_descriptors_of_the_site(query):
@@ -139,20 +139,20 @@ class Attempts:
         if not (set(os.environ) - OURS) and not foreign:
             raise PermissionError("there is nothing")
 
-    async def signals_a_neighbour(query):
+    async def signals_a_neighbour(query: Any):
         os.kill(int(query["pid"]), 9)
 
-    async def connects_to_a_port_of_this_machine(query):
+    async def connects_to_a_port_of_this_machine(query: Any):
         # Python's own socket class, not the SDK's replacement
         _socket.socket().connect(("127.0.0.1", int(query["port"])))
 
     async def listens_on_a_port(query):
         _socket.socket().listen()
 
-    async def asks_for_a_connection_to_a_port_of_this_machine(query):
+    async def asks_for_a_connection_to_a_port_of_this_machine(query: Any):
         socket.create_connection(("127.0.0.1", int(query["port"])), 5)
 
-    async def fetches_from_a_port_of_this_machine(query):
+    async def fetches_from_a_port_of_this_machine(query: Any):
         await fetch(f"http://127.0.0.1:{query['port']}/")
 
     async def runs_another_program(query):
@@ -161,7 +161,7 @@ class Attempts:
     async def enters_a_new_user_namespace(query):
         _checked(libc.unshare(CLONE_NEWUSER))
 
-    async def traces_a_neighbour(query):
+    async def traces_a_neighbour(query: Any):
         _checked(libc.ptrace(PTRACE_SEIZE, int(query["pid"]), 0, 0))
 
     async def becomes_root(query):

@@ -67,13 +67,16 @@ async def test_what_is_printed_faster_than_may_be_waits(monkeypatch: pytest.Monk
     assert len(followed) == READ_BYTES, "close() reads the rest"
 
 
-async def test_the_end_of_the_process_ends_the_reading() -> None:
+async def test_the_end_of_the_process_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
     log, _ = log_of()
+    monkeypatch.setattr(os, "read", lambda fd, size: bytes(reads.append(fd) or 0))
     log.close_write_end()
     log.close_write_end()
     for _ in range(10):
         await asyncio.sleep(0)
     log.close()
+    assert len(reads) <= 2, "the end, and what may be left when the log is closed"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Pool:
     async def wait(self) -> None:
         """Replace `Waiters.wait`: one request of each isolate ends at once."""
         self.num_waits += 1
-        for each in self.pool.isolates.usable:
+        for each in cast("Any", self.pool.isolates).usable:
             each.work.load -= 1
 
     async def chosen(self, *, is_socket: bool = False) -> int | str:

@@ -303,7 +303,7 @@ async def test_a_version_that_is_held_answers_though_it_was_replaced(site: Site)
     with version.held():
         site.deploy(2)
         await eventually(lambda: len(site.served.functions.pools) == 1)
-        response: Response = await site.served.ask("/", name=version)  # type: ignore[arg-type]
+        response: Response = await site.served.ask("/", name=version)
         assert response.body == b"1"
     await eventually(lambda: version.waiters.is_closed)
 

@@ -26,8 +26,8 @@ LIMITS = FunctionLimits(cpu_ms=200, memory_mib=64, blocked_s=10.0, wall_s=300.0)
     ],
 )
 def test_each_measure_has_a_limit_that_it_may_reach(measure: str, limit: float, code: str, says: str) -> None:
-    assert first_exceeded(IsolateUsage(**{measure: limit}), LIMITS) is None  # type: ignore[arg-type]
-    told = first_exceeded(IsolateUsage(**{measure: limit + 1}), LIMITS)  # type: ignore[arg-type]
+    assert first_exceeded(IsolateUsage(**{measure: limit}), LIMITS) is None
+    told = first_exceeded(IsolateUsage(**{measure: limit + 1}), LIMITS)
     assert told is not None
     assert (told[1], says in told[0]) == (code, True)
 

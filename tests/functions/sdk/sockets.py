@@ -63,4 +63,4 @@ async def opened(served: Served, path: str = "/", **options: Any) -> AsyncIterat
     try:
         yield socket
     finally:
-        await socket.response.stream.aclose()  # type: ignore[union-attr]
+        await socket.response.stream.aclose()

@@ -225,7 +225,7 @@ return HTMLRewriter.new().on({selector!r}, Handler()).transform(Response(pieces(
     expected = PAGE.replace(before, after, 1) if before else PAGE
     if "br" in selector:
         expected = expected.replace("<br>", "<br>!")
-    assert (response.body + b"".join([chunk async for chunk in response.stream or ()])).decode() == expected  # type: ignore[union-attr]
+    assert (response.body + b"".join([chunk async for chunk in response.stream or ()])).decode() == expected
 
 
 async def test_text_and_comments_have_handlers_too(served: Served) -> None:

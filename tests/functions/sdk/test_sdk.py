@@ -331,7 +331,7 @@ class Default(WorkerEntrypoint):
     assert served.functions.pools["f"].isolates.living[0].work.load == 0
 
 
-async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_another(make_served) -> None:  # type: ignore[no-untyped-def]
+async def test_an_isolate_that_idles_is_ended_and_the_next_request_starts_another(make_served) -> None:
     async with make_served(limits={"idle_s": 0.2}) as served:
         served.add(default("return Response('x')"))
         assert await served.get() == b"x"

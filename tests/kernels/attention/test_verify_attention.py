@@ -6,19 +6,21 @@ import pytest
 import torch
 
 from load_tests.catalogue import attention as catalogue
-from load_tests.catalogue.operation import Arguments
+from load_tests.catalogue.operation import Arguments, Case
+from load_tests.catalogue.paged_cases import varlen
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.verify_attention import verify_attention
 from tests.closeness import assert_close
 from tests.cpu_kernels import C_LIBRARY
 
 CASES = [pytest.param(case, id=case.name) for case in catalogue.VERIFY_ATTENTION.cases[1:]]
-IN_C = [case for case in CASES if not any(word in case.id for word in ("fp8", "soft_cap", "is_chunked"))]
+IN_C = [case for case in CASES if not any(word in str(case.id) for word in ("fp8", "soft_cap", "is_chunked"))]
 
 
 def decoded_one_by_one(given: Arguments) -> torch.Tensor:
     """Compute each query as the newest token of its context."""
-    batch, rows = given["batch"], []
+    batch = given["batch"]
+    rows: list[int] = []
     tables = batch.block_tables.repeat_interleave(torch.tensor(batch.host_q_lens), dim=0)
     for queries, context in zip(batch.host_q_lens, batch.host_context_lens, strict=True):
         rows += range(context - queries + 1, context + 1)
@@ -38,19 +40,19 @@ def shortened(given: Arguments) -> Arguments:
     lens = tuple(context - fewer for context, fewer in zip(batch.host_context_lens, less, strict=True))
     return given | {
         "q": given["q"][torch.cat(kept)],
-        "batch": catalogue.varlen(batch.block_tables, q_lens, lens),
+        "batch": varlen(batch.block_tables, q_lens, lens),
         "kept": torch.cat(kept),
     }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_draft_is_seen_as_it_would_be_token_by_token(case: catalogue.Case) -> None:
+def test_a_draft_is_seen_as_it_would_be_token_by_token(case: Case) -> None:
     given = case.make(torch.float32)
     assert_close("verified", decoded_one_by_one(given), verify_attention(**given), 1e-6)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_longer_draft_does_not_change_the_tokens_before_it(case: catalogue.Case) -> None:
+def test_a_longer_draft_does_not_change_the_tokens_before_it(case: Case) -> None:
     given = case.make(torch.float32)
     shorter = shortened(given)
     kept = shorter.pop("kept")
@@ -76,9 +78,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", IN_C)
-def test_a_cpu_computes_the_bits_of_decoding(
-    case: catalogue.Case, dtype: torch.dtype, threads: int, arithmetic: str
-) -> None:
+def test_a_cpu_computes_the_bits_of_decoding(case: Case, dtype: torch.dtype, threads: int, arithmetic: str) -> None:
     if arithmetic != C_LIBRARY:
         pytest.skip("torch does not guarantee equal bits")
     given = case.make(dtype)

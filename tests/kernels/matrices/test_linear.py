@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
-from pilotlight.kernels.matrices.linear import GatedActivation, gated_linear, linear, logits
+from pilotlight.kernels.matrices.linear import gated_linear, linear, logits
+from pilotlight.kernels.matrices.weight import GatedActivation
 from tests.closeness import assert_close
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)]

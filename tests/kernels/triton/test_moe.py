@@ -116,7 +116,7 @@ def test_groups_that_cannot_be_chosen_from_are_named(arguments: tuple[int, int, 
 def test_experts_that_are_decoded_into_memory_are_the_plain_ones(at_a_time: int) -> None:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
     gate_up, down = random_mxfp4((5, 64, 32)), random_int4((5, 32, 32), 32, zeros=True, dtype=dtype)
-    plain = [PlainWeight(weight.unpack(dtype)) for weight in (gate_up, down)]
+    plain = PlainWeight(gate_up.unpack(dtype)), PlainWeight(down.unpack(dtype))
     limits = moe.DecodingLimits(0, 0, scratch_bytes=at_a_time * 64 * 32 * dtype.itemsize)
     x, weights, ids = (
         torch.randn(20, 32).to(dtype),

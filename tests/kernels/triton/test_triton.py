@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from load_tests.catalogue import attention as catalogue
-from load_tests.catalogue.operation import Arguments, Operation, copied, in_double
+from load_tests.catalogue.operation import Arguments, Case, Operation, copied, in_double
 from pilotlight.kernels.triton.attention import hopper_mla, split_kv
 from pilotlight.kernels.triton.attention.paged_tiles import tanh
 from pilotlight.kernels.triton.attention.varlen import sequence_of
@@ -175,7 +175,7 @@ def test_a_split_context_gives_what_a_whole_one_gives(
 @pytest.mark.parametrize("case", catalogue.MLA_DECODE.cases[5:7], ids=lambda case: case.name)
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_hoppers_form_of_latent_attention_gives_the_same_in_splits(
-    case: catalogue.Case, number: int, monkeypatch: pytest.MonkeyPatch
+    case: Case, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = case.make(torch.float16)
     assert hopper_mla.takes(given["q_latent"], given["q_rotary"], given["cache"]) or DEVICE != "cpu"

@@ -43,7 +43,7 @@ def run(made: OutputProcessor, groups: list[tuple[int, ...]], finish: str = "sto
     deltas = []
     for position, group in enumerate(groups):
         last = position == len(groups) - 1
-        made.push(TokenOutput("s", group, finish_reason=finish if last else None))  # type: ignore[arg-type]
+        made.push(TokenOutput("s", group, finish_reason=finish if last else None))
         if (delta := made.take()) is not None:
             deltas.append(delta)
         if made.finish_reason is not None:

@@ -375,7 +375,8 @@ class SlowFile(io.BytesIO):
 
 def test_storing_a_file_delays_no_request_for_another(tmp_path: Path) -> None:
     """Requests look up their adapters in the site's event loop."""
-    store, base = FinetuneStore(tmp_path, FinetunesConfig()), {}
+    store = FinetuneStore(tmp_path, FinetunesConfig())
+    base: dict[str, Any] = {}
     old = store.create("ann", "", "tiny", "old", "")
     file = SlowFile(adapter_files()[CONFIG])
     writer = threading.Thread(target=store.put, args=(store.create("ann", "", "tiny", "new", ""), CONFIG, file, base))

@@ -140,4 +140,4 @@ def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
     ("name", "url"), [(("127.0.0.1", 80), "http://127.0.0.1:80"), (("::1", 80, 0, 0), "http://[::1]:80")]
 )
 def test_a_listeners_url_has_its_address_in_brackets_where_it_has_colons(name: tuple[object, ...], url: str) -> None:
-    assert url_of(SimpleNamespace(getsockname=lambda: name)) == url  # type: ignore[arg-type]
+    assert url_of(SimpleNamespace(getsockname=lambda: name)) == url

@@ -42,7 +42,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.is_reading = True
+        self.reads = True
         self.has_ended = False
 
     def write(self, data: Any) -> None:
@@ -69,10 +69,10 @@ class Transport(asyncio.Transport):
         pass
 
     def pause_reading(self) -> None:
-        self.is_reading = False
+        self.reads = False
 
     def resume_reading(self) -> None:
-        self.is_reading = True
+        self.reads = True
 
 
 class Peer:
@@ -207,9 +207,9 @@ async def test_a_peer_is_not_read_without_a_receiver_and_read_again_afterwards()
     async with Peer() as peer:
         for _ in range(HELD_MESSAGES + 1):
             peer.feed(frame(TEXT, b"x"))
-        assert not peer.transport.is_reading
+        assert not peer.transport.reads
         await peer.socket.receive()
-        assert peer.transport.is_reading
+        assert peer.transport.reads
 
 
 @pytest.mark.parametrize("opcode", [TEXT, PING, 0])
@@ -222,24 +222,24 @@ async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_pe
         peer.feed(frame(opcode, b"", fin=opcode != 0) * 1000 + frame(0 if opcode == 0 else TEXT, b"end"))
         num_turns = 0
         while peer.socket.is_behind:
-            assert not peer.transport.is_reading
+            assert not peer.transport.reads
             await asyncio.sleep(0)
             num_turns += 1
         assert num_turns >= 1000 // FRAMES_AT_ONCE
         messages = await peer.messages()
         assert messages == ["", *[""] * 999, "end"][-len(messages) :]
         assert len(messages) == (1001 if opcode == TEXT else 1)
-        assert peer.transport.is_reading
+        assert peer.transport.reads
 
 
 async def test_a_peer_that_got_the_end_is_read_to_its_own_end_when_its_frames_are_sent() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x") * 200)
         peer.socket.close(4000)
-        assert not peer.transport.is_reading, "reading stays paused: the peer could fill the memory"
+        assert not peer.transport.reads, "reading stays paused: the peer could fill the memory"
         while peer.socket.is_behind:
             await asyncio.sleep(0)
-        assert peer.transport.is_reading
+        assert peer.transport.reads
         peer.feed(frame(CLOSE, struct.pack("!H", 4000)))
         assert (await peer.messages())[-1] == WebSocketClose(4000)
 

@@ -62,7 +62,7 @@ class Made:
 
     def collector(self) -> SiteUsage:
         """Return the collector of a router that has just started."""
-        return SiteUsage({"ams1": self.site}, self.site, self.accounting)  # type: ignore[arg-type,dict-item]
+        return SiteUsage({"ams1": self.site}, self.site, self.accounting)
 
     async def rows(self, *by: str) -> list[dict[str, Any]]:
         return await self.ledger.usage(UsageQuery(by=by))
@@ -108,7 +108,7 @@ async def test_a_site_that_is_not_well_or_has_no_functions_is_not_asked(
         assert msgspec.json.decode(body, type=UsageAsked).ledger == await made.ledger.identity() != ""
         return SiteAnswer(404, b"")
 
-    made.site.exchange = exchange  # type: ignore[method-assign]
+    made.site.exchange = exchange
     await made.collecting.collect()
     assert asked == ["ams1"], "a site without usage is asked once"
     for name, value in change.items():
@@ -186,7 +186,7 @@ async def test_it_asks_on_after_whatever_went_wrong(
 
     await made.collecting.collect()
     made.site.use(10)
-    collecting = SiteUsage({"ams1": made.site}, Failing(), made.accounting, ask_every_s=0.0)  # type: ignore[arg-type,dict-item]
+    collecting = SiteUsage({"ams1": made.site}, Failing(), made.accounting, ask_every_s=0.0)
     running = asyncio.create_task(collecting.run())
     await eventually(made.is_written)
     running.cancel()
@@ -208,7 +208,7 @@ async def test_a_site_whose_answer_cannot_be_read_keeps_no_other_from_being_aske
                 return SiteAnswer(200, b'{"records": 7}')
             return await made.site.exchange(method, site, path, body, **more)
 
-    collecting = SiteUsage({"bad1": Unreadable, "ams1": made.site}, Orders(), made.accounting)  # type: ignore[arg-type,dict-item]
+    collecting = SiteUsage({"bad1": Unreadable, "ams1": made.site}, Orders(), made.accounting)
     await collecting.collect()
     made.site.use(30)
     await collecting.collect()

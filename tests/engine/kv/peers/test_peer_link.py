@@ -46,7 +46,7 @@ def test_where_blocks_cannot_be_served_the_log_has_the_reason_and_the_host_conti
     host: HostTier, tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, str], why: str
 ) -> None:
     config = {"peer_address": f"ipc://{tmp_path}/peers", **more}
-    assert open_peers(HostConfig(**config), host) is None  # type: ignore[arg-type]
+    assert open_peers(HostConfig(**config), host) is None
     assert f"{config['peer_address']} serves no blocks to other hosts: " in caplog.text
     assert why in caplog.text
     again = opened(host, tmp_path)

@@ -240,7 +240,7 @@ def test_another_cache_is_refused_by_what_differs(hosts: Hosts, field: str, capl
     hosts.server.begin("one")
     hosts.compute(0)
     other = 32 if field == "block_size" else b"other" if field == "weights" else "other"
-    assert hosts.take(hosts.read(0, identity=IDENTITY._replace(**{field: other}))) == 0  # type: ignore[arg-type]
+    assert hosts.take(hosts.read(0, identity=IDENTITY._replace(**{field: other}))) == 0
     assert ("does not have 'other'" if field == "model" else f"differs from the reader's in {field}") in caplog.text
 
 
@@ -382,7 +382,7 @@ def test_only_messages_with_the_keys_are_accepted(tmp_path: Path) -> None:
     put(there, 0)
     for reader, num_expected in ((PeerThread(here, own_pair()), 0), (PeerThread(here, keys), 1)):
         read = reader.read(BlockSource(address, "one", 5.0), IDENTITY, [name(0)], SIZE)
-        until(lambda read=read: read.is_done)  # type: ignore[misc]
+        until(lambda read=read: read.is_done)
         assert len(read.slots) == num_expected
         here.unpin(read.take())
         reader.close()

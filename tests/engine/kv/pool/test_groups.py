@@ -38,7 +38,7 @@ def layers(*windows: int | None) -> list[CachedLayer]:
 
 
 def groups_of(*windows: int | None) -> list[tuple[tuple[int, ...], int | None]]:
-    return [tuple(group) for group in CacheLayout(layers(*windows), 4, torch.float32, 10_000).groups]
+    return [(group.layers, group.window) for group in CacheLayout(layers(*windows), 4, torch.float32, 10_000).groups]
 
 
 def test_layers_of_a_kind_are_cut_into_groups_that_fill_a_block() -> None:

@@ -46,11 +46,12 @@ def test_a_segment_in_fp8_is_written_and_read_with_its_scales() -> None:
     scales = torch.tensor([segment.scale for segment in IN_FP8.segments])
     k, v, q = torch.randn(7, 2, 6), torch.randn(7, 2, 6), torch.randn(1, 4, 6)
     slots = torch.arange(7)
-    kv_write(k, v, *plain.segments, slots)
-    kv_write(k, v, *packed.segments, slots, scales)
+    (k_plain, v_plain), (k_packed, v_packed) = plain.segments, packed.segments
+    kv_write(k, v, k_plain, v_plain, slots)
+    kv_write(k, v, k_packed, v_packed, slots, scales)
     tables, lens = torch.tensor([[0, 1]]), torch.tensor([7])
-    expected = decode_attention(q, *plain.segments, tables, lens, 7, AttentionRule(0.4, None))
-    actual = decode_attention(q, *packed.segments, tables, lens, 7, AttentionRule(0.4, None, kv_scales=scales))
+    expected = decode_attention(q, k_plain, v_plain, tables, lens, 7, AttentionRule(0.4, None))
+    actual = decode_attention(q, k_packed, v_packed, tables, lens, 7, AttentionRule(0.4, None, kv_scales=scales))
     assert_close("o", expected, actual, 0.1)
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
@@ -373,7 +374,7 @@ def test_of_a_block_that_was_left_in_two_sizes_the_one_used_first_stays_and_the_
     tmp_path: Path,
 ) -> None:
     for n, size in ((1, SIZE), (2, PAGE)):  # written in separate folders, which are merged below
-        tier = HostTier.open(tmp_path / str(n), 10 * STRIDE, clock=lambda n=n: float(n))
+        tier = HostTier.open(tmp_path / str(n), 10 * STRIDE, clock=partial(float, n))
         put(tier, 7, size=size)
         tier.close()
     shutil.copy(tmp_path / "2" / f"slots-{PAGE}.kv", tmp_path / "1")
@@ -632,7 +633,7 @@ def registrar() -> FakeRegistrar:
 
 def registered(registrar: FakeRegistrar) -> SlotMemory:
     """Return memory that is registered in groups of GROUP slots with a fake device."""
-    return SlotMemory(torch.device("cuda"), GROUP * STRIDE + PAGE, registrar)  # type: ignore[arg-type]
+    return SlotMemory(torch.device("cuda"), GROUP * STRIDE + PAGE, registrar)
 
 
 def reaches(tier: HostTier, n: int, size: int = SIZE) -> bool:

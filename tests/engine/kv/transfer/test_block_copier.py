@@ -172,7 +172,7 @@ def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registra
     has_gpu = torch.cuda.is_available()
     stride, num_slots = -(-size // BLOCK) * BLOCK, 24
     registrar = None if has_gpu else FakeRegistrar()
-    slots = SlotMemory(torch.device("cuda"), 4 * stride, registrar)  # type: ignore[arg-type]
+    slots = SlotMemory(torch.device("cuda"), 4 * stride, registrar)
     cache = torch.randint(0, 256, (3 * num_slots, size), dtype=torch.uint8, device="cuda" if has_gpu else "cpu")
     whole = cache.clone()
 

@@ -77,7 +77,7 @@ def format_of(
     tools: ToolFormat | None = next((each for each in FORMATS if each.name == name), None)
     every = (*(tools.tags if tools else ()), *(think or ()))
     tokenizer = ChunkTokenizer(every if tags else (), special)
-    return AnswerFormat(tokenizer, tools, think), tokenizer  # type: ignore[arg-type]
+    return AnswerFormat(tokenizer, tools, think), tokenizer
 
 
 def chunked(text: str, tags: Iterable[str], cuts: Iterable[int] | None) -> Iterator[Chunk]:

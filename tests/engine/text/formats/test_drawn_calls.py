@@ -111,7 +111,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "deepseek_v3": _deepseek("<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"),
     "deepseek_v31": _deepseek("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
     "mistral_v11": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls),
-    "mistral": lambda calls: "[TOOL_CALLS] " + _json([{"name": name, "arguments": a} for name, a in calls]),  # type: ignore[arg-type]
+    "mistral": lambda calls: "[TOOL_CALLS] " + _json([{"name": name, "arguments": a} for name, a in calls]),
     "glm45": _glm,
     "qwen3_coder": _qwen_coder,
     "hermes": lambda calls: "\n".join(

@@ -58,7 +58,13 @@ class Writer(NamedTuple):
     def tokens(self, rules: AnswerRules, thinking: Thinking, seed: int) -> list[int] | None:
         """Return random permitted tokens up to the end; None if there is no end within MOST tokens."""
         text = self.answers.grammar(thinking, rules)
-        draw, matcher, tokens = random.Random(seed), self.grammars.compile(Constraint("lark", text)).result(60), []
+        draw, matcher = random.Random(seed), self.grammars.compile(Constraint("lark", text)).result(60)
+        tokens: list[int] = []
+        spelled = self.tokenizer.encode(f"Hm{THINK_TAGS[0][1]}") if thinking is Thinking.OPEN else ()
+        if spelled and spelled[0] in allowed(matcher.mask(), self.tokenizer):
+            tokens += spelled  # drawn tokens would hardly ever spell the end of the reasoning
+            for token in tokens:
+                matcher.accept(token)
         while not matcher.is_complete and len(tokens) < MOST:
             choices = allowed(matcher.mask(), self.tokenizer)
             if EOS in choices and draw.random() < 0.3:
@@ -153,7 +159,10 @@ def test_free_text_may_hold_calls_and_those_are_right(made: Writer, is_single: b
 
 def test_a_document_or_calls(made: Writer) -> None:
     rules = AnswerRules(TOOLS, True, document(Constraint("json_schema", json.dumps({"enum": [[1, 2], "three"]}))))
-    for answer in made.answers_to(rules):
+    found = list(made.answers_to(rules))
+    if not found:
+        pytest.skip("no drawn answer has an end")
+    for answer in found:
         assert_allowed(answer)
         assert answer[0][0] == "call" or json.loads(answer[0][1]) in ([1, 2], "three")
 
@@ -162,13 +171,16 @@ def test_a_document_or_calls(made: Writer) -> None:
 def test_a_document_follows_the_reasoning(made: Writer, thinking: Thinking) -> None:
     rules = AnswerRules(document=document(Constraint("choice", '["yes", "no"]')))
     found = list(made.answers_to(rules, thinking))
+    assert found
     for ((kind, text),) in found:  # answers_to has removed the reasoning
         assert (kind, text in ("yes", "no")) == ("text", True)
 
 
 @pytest.mark.long
 def test_calls_follow_the_reasoning(made: Writer) -> None:
-    for answer in made.answers_to(AnswerRules(TOOLS, True), Thinking.OPEN):
+    found = list(made.answers_to(AnswerRules(TOOLS, True), Thinking.OPEN))
+    assert found
+    for answer in found:
         assert_allowed(answer)
         assert answer[-1][0] == "call"
 

@@ -356,7 +356,7 @@ def test_a_process_that_is_killed_while_it_restores_leaves_the_old_content_or_th
 
 
 async def test_an_alarm_is_restored_with_the_content(tmp_path: Path) -> None:
-    services = Services(databases=Databases(), functions=object(), max_bytes=1 << 20)  # type: ignore[arg-type]
+    services = Services(databases=Databases(), functions=object(), max_bytes=1 << 20)
     binding = ObjectStorage.of(Manifest("f", tmp_path, tmp_path / "entry.py"), tmp_path, services)
     who: dict[str, Any] = {"class_name": "Counter", "id": ID}
 

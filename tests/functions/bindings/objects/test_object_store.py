@@ -61,7 +61,7 @@ class Storage:
 
 @pytest.fixture
 async def binding(tmp_path: Path) -> AsyncIterator[ObjectStorage]:
-    services = Services(databases=Databases(), functions=Functions(), max_bytes=1 << 20)  # type: ignore[arg-type]
+    services = Services(databases=Databases(), functions=Functions(), max_bytes=1 << 20)
     yield ObjectStorage.of(Manifest("f", tmp_path, tmp_path / "entry.py"), tmp_path, services)
     await services.databases.close()
 
@@ -144,7 +144,7 @@ async def test_a_full_storage_is_reported_and_its_content_stays(binding: ObjectS
 
 
 async def test_a_statement_that_runs_for_too_long_is_stopped_and_says_so(tmp_path: Path) -> None:
-    services = Services(databases=Databases(), functions=Functions())  # type: ignore[arg-type]
+    services = Services(databases=Databases(), functions=Functions())
     directory = directory_of(tmp_path, "durable_object", services.function)
     services.databases.get(directory, lambda path: ObjectStore(path, 1 << 20, limits=ObjectLimits(sql_s=0.05)))
     binding = ObjectStorage.of(Manifest("f", tmp_path, tmp_path / "entry.py"), tmp_path, services)

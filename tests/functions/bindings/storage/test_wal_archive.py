@@ -65,7 +65,7 @@ def make(path: Path) -> Iterator[Callable[..., Owner]]:
     made: list[Owner] = []
 
     def owner(**given: float) -> Owner:
-        made.append(Owner(path, **given))  # type: ignore[arg-type]
+        made.append(Owner(path, **given))
         return made[-1]
 
     yield owner

@@ -25,7 +25,7 @@ def row(id: int, function: str = "f", at_s: float = NOW_S) -> InvocationRow:
 
 
 async def ids(store: LogStore, function: str = "f", **query: int | float) -> list[int]:
-    return [int(each.id) for each in await store.find(LogQuery(function, **query))]  # type: ignore[arg-type]
+    return [int(each.id) for each in await store.find(LogQuery(function, **query))]
 
 
 async def test_of_many_the_newest_are_found_and_after_one_the_oldest(store: LogStore) -> None:

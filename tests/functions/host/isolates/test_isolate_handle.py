@@ -81,7 +81,7 @@ async def made() -> AsyncIterator[Made]:
 
     zygote = FakeZygote()
     isolate = IsolateHandle("f", LIMITS, on_subrequest, FunctionLog("f", 256), StreamThrottle(1e6))
-    await isolate.start(zygote, None)  # type: ignore[arg-type]
+    await isolate.start(zygote, None)
     assert zygote.socket is not None
     channel = await Channel.open(zygote.socket, zygote.answer, is_runtime=False)
     isolate.is_ready = True

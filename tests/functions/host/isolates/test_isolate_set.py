@@ -23,7 +23,7 @@ class Isolate:
     def __init__(self, cpu_s: float = 0.0) -> None:
         self.work = IsolateWork()
         self.process = SimpleNamespace(is_deprioritized=False, is_running=True)
-        self.watcher = SimpleNamespace(total_s=0.0, last_look=lambda: setattr(self.watcher, "total_s", cpu_s))
+        self.watcher: Any = SimpleNamespace(total_s=0.0, last_look=lambda: setattr(self.watcher, "total_s", cpu_s))
         self.started = asyncio.Event()
         self.started.set()
         self.is_ready = self.is_usable = True
@@ -222,7 +222,7 @@ async def test_one_that_cannot_be_watched_is_ended_and_the_others_are_watched(ke
     def fail() -> None:
         raise RuntimeError("no /proc")
 
-    isolates[1].watch_idle = fail  # type: ignore[method-assign]
+    isolates[1].watch_idle = fail
     isolates[2].work.begin(1)
     assert kept.isolates.watch() is True
     assert [isolate.looks for isolate in isolates] == [["idle"], [], ["at work"]]

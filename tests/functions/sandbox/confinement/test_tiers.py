@@ -14,10 +14,10 @@ import pytest
 
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.sandbox.confinement import system, tiers
+from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.confinement.tiers import (
     EXTRA_ADDRESS_SPACE,
     SIGNALS,
-    Confinement,
     closed_above,
     namespaces,
     top_most,
