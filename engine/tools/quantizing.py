@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -183,7 +184,7 @@ def main() -> None:
         path = quantize_directory(arguments.directory, arguments.out, rounding, report, text)
         num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         report.say(path=str(path), num_bytes=num_bytes)
-    except (CheckpointError, OSError, UnicodeDecodeError) as error:
+    except (CheckpointError, OSError, SafetensorError, UnicodeDecodeError) as error:
         report.say(error=str(error))
         sys.exit(1)
 

@@ -21,6 +21,7 @@ from pilotlight.runtime.cli.network.network_commands import network as network_c
 from pilotlight.sites.config import SERVER_ENV, ConfigError
 from pilotlight.sites.network import NETWORK_FILE
 from pilotlight.sites.site import LOCAL
+from pilotlight.support.disk_errors import is_disk_full
 
 app = typer.Typer(
     help="Serverless LLM inference for a network of sites.",
@@ -699,9 +700,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and not is_disk_full(error):
             raise
-        print(f"pilotlight: {error.filename}: {error.strerror}.", file=sys.stderr)
+        print(f"pilotlight: {error.filename or 'a file cannot be written'}: {error.strerror}.", file=sys.stderr)
         sys.exit(1)
 
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from pilotlight.runtime.cli.commands import main, pilotlight
+from tests.full_disk import files_of_at_most
 
 
 def test_the_version_is_that_of_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +45,14 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(folder: Path, capsys
     out = folder / "nowhere" / "out.json"
     assert run("kv", "export", "KV", "--output", str(out), *here) == 1
     assert capsys.readouterr().err == f"pilotlight: {out}: No such file or directory.\n"
+
+
+def test_a_full_disk_is_named_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ("--dir", str(folder))
+    assert run("kv", "put", "KV", "a", "b" * 100_000, *here) == 0
+    with files_of_at_most(50_000):
+        assert run("kv", "export", "KV", "--output", str(folder / "out.json"), *here) == 1
+    assert capsys.readouterr().err == "pilotlight: a file cannot be written: File too large.\n"
 
 
 def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(folder: Path) -> None:
