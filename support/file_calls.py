@@ -1,4 +1,7 @@
-"""The system's calls that read, write and allocate files at an offset; those of a tier are an object that can be replaced."""
+"""The system's calls that read, write and allocate files at an offset.
+
+Tests replace the object with those that read and write.
+"""
 
 import os
 from collections.abc import Sequence

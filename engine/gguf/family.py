@@ -141,7 +141,7 @@ def norm_eps(header: GgufHeader) -> float:
 
 
 def num_layers(header: GgufHeader) -> int:
-    """Return the number of layers, without those that predict further tokens, which are not used. Raises CheckpointError."""
+    """Return the number of layers, without those that predict further tokens. Raises CheckpointError."""
     count = header.integer("{arch}.block_count")
     if count > MOST_LAYERS:
         raise CheckpointError(

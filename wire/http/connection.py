@@ -368,7 +368,7 @@ def tcp_info(sock: "socket.socket | TransportSocket | None", num_bytes: int) -> 
 def bound_unsent(sock: "socket.socket | TransportSocket | None") -> None:
     """Limit the bytes in the kernel that are not sent yet.
 
-    For a client that does not read they would grow to megabytes. uvloop's sockets are of a class of its own.
+    For a client that does not read they would grow to megabytes. Sockets of uvloop are not TransportSockets.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):

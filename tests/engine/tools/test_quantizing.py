@@ -1,7 +1,6 @@
 """Quantizing: the result conforms to compressed-tensors, is as close to the original as its bits allow, and can be served."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +166,10 @@ def test_a_text_of_a_few_words_calibrates_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
-    monkeypatch.setattr(sys, "argv", ["quantizing", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "int4"])
     with files_of_at_most(30_000), pytest.raises(SystemExit):
-        main()
+        main([str(tmp_path / "model"), str(tmp_path / "out"), "--to", "int4"])
     assert "File too large" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
 
 
