@@ -90,6 +90,7 @@ class DeployedFunctions:
         self._poll_s = poll_s
         self._now_s = now_s
         self._known: dict[str, Deployment] = {}
+        self._kept: dict[str, Deployment] = {}  # the deployments in the file: older ones after the disk was full
         # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
@@ -108,7 +109,7 @@ class DeployedFunctions:
 
     async def __aenter__(self) -> "DeployedFunctions":
         with suppress(FileNotFoundError, msgspec.DecodeError):
-            self._known = decode_deployments((self._directory / "deployments.json").read_bytes())
+            self._known = self._kept = decode_deployments((self._directory / "deployments.json").read_bytes())
         self._apply_all(self._known)
         self._task = background.start(self._follow, "following deployments")
         return self
@@ -315,7 +316,7 @@ class DeployedFunctions:
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("deployments cannot be fetched from %s: %s", self._router.url, error)
+                    log.warning("deployments cannot be fetched from %s or stored: %s", self._router.url, error)
             await asyncio.sleep(self._poll_s)
 
     async def _ask(self) -> None:
@@ -324,8 +325,10 @@ class DeployedFunctions:
             known = decode_deployments(await self._router.get(PATH))
             if known != self._known:
                 self._known = known
+                self._apply_all(known)
+            if known != self._kept:
                 await asyncio.to_thread(self._keep, known)
-                self._apply_all(self._known)
+                self._kept = known
 
     def _keep(self, known: Mapping[str, Deployment]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)  # readable for the users that functions run as

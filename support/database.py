@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+from pilotlight.support.disk_errors import is_disk_full
+
 T = TypeVar("T")
 
 
@@ -236,7 +238,7 @@ def storage_word(error: Exception) -> tuple[str, int, str] | None:
         status = {"overloaded": 429, "timeout": 408}.get(error.code, 500)
         return error.code, status, str(error)
     name = getattr(error, "sqlite_errorname", "") or ""
-    if name == "SQLITE_FULL":
+    if name == "SQLITE_FULL" or is_disk_full(error):
         return "storage_full", 507, "the storage is full; delete something, or ask for more room"
     if name.startswith("SQLITE_IOERR"):
         return "storage_full", 507, f"the storage could not be written or read ({name}); its disk may be full"

@@ -218,9 +218,8 @@ def _models(place: str) -> str:
 def _of_gguf(name: str, place: str) -> str:
     """Return what of a class GGUF files can have. A class with a tower shares its reader of config.json with that of its decoder."""
     names = {of for each in GGUF.values() for of in _IN_FILES.get(each.architecture, (each.architecture,))}
-    places = {READERS[each] for each in names} | {
-        READERS["Mistral3ForConditionalGeneration"]
-    }  # reads Mistral's and Mistral 4's
+    # these read the classes of Mistral and Mistral 4, and DeepSeek-V3's
+    places = {READERS[each] for each in (*names, "Mistral3ForConditionalGeneration", "KimiK25ForConditionalGeneration")}
     if name not in names and (place not in places or name.endswith(("Model", "SequenceClassification"))):
         return "-"
     return "text" if name.endswith("ForConditionalGeneration") else "yes"

@@ -1,5 +1,6 @@
 """Routes of the router itself: liveness, readiness, metrics, status, and how it would choose a site."""
 
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,11 +18,14 @@ from pilotlight.edge_router.metering.objectives import Objectives, slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
 from pilotlight.page.sessions import Sessions
+from pilotlight.support.disk_errors import is_disk_full
 from pilotlight.support.version import own_version
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
 from pilotlight.wire.http.asgi import read_body
 from pilotlight.wire.paths import nothing_at
+
+log = logging.getLogger(__name__)
 
 JSON = "application/json"
 MAX_DEBUG_BODY = 8 << 20
@@ -198,9 +202,18 @@ async def _method_not_allowed(request: Request, error: Exception) -> Response:
     return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), request)
 
 
+async def _not_written(request: Request, error: Exception) -> Response:
+    """Return a 503 if the router's disk is full; raise any other error."""
+    if not is_disk_full(error):
+        raise error
+    log.error("%s %s: the disk is full: %s", request.method, request.url.path, error)
+    return refusal(ApiError("overloaded", "this router's disk is full: nothing was changed", retry_after_s=60), request)
+
+
 # Handlers of the exceptions and HTTP errors of routes.
 FAILURES: dict[Any, ExceptionHandler] = {
     ApiError: _refused,
+    OSError: _not_written,
     ClientDisconnect: _left,
     404: _not_found,
     405: _method_not_allowed,

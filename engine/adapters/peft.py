@@ -169,7 +169,7 @@ def digest_of(directory: Path) -> str:
 def read_config(directory: Path) -> dict[str, Any]:
     """Read an adapter's config. Raises AdapterError if it is not that of a plain low-rank adapter."""
     try:
-        config = json.loads(read_bytes(directory / CONFIG))
+        config = json.loads(read_bytes(directory / CONFIG, _MOST_HEADER_BYTES))
     except OSError:
         raise AdapterError(f"{directory} has no {CONFIG}; an adapter is a directory as PEFT writes it") from None
     except (ValueError, RecursionError) as error:

@@ -25,12 +25,12 @@ def open_descriptor(path: Path) -> int:
     return fd
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file of at most `MOST_BYTES`. Raises OSError."""
+def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a file of at most `most_bytes`. Raises OSError."""
     with open_file(path) as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES >> 20} MiB", str(path))
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
     return content
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pilotlight.support.file_calls import allocate_pages
+
 _LENGTH = struct.Struct("<Q")
 _SIZE = 1 << 20  # bytes; 2,048 sequences with names of 36 characters take 80 kB
 
@@ -29,8 +31,10 @@ class StepJournal:
     """The host's side of the journal, which writes to a shared map, so that the file survives a kill."""
 
     def __init__(self, path: Path) -> None:
+        """Create the file. Raises OSError if the file system is full."""
         with path.open("w+b") as file:
             file.truncate(_SIZE)
+            allocate_pages(file.fileno(), 0, _SIZE)
             self._memory = mmap.mmap(file.fileno(), _SIZE)
         self._held: dict[str, HeldSequences] = {}  # sequences by the model's name
 

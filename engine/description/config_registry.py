@@ -105,7 +105,7 @@ READERS = {
     "GraniteSWAForCausalLM": "dense_decoders:granite_swa",
     "HunYuanDenseV1ForCausalLM": "hunyuan_decoders:hunyuan",
     "HunYuanMoEV1ForCausalLM": "hunyuan_decoders:hunyuan_moe",
-    "KimiK25ForConditionalGeneration": "latent_decoders:deepseek_v3",
+    "KimiK25ForConditionalGeneration": "latent_decoders:kimi_k25",
     "KimiLinearForCausalLM": "latent_decoders:kimi_linear",
     "Lfm2ForCausalLM": "lfm_decoders:lfm2",
     "Lfm2MoeForCausalLM": "lfm_decoders:lfm2_moe",

@@ -60,6 +60,8 @@ class DecoderConfig:
     attention_scale: float  # factor of the dot product of query and key
     # False if weights are reordered or scaled in the checkpoint, as in some GGUF files, so that adapters of the original do not match.
     takes_adapters: bool = True
+    # Pattern of the names of tensors of the model's other parts, such as towers for images or sound. Those that are not loaded are skipped.
+    beside: str = ""
 
     @property
     def num_layers(self) -> int:

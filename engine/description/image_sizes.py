@@ -75,7 +75,7 @@ class TiledImages(NamedTuple):
             raise CheckpointError(
                 f"config.json has pixel_shuffle_ratio = {shrinks}; it must divide {tile // patch} patches"
             )
-        max_tiles = positive_int(processor, "max_patches", 16)
+        max_tiles = positive_int(processor, "max_patches", 16, _MOST_TILES)
         placeholder = positive_int(config, "image_token_index", positive_int(config, "image_token_id", 200092))
         fills = flag(processor, "resize_to_max_canvas", False)
         return cls(tile, max_tiles, fills, int(tokens), patch, placeholder, ColorRule.read(processor))
@@ -147,6 +147,7 @@ class PatchedImages(NamedTuple):
 
 
 _CLIP = ColorRule((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_MOST_TILES = 256  # most tiles of an image; Llama 4 has 16
 _MOST_PATCHES = 16384  # most patches of an image, to limit an encoder's memory; a checkpoint's processor may allow four times as many
 
 
@@ -185,6 +186,10 @@ class ScaledImages(NamedTuple):
         most = positive_int(processor, "max_pixels", positive_int(size, "longest_edge", 1280 * unit))
         placeholder = positive_int(config, "image_token_id", 151655)
         most = min(most, _MOST_PATCHES * patch**2)
+        if least > most:
+            raise CheckpointError(
+                f"preprocessor_config.json has min_pixels or shortest_edge = {least}; an image may have {most} pixels at most"
+            )
         return cls(patch, merge, least, most, placeholder, ColorRule.read(processor, _CLIP))
 
     def grid(self, width: int, height: int) -> PatchGrid:

@@ -3,7 +3,6 @@
 It is allocated page by page in a file, and registered with a device.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,12 +10,7 @@ import torch
 
 from pilotlight.engine.device.cuda_runtime import CudaRuntime
 from pilotlight.engine.device.registered_memory import PIECE_BYTES
-
-
-def allocate_pages(fd: int, offset: int, num_bytes: int) -> None:
-    """Allocate a file's pages, on systems that can. Raises OSError if the file system is full."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, offset, num_bytes)
+from pilotlight.support.file_calls import allocate_pages
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.gguf.file import GgufFile, GgufTensor
 from pilotlight.engine.gguf.metadata import Metadata
+from pilotlight.engine.weights.config import MOST_LAYERS
 
 ROPE_FACTORS = "rope_freqs"
 LAYERS = {
@@ -140,8 +141,13 @@ def norm_eps(header: GgufHeader) -> float:
 
 
 def num_layers(header: GgufHeader) -> int:
-    """Return the number of layers, without those that predict further tokens, which are not used."""
-    return header.integer("{arch}.block_count") - header.integer("{arch}.nextn_predict_layers", 0)
+    """Return the number of layers, without those that predict further tokens. Raises CheckpointError."""
+    count = header.integer("{arch}.block_count")
+    if count > MOST_LAYERS:
+        raise CheckpointError(
+            f"{header.origin} has {header.architecture}.block_count = {count}; it may be {MOST_LAYERS} at most"
+        )
+    return count - header.integer("{arch}.nextn_predict_layers", 0)
 
 
 def _heads(header: GgufHeader, family: GgufFamily, heads: int) -> dict[str, Any]:
@@ -209,11 +215,11 @@ def rule_of_factors(header: GgufHeader, head_dim: int, theta: float) -> dict[str
     turning = factors.count(1.0)
     if turning and min(factors[turning:], default=0.0) > _STILL:
         return {"rope_type": "proportional", "partial_rotary_factor": turning / len(factors)}
-    is_sound = theta > 0 and all(0 < factor < _STILL for factor in factors)
+    is_sound = theta > 0 and len(factors) == -(-head_dim // 2) and all(0 < factor < _STILL for factor in factors)
     for values in _LLAMA3 if is_sound else ():
         rule = {"rope_type": "llama3", "factor": max(factors), **values}
         expected = _llama3_factors(rule, head_dim, theta)
-        if len(factors) == len(expected) and all(map(_is_close, factors, expected)):
+        if all(map(_is_close, factors, expected)):
             return rule
     raise CheckpointError(
         f"{header.origin} scales rotary frequencies by {ROPE_FACTORS}.weight in another way than Llama 3's"

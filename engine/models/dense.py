@@ -29,12 +29,6 @@ from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, relu2, 
 from pilotlight.kernels.matrices.weight import GatedActivation
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul, "relu2": relu2}
-# Tensors of vision towers. Later stages do not load them, and those of Phi-4-multimodal and Qwen3-Omni are never loaded, because their
-# images are not supported; nor are parts for sound, and the adapters of Phi-4-multimodal, which apply to images and sound only.
-_TOWERS = (
-    r"(model\.|thinker\.)?(vision_tower|multi_modal_projector|mm_projector|visual|audio_tower|embed_vision|embed_audio|embed_tokens_extend|talker|code2wav)\..*"
-    r"|.*\.lora_[AB]\.(vision|speech)\.weight"
-)
 
 LoadAttention = Callable[[int, str], Part]
 
@@ -77,7 +71,8 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
                 f"{tower.num_deep}: use fewer stages"
             )
         decoder.take_images(tower)
-    loader.skip(_TOWERS)
+    if tower is not None or config.vision is None or decoder.embedding is None:  # else a tensor of the tower is missing
+        loader.skip(config.beside)
     loader.skip(r"mtp\..*")  # layers that predict further tokens, which are not used
     return decoder
 

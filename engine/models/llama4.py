@@ -58,6 +58,6 @@ def load(config: Llama4Config, loader: WeightLoader, context_length: int) -> Dec
     decoder = load_decoder(config, loader, context_length, layer, temperature=temperature)
     if config.vision is not None and decoder.embedding is not None and "vision_model.class_embedding" in loader:
         decoder.take_images(TileEncoder(config.vision, loader.unshared(), hidden))
-    else:
-        loader.skip(r"(vision_model|multi_modal_projector)\..*")
+    elif config.vision is None or decoder.embedding is None:
+        loader.skip(config.beside)
     return decoder

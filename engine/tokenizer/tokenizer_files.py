@@ -32,6 +32,7 @@ TEKKEN_SPECIAL = (
     "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
 BOS = "<s>"
+_MOST_SPECIAL = 1 << 20  # most special tokens of a tekken.json; Mistral's have 1,000
 
 Ranks = dict[bytes, int]
 
@@ -73,6 +74,8 @@ def _tekken(path: Path) -> str:
     fields = json.loads(read_text(path))
     config = fields["config"]
     num_special = int(config["default_num_special_tokens"])
+    if num_special > _MOST_SPECIAL:
+        raise ValueError(f"it has default_num_special_tokens = {num_special}; it may be {_MOST_SPECIAL} at most")
     named = fields.get("special_tokens") or [{"rank": i, "token_str": text} for i, text in enumerate(TEKKEN_SPECIAL)]
     special = {
         int(token["rank"]): SpecialToken(int(token["rank"]), token["token_str"], token.get("is_control", True))

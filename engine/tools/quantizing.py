@@ -12,10 +12,12 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -168,22 +170,23 @@ def _round(name: str, weight: torch.Tensor, rounding: Rounding, sums: torch.Tens
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Quantize as the arguments request, those of the process by default."""
     parser = argparse.ArgumentParser(prog="python -m pilotlight.engine.tools.quantizing")
     parser.add_argument("directory", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--to", required=True, choices=sorted(BITS))
     parser.add_argument("--group", type=int, default=32, help="columns per scale; 0 for whole rows")
     parser.add_argument("--calibrate", type=Path, help="a file with text like that which the model will process")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     report = Report()
     try:
-        text = None if arguments.calibrate is None else arguments.calibrate.read_text(encoding="utf-8")
-        rounding = Rounding(BITS[arguments.to], arguments.group or None)
-        path = quantize_directory(arguments.directory, arguments.out, rounding, report, text)
+        text = None if options.calibrate is None else options.calibrate.read_text(encoding="utf-8")
+        rounding = Rounding(BITS[options.to], options.group or None)
+        path = quantize_directory(options.directory, options.out, rounding, report, text)
         num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         report.say(path=str(path), num_bytes=num_bytes)
-    except (CheckpointError, OSError, UnicodeDecodeError) as error:
+    except (CheckpointError, OSError, SafetensorError, UnicodeDecodeError) as error:
         report.say(error=str(error))
         sys.exit(1)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
-from pilotlight.engine.api.plain_files import open_file, read_bytes
+from pilotlight.engine.api.plain_files import MOST_BYTES, open_file, read_bytes
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.stored_tensor import ExpectedTensor, StoredTensor
 
@@ -25,6 +25,7 @@ PACKED_SUFFIX = ".bundle.safetensors"
 GGUF_FILE, GGUF_INDEX, GGUF_CONVERTED = "model.gguf", "model.gguf.index", "converted.safetensors"
 _VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit weights per stored number
 _MAX_HEADER_BYTES = 32 << 20  # enough for 250,000 tensors; the format allows 100 MB, which take gigabytes when parsed
+_MAX_JSON_BYTES = 32 << 20
 _MAX_DIMS = 64
 # Bits of one value, by the type's name in safetensors. A tensor that no model requests may have any of these types.
 _BITS = {
@@ -122,7 +123,7 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     if single.exists():
         return read_header(single)
     if (directory / GGUF_INDEX).exists():
-        listed, file = read_json(directory, GGUF_INDEX), directory / GGUF_FILE
+        listed, file = read_json(directory, GGUF_INDEX, most_bytes=MOST_BYTES), directory / GGUF_FILE
         as_stored = {name: _stored_tensor(file, name, entry, 0, file.stat().st_size) for name, entry in listed.items()}
         converted = directory / GGUF_CONVERTED
         return as_stored | (read_header(converted) if converted.exists() else {})
@@ -144,7 +145,7 @@ def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
 
 def _weight_map(index_file: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(read_bytes(index_file))["weight_map"]
+        weight_map = json.loads(read_bytes(index_file, _MAX_JSON_BYTES))["weight_map"]
         files = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index_file} is not a safetensors index: {error}") from error
@@ -232,11 +233,13 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
     return StoredTensor(file, dtype, shape, start, end)
 
 
-def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[str, Any]:
+def read_json(
+    directory: Path, name: str, wanted: Collection[str] = (), most_bytes: int = _MAX_JSON_BYTES
+) -> dict[str, Any]:
     """Read a JSON object beside the weights. Raises CheckpointError, also if a key of `wanted` is missing."""
     file = directory / name
     try:
-        content = json.loads(read_bytes(file))
+        content = json.loads(read_bytes(file, most_bytes))
     except FileNotFoundError:
         raise CheckpointError(f"{directory} holds no {name}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -9,6 +9,16 @@ from typing import Any
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import read_json
 
+# Limits of the sizes in a config.json, above those of all published models: contexts have up to 10 million positions. They bound what is built from
+# a config before its tensors are compared with the files.
+_MOST = 1 << 24
+MOST_LAYERS, _MOST_EXPERTS, _MOST_PIXELS = 1 << 10, 1 << 14, 1 << 40  # images are limited separately
+_MOST_OF = {
+    **dict.fromkeys(("num_hidden_layers", "vt_num_hidden_layers", "depth"), MOST_LAYERS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _MOST_EXPERTS),
+    **dict.fromkeys(("min_pixels", "max_pixels", "shortest_edge", "longest_edge"), _MOST_PIXELS),
+}
+
 
 @contextmanager
 def refusing_types(file: str = "config.json") -> Iterator[None]:
@@ -19,12 +29,15 @@ def refusing_types(file: str = "config.json") -> Iterator[None]:
         raise CheckpointError(f"{file} has a value that its key cannot have: {error}") from error
 
 
-def positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def positive_int(config: Mapping[str, Any], key: str, default: int | None = None, most: int | None = None) -> int:
+    """Return an integer from 1 to `most`, or to the limit of the key. Raises CheckpointError."""
     value = config.get(key)
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json has {key} = {value!r}; it must be a positive whole number")
+    if value > (most := most or _MOST_OF.get(key, _MOST)):
+        raise CheckpointError(f"config.json has {key} = {value}; it may be {most} at most")
     return value
 
 

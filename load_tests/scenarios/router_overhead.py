@@ -164,7 +164,7 @@ def row(task: Task, name: str, rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def ratio_to_before(task: Task, rounds: Sequence[Round]) -> dict[str, float]:
-    """Return this router's rates over those of the older one, per second and per second of processor time; medians of rounds."""
+    """Return how many times the older router's rates this one has, as medians of rounds."""
     pairs = [(made[task.name][OURS], made[task.name][BEFORE]) for made in rounds]
     return {
         "rate": round(median(now["rate"] / old["rate"] for now, old in pairs), 3),

@@ -2,7 +2,6 @@
 
 The module that does a command's work is imported when the command runs."""
 
-import errno
 import io
 import os
 import sys
@@ -22,6 +21,7 @@ from pilotlight.runtime.cli.network.network_commands import network as network_c
 from pilotlight.sites.config import SERVER_ENV, ConfigError
 from pilotlight.sites.network import NETWORK_FILE
 from pilotlight.sites.site import LOCAL
+from pilotlight.support.disk_errors import is_disk_full
 
 app = typer.Typer(
     help="Serverless LLM inference for a network of sites.",
@@ -702,8 +702,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # while a file is written, whose name the error lacks
-        if error.filename is None and not is_full:
+        if error.filename is None and not is_disk_full(error):
             raise
         print(f"pilotlight: {error.filename or 'a file cannot be written'}: {error.strerror}.", file=sys.stderr)
         sys.exit(1)

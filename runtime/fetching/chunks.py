@@ -5,7 +5,6 @@ are fetched again.
 """
 
 import asyncio
-import errno
 import hashlib
 import os
 import shutil
@@ -20,6 +19,7 @@ from pilotlight.runtime.fetching.listing import ListedChunk, ListedFile, Listing
 from pilotlight.runtime.fetching.store import STORE_ENV, chunks_in_store
 from pilotlight.runtime.fetching.tries import RetryLater, headers_for, refuse, tried
 from pilotlight.support import background
+from pilotlight.support.disk_errors import is_disk_full
 
 CONNECTIONS = 4  # parallel connections: one rarely fills a link with a long round trip; each holds a chunk
 
@@ -131,7 +131,7 @@ class Fetching:
             while done < len(body):
                 done += os.pwrite(fd, memoryview(body)[done:], chunk.start + done)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if not is_disk_full(error):
                 raise
             total = self._listing.num_bytes
             raise FetchError(

@@ -4,7 +4,6 @@ A file is stored completely or not at all; an adapter is usable when both files 
 so that a site that was down learns of the removal. Independent of HTTP and of models.
 """
 
-import errno
 import os
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS, AdapterError, check, read_config, read_tensors
 from pilotlight.sites.site import FinetunesConfig
 from pilotlight.support import atomic_files
+from pilotlight.support.disk_errors import is_disk_full
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.finetunes import Finetune, FinetuneList
 
@@ -215,9 +215,5 @@ def as_api_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = (
-            "this site's disk is full"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            else str(error.strerror)
-        )
+        why = "this site's disk is full" if is_disk_full(error) else str(error.strerror)
         raise ApiError("overloaded", f"the fine-tune cannot be stored: {why}", retry_after_s=60) from error

@@ -1,5 +1,5 @@
 """A renderer of the subset of Helm's template language that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml`, `toJson`,
-`sha256sum`, `default`, `regexFind`, `int`, `add`, `max` and trimmed whitespace.
+`sha256sum`, `default`, `regexFind`, `replace`, `float64`, `minf`, `int`, `add`, `max` and trimmed whitespace.
 
 The language is Go's text/template. An action that this renderer does not support is an error.
 """
@@ -111,6 +111,12 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
             case "regexFind":
                 found = re.search(arguments[0], value)
                 value = found[0] if found is not None else ""
+            case "replace":
+                value = value.replace(arguments[0], arguments[1])
+            case "float64":
+                value = float(value)
+            case "minf":
+                value = min(value, float(arguments[0]))
             case "int":
                 value = int(value)
             case "add":

@@ -95,7 +95,9 @@ def test_changed_values_replace_the_pods_whose_file_they_change() -> None:
     ("config", "seconds"),
     [
         ("", 45), ("[TABLE]\ndrain_timeout_s = 300\n", 315), ("TABLE = { x = 1, drain_timeout_s=90.5 }", 105), ("TABLE.drain_timeout_s = 1", 45),
-        ("# drain_timeout_s = 300", 45),
+        ("# drain_timeout_s = 300", 45), ("[TABLE]\ndrain_timeout_s = inf", 365 * 24 * 3600), ("TABLE = {drain_timeout_s = +inf}", 365 * 24 * 3600),
+        ("TABLE = {drain_timeout_s = 1e9}", 365 * 24 * 3600), ("[TABLE]\ndrain_timeout_s = 3_600 # an hour", 3615),
+        ("[TABLE]\n\"drain_timeout_s\"\t=\t1.5e2\r\n", 165), ("[TABLE]\ndrain_timeout_s = +300", 315),
     ],
 )  # fmt: skip
 def test_a_pod_may_drain_for_the_time_of_its_file(config: str, seconds: int) -> None:

@@ -34,6 +34,7 @@ from pilotlight.engine.weights.tensor_bytes import DTYPES, as_bytes
 from pilotlight.kernels.cpu import pages
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 from tests.engine.test_filling import LateDevice
+from tests.full_disk import files_of_at_most
 
 IDENTITY = BundleIdentity("LlamaForCausalLM", "float32", "c0ffee", "5eed")
 FACTS = CheckpointFacts(1234, ("BF16", "F32"))
@@ -237,6 +238,14 @@ def test_a_file_system_that_fills_up_meanwhile_ends_in_an_error_not_in_a_signal(
     with pytest.raises(WeightBundleError, match="give it more room"):
         _write_beside_another(small_file_system, bundle)
     assert [path.name for path in small_file_system.iterdir()] == ["other"]
+
+
+@pytest.mark.process
+def test_a_bundle_above_the_limit_of_a_files_size_is_refused_like_one_without_room(tmp_path: Path) -> None:
+    bundle = lay_out(IDENTITY, FACTS, [TensorSpec("large", "U8", (400_000,))])
+    with files_of_at_most(100_000), pytest.raises(WeightBundleError, match="give it more room"):
+        write(tmp_path / "a", bundle)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _write_beside_another(directory: Path, bundle: Bundle) -> None:

@@ -84,6 +84,17 @@ def test_text_beside_a_vision_tower_is_computed_and_the_tower_is_not_read(
         load_engine(tmp_path)
 
 
+@pytest.mark.parametrize("name", [DEEPSEEK, GEMMA, GLM, SCOUT])
+def test_a_tower_beside_an_architecture_that_has_none_is_refused(tmp_path: Path, name: str) -> None:
+    write_family(tmp_path, name)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for tower in ("vision_tower", "model.visual", "audio_tower", "mm_projector", "vision_model"):
+        save_file(tensors | {f"{tower}.patch_embed.proj.weight": torch.zeros(3, 2)}, file)
+        with pytest.raises(CheckpointError, match=rf"does not have: {tower}\.patch_embed\.proj\.weight"):
+            load_engine(tmp_path)
+
+
 def test_keys_and_values_of_layers_that_read_earlier_ones_are_not_read(tmp_path: Path) -> None:
     model, file = write_family(tmp_path, GEMMA), tmp_path / "model.safetensors"
     tensors = load_file(file)

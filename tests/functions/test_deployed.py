@@ -22,8 +22,9 @@ from pilotlight.functions.deployed import (
 from pilotlight.functions.host.site_functions import Response
 from pilotlight.functions.manifest import Manifest
 from pilotlight.wire.hop.bundles import digest_of, pack
-from pilotlight.wire.hop.deployments import PATH, Deployment, Share, Version, encode
+from pilotlight.wire.hop.deployments import PATH, Deployment, Share, Version, decode_deployments, encode
 from tests.asgi import eventually
+from tests.full_disk import files_of_at_most
 
 
 class Router:
@@ -244,6 +245,18 @@ async def test_what_is_known_is_served_on_while_the_router_is_away(site: Site) -
         assert await again.pool_of("f", "key") == pool_name("f", version)
         told = await again.served("f", 1)
         assert (told.healthy, "cannot be reached: no server there" in told.detail) == (False, True)
+
+
+async def test_a_full_disk_holds_back_no_deployment_which_is_stored_once_there_is_room(site: Site) -> None:
+    site.router.deploy("f", (site.version(1), 100.0))
+    assert (await site.deployed.served("f", 1)).healthy
+    site.router.deploy("f", revision=2)
+    with files_of_at_most(1):
+        told = await site.deployed.served("f", 2)
+    assert (told.healthy, "File too large" in told.detail) == (False, True)
+    await eventually(lambda: not site.functions.pools)
+    assert (await site.deployed.served("f", 2)).healthy
+    assert decode_deployments((site.folder / "deployments.json").read_bytes())["f"].revision == 2
 
 
 async def test_a_bundle_that_differs_from_the_deployed_one_is_not_served_and_requested_again_later(site: Site) -> None:

@@ -210,8 +210,9 @@ async def test_a_model_larger_than_the_disk_is_refused_before_its_first_byte(ser
     assert server.sent == []
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is_there(
-    server: Server, here: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, here: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     source = server.source(listed(server.folder))
     written = 0
@@ -221,7 +222,7 @@ async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is
         nonlocal written
         written += len(data)
         if written > 3 * CHUNK:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(code, os.strerror(code))
         return write(fd, data, at)
 
     with monkeypatch.context() as full:

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from pilotlight.runtime.fetching import hub, short_names
 from pilotlight.runtime.fetching.hub import download
 from pilotlight.runtime.fetching.short_names import EMBEDDED, PackagedModel
-from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
+from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory, name_of
 from tests.engine.gguf.files import write_both
 
 
@@ -26,7 +26,7 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
 def test_a_model_in_the_present_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llama" / "sub").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "llama")
-    assert [sources.name_of(source) for source in (".", "./", "sub/..", "../llama/", "sub")] == [*["llama"] * 4, "sub"]
+    assert [name_of(source) for source in (".", "./", "sub/..", "../llama/", "sub")] == [*["llama"] * 4, "sub"]
 
 
 def test_an_embedded_model_is_a_directory_of_the_package() -> None:

@@ -2,6 +2,8 @@
 cause."""
 
 import asyncio
+import errno
+import os
 import sqlite3
 import threading
 import time
@@ -205,6 +207,14 @@ def test_a_storages_failure_has_a_word_and_a_statements_has_none(
         error.sqlite_errorname = name
     word = storage_word(error)
     assert (None if word is None else word[:2]) == told
+
+
+@pytest.mark.parametrize(
+    ("code", "is_full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EFBIG, True), (errno.EIO, False)]
+)
+def test_a_file_beside_a_database_that_cannot_be_written_is_a_full_storage(code: int, is_full: bool) -> None:
+    word = storage_word(OSError(code, os.strerror(code)))
+    assert (word is not None and word[:2] == ("storage_full", 507)) is is_full
 
 
 @pytest.mark.parametrize(("code", "status"), [("overloaded", 429), ("timeout", 408), ("cancelled", 500)])

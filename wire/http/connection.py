@@ -365,13 +365,13 @@ def tcp_info(sock: "socket.socket | TransportSocket | None", num_bytes: int) -> 
         return b""
 
 
-def bound_unsent(sock: object) -> None:
+def bound_unsent(sock: "socket.socket | TransportSocket | None") -> None:
     """Limit the bytes in the kernel that are not sent yet.
 
-    For a client that does not read they would grow to megabytes.
+    For a client that does not read they would grow to megabytes. Sockets of uvloop are not TransportSockets.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
+    if option is not None and sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # the connection may have ended
             sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 

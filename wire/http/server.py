@@ -182,12 +182,12 @@ class Server:
         self.date = b"date: " + formatdate(self._wall_clock(), usegmt=True).encode() + b"\r\n"
 
 
-def give_back_memory() -> None:
+def give_back_memory(library: object = None) -> None:
     """Return freed memory to the system, which takes milliseconds.
-    Otherwise glibc keeps the memory of thousands of unread answers."""
+    Otherwise glibc keeps the memory of thousands of unread answers. `library`: the C library, the process's own by default."""
     import ctypes  # the import takes 10 ms, and most processes never have that many unread bytes
 
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(library or ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 

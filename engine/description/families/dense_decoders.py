@@ -113,7 +113,7 @@ def phi3(config: Mapping[str, Any]) -> DenseConfig:
 
 def phi4_multimodal(config: Mapping[str, Any]) -> DenseConfig:
     """Phi-4-multimodal (text): Phi 4 mini. Its adapters for pictures and speech do not apply to text."""
-    text = phi3(config)
+    text = replace(phi3(config), beside=r"model\.embed_tokens_extend\..*|.*\.lora_[AB]\.(vision|speech)\.weight")
     if "Phi4MMForCausalLM" not in config["architectures"]:
         return text
     alone = [FusedRows(name, {name: text.hidden_size}) for name in ("self_attn.o_proj", "mlp.down_proj")]

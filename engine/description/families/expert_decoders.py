@@ -5,6 +5,7 @@ here, and a row of config_registry.py. Families differ in the fields of SparseCo
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pilotlight.engine.api.errors import CheckpointError
@@ -119,7 +120,8 @@ def qwen3_omni(config: Mapping[str, Any]) -> SparseConfig:
         raise CheckpointError(f"config.json has thinker_config = {thinker!r}; it must be an object with text_config")
     text = {"norm_topk_prob": True, "rope_theta": 1_000_000.0, **thinker["text_config"]}
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
-    return qwen3_moe({**thinker, "text_config": text, **whole})
+    read = qwen3_moe({**thinker, "text_config": text, **whole})
+    return replace(read, beside=r"(thinker\.)?(visual|audio_tower|talker|code2wav)\..*")
 
 
 def olmoe(config: Mapping[str, Any]) -> SparseConfig:

@@ -14,10 +14,12 @@ from pilotlight.engine.description.families import dense_decoders, gemma4_config
 from pilotlight.engine.description.shapes import WholeImages
 from pilotlight.engine.description.vision_config import MOST_SOFT_TOKENS, Gemma4Vision, SiglipVision
 
+_TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\..*"
+
 
 def gemma3(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma 3."""
-    decoder = dense_decoders.gemma3(config)
+    decoder = replace(dense_decoders.gemma3(config), beside=_TOWERS)
     if not config.get("vision_config"):
         return decoder
     vision = SiglipVision.read(config)
@@ -26,7 +28,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
 
 def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma 4."""
-    decoder = gemma4_config.parse_config(config)
+    decoder = replace(gemma4_config.parse_config(config), beside=_TOWERS)
     if not config.get("vision_config"):
         return decoder
     is_mutual = text_keys(config).get("use_bidirectional_attention") == "vision"

@@ -16,6 +16,8 @@ from pilotlight.engine.description.families.hybrid_decoders import qwen3_5, qwen
 from pilotlight.engine.description.rotary_scaling import RotaryRule, by_place
 from pilotlight.engine.description.vision_config import GlmVision, GridVision
 
+_TOWER = r"(model\.)?visual\..*"
+
 
 def qwen2_5_vl(config: Mapping[str, Any]) -> DenseConfig:
     """Qwen 2.5-VL."""
@@ -44,7 +46,7 @@ def qwen3_5_moe_vision(config: Mapping[str, Any]) -> DenseConfig:
 
 def glm_v(config: Mapping[str, Any]) -> DenseConfig:
     """GLM-4.1V, 4.5V and 4.6V."""
-    decoder, vision = glm_v_text(config), config.get("vision_config")
+    decoder, vision = replace(glm_v_text(config), beside=_TOWER), config.get("vision_config")
     if not vision:
         return decoder
     placed = _placed(decoder, config, (8, 12, 12), interleaved=False)
@@ -62,7 +64,7 @@ def _with_tower(
 
     `sections`: default of mrope_section.
     """
-    decoder, vision = read(config), config.get("vision_config")
+    decoder, vision = replace(read(config), beside=_TOWER), config.get("vision_config")
     if not vision:
         return decoder
     placed = _placed(decoder, config, sections, interleaved=not is_gated)

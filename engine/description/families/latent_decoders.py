@@ -48,7 +48,7 @@ class LatentConfig(SparseConfig):
     kv_rank: int
     nope_dim: int
     value_dim: int
-    vision: PatchedVision | None
+    vision: PatchedVision | None = None
     index: IndexShape | None = None  # None if a token reads all keys
     shared_indices: frozenset[int] = frozenset()  # layers that read what an earlier layer's index has selected
 
@@ -163,9 +163,19 @@ class LatentConfig(SparseConfig):
 
 
 def deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
-    """DeepSeek-V3 and R1, Kimi K2 and K2.5: sigmoids with a balancing bias choose experts in groups."""
+    """DeepSeek-V3 and R1, Kimi K2: sigmoids with a balancing bias choose experts in groups."""
     text = text_keys(config)
-    return _latent(config, text, read_grouped_experts(text, groups=8, top_groups=4, scale=2.5))
+    return _latent(text, read_grouped_experts(text, groups=8, top_groups=4, scale=2.5))
+
+
+def kimi_k25(config: Mapping[str, Any]) -> LatentConfig:
+    """Kimi K2.5: Kimi K2, with a vision tower if config.json describes one."""
+    vision = config.get("vision_config")
+    return replace(
+        deepseek_v3(config),
+        beside=r"(vision_tower|mm_projector)\..*",
+        vision=PatchedVision.read(vision) if vision else None,
+    )
 
 
 def deepseek_v32(config: Mapping[str, Any]) -> LatentConfig:
@@ -210,7 +220,7 @@ def _indexed(config: Mapping[str, Any], fields: Mapping[str, Any], *, is_interle
         positive_int(config, "index_topk"),
         is_interleaved,
     )
-    read = _latent(config, config, {**fields, "index": index})
+    read = _latent(config, {**fields, "index": index})
     if read.q_rank is None or index.head_dim < read.head_dim:
         raise CheckpointError(
             f"config.json has q_lora_rank = {read.q_rank}, index_head_dim = {index.head_dim} and qk_rope_head_dim = {read.head_dim}: an index of "
@@ -260,7 +270,7 @@ def kimi_linear(config: Mapping[str, Any]) -> LatentConfig:
             [delta._replace(layer=i) if kind == "linear_attention" else None for i, kind in enumerate(kinds)]
         ),
     }
-    return replace(_latent(config, text, fields), rotary=())
+    return replace(_latent(text, fields), rotary=())
 
 
 _KIMI_EXPERTS = ExpertNames(mlp="block_sparse_moe", parts=("w1", "w3", "w2"))
@@ -284,7 +294,7 @@ def glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
     dense = whole_number({"first_k_dense_replace": 1, **config}, "first_k_dense_replace", num_layers)
     kinds = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (num_layers - dense)
     text = {"rms_norm_eps": 1e-5, **config, "mlp_layer_types": kinds}
-    return _latent(config, text, read_grouped_experts(text, scale=1.8))
+    return _latent(text, read_grouped_experts(text, scale=1.8))
 
 
 def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
@@ -301,7 +311,7 @@ def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
         group_best=1,
         is_wide=True,
     )
-    return _latent(config, config, read_experts_in_groups(config, rule))
+    return _latent(config, read_experts_in_groups(config, rule))
 
 
 def mistral4(config: Mapping[str, Any]) -> LatentConfig:
@@ -319,14 +329,15 @@ def mistral4(config: Mapping[str, Any]) -> LatentConfig:
         is_wide=True,
     )
     fields = read_experts_in_groups({"n_shared_experts": 1, **text}, rule)
-    return _latent(config, text, {**fields, "temperature": growing_queries(text)})
+    return _latent(text, {**fields, "temperature": growing_queries(text)})
 
 
 def mistral3(config: Mapping[str, Any]) -> DenseConfig:
     """Mistral Small 3 and 4, Ministral 3 and Devstral: one architecture, with several types of text model."""
+    beside = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
     if text_keys(config).get("model_type") == "mistral4":
-        return mistral4(config)
-    dense = mistral(config)
+        return replace(mistral4(config), beside=beside)
+    dense = replace(mistral(config), beside=beside)
     return replace(dense, vision=PixtralVision.read(config, dense.norm.eps)) if config.get("vision_config") else dense
 
 
@@ -337,8 +348,8 @@ _MISTRAL4 = {
 }  # fmt: skip
 
 
-def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[str, Any]) -> LatentConfig:
-    """Parse the fields that the families share. `text`: the decoder's keys of `config`."""
+def _latent(text: Mapping[str, Any], fields: Mapping[str, Any]) -> LatentConfig:
+    """Parse the fields that the families share. `text`: the decoder's keys of config.json."""
     refuse_unless(text, "attention_bias", False)
     refuse_unless(text, "rope_interleave", True, None)
     nope_dim, rope_dim = positive_int(text, "qk_nope_head_dim"), positive_int(text, "qk_rope_head_dim")
@@ -353,15 +364,9 @@ def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[
         kv_rank=positive_int(text, "kv_lora_rank"),
         nope_dim=nope_dim,
         value_dim=positive_int(text, "v_head_dim"),
-        vision=PatchedVision.read(config["vision_config"]) if _has_tower(config) else None,
         **fields,
     )
     return replace(read, num_kv_heads=0)
-
-
-def _has_tower(config: Mapping[str, Any]) -> bool:
-    """Return True if the model has a vision tower of a supported kind."""
-    return bool(config.get("vision_config")) and "KimiK25ForConditionalGeneration" in config["architectures"]
 
 
 def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:

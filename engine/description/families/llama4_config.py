@@ -12,6 +12,8 @@ from pilotlight.engine.description.tensor_sizes import WeightShape, experts, gat
 from pilotlight.engine.description.vision_config import ENCODED_BYTES, TiledVision
 from pilotlight.engine.weights.config import flag, layer_numbers, number, positive_int, positive_number, refuse_unless
 
+_TOWER = r"(vision_model|multi_modal_projector)\..*"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4Config(DecoderConfig):
@@ -76,6 +78,7 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
         top_k=read_top_k(text, num_experts, 1),
         sparse_layers=frozenset(sparse),
         vision=TiledVision.read(vision) if (vision := config.get("vision_config")) else None,
+        beside=_TOWER if "Llama4ForConditionalGeneration" in config["architectures"] else "",
     )
 
 

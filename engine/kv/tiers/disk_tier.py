@@ -4,7 +4,6 @@ The least recently used segment is evicted as a whole. A block that a crash has 
 while, and then tried again. The tier is thread-safe, and independent of models and tokens. disk_thread.py uses it for the engine.
 """
 
-import errno
 import logging
 import os
 import threading
@@ -20,6 +19,7 @@ from pilotlight.engine.kv.error_backoff import ErrorBackoff
 from pilotlight.engine.kv.tier_protocol import TierError
 from pilotlight.engine.kv.tiers.segment_file import HEADER_BYTES, BlockRecord, Segment
 from pilotlight.engine.kv.tiers.slot_file import lock_directory
+from pilotlight.support.disk_errors import is_disk_full
 from pilotlight.support.file_calls import FILE_CALLS, FileCalls
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class DiskTier:
             except OSError as error:
                 segment.drop_torn()
                 # A retry after a pause must not evict valid blocks, because other users of the disk would take the space.
-                if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
+                if not is_disk_full(error) or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
                 # Other users fill the disk, so the tier has to stay below its limit.
                 record = segment.append(block_hash, block, checksum)

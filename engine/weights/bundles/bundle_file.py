@@ -4,7 +4,6 @@ A bundle is written under a temporary name, with a lock held on it, and renamed 
 none. An unfinished file without a lock has a dead writer. This module knows files and locks, and is independent of what the tensors contain.
 """
 
-import errno
 import fcntl
 import logging
 import os
@@ -25,6 +24,7 @@ from pilotlight.engine.weights.bundles.bundle import (
 )
 from pilotlight.kernels.cpu import durable, pages
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
+from pilotlight.support.disk_errors import is_disk_full
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[BundleWriter]:
     except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(partial)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             raise _no_room(path.parent, bundle.size) from error
         raise
     finally:

@@ -8,7 +8,6 @@ and the file that it replaces is deleted. A crash in between leaves a file that 
 
 import asyncio
 import base64
-import errno
 import os
 import time
 import uuid
@@ -257,13 +256,9 @@ class FileStore:
                 await asyncio.to_thread(_finish, file, bytes(buffer), update, self._file_of(version))
             finally:
                 file.close()
-        except BaseException as error:
+        except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise R2Error(
-                    "the storage is full; delete something, or ask for more room", 10001, 507, "storage_full"
-                ) from None
             raise
         return version, size
 

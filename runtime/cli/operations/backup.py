@@ -55,9 +55,9 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
         created = datetime.now(UTC).isoformat(timespec="milliseconds")
         try:
             saved = {root.name: tuple(_saved(backups, root)) for root in there}
+            name = backups.write(Snapshot(FORMAT, created, version("pilotlight-inference"), saved))
         except (OSError, sqlite3.Error) as error:
             raise CliError(f"the backup was not made: {error}.") from None
-        name = backups.write(Snapshot(FORMAT, created, version("pilotlight-inference"), saved))
         if keep is not None:
             backups.forget_all_but(keep)
     num_files = sum(map(len, saved.values()))
@@ -86,9 +86,12 @@ def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
                 raise CliError(f"{root.path} is not empty ({found.name}): move it away, so that nothing is mixed.")
         backups.check_all_there([file for root in wanted for file in snapshot.roots[root.name]])
         for root in wanted:
-            for file in snapshot.roots[root.name]:
-                _restore_file(backups, root.path, file)
-            atomic_files.sync_all(root.path)
+            try:
+                for file in snapshot.roots[root.name]:
+                    _restore_file(backups, root.path, file)
+                atomic_files.sync_all(root.path)
+            except OSError as error:
+                raise CliError(f"{root.path} is incomplete, remove it and restore again: {error}.") from None
     left = [each for each in snapshot.roots if each not in {root.name for root in wanted}]
     more = f" Not restored, because no file names them: {', '.join(left)}." if left else ""
     return f"Restored {', '.join(root.name for root in wanted)} as of {snapshot.created}.{more}"

@@ -46,6 +46,7 @@ from pilotlight.wire.hop.headers import FOR_ROUTERS, HOP, REQUEST_ID, Hop, sign_
 from pilotlight.wire.hop.status import FunctionsStatus
 from tests.asgi import Exchange, call, eventually
 from tests.edge_router.builders import network
+from tests.full_disk import files_of_at_most
 
 pytestmark = pytest.mark.process
 
@@ -231,6 +232,18 @@ async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake:
     assert decode_deployments((await call(router_app(fake, tmp_path), PATH, **TOKEN)).body) == known
     fetched = await call(app, f"{PATH}/bundles/{digest_of(data)}", **TOKEN)
     assert fetched.body == data
+
+
+async def test_a_full_disk_is_named_and_nothing_is_changed(app: Starlette, tmp_path: Path) -> None:
+    data = bundle(tmp_path)
+    with files_of_at_most(10):
+        refused = await put(app, data)
+    assert (refused.status, "this router's disk is full" in refused.json["error"]["message"]) == (503, True)
+    assert (await put(app, data)).status == 201
+    with files_of_at_most(10):
+        refused = await deployed(app, data, 0)
+    assert (refused.status, "this router's disk is full" in refused.json["error"]["message"]) == (503, True)
+    assert (await deployed(app, data, 0)).status == 201
 
 
 async def test_accounts_and_names_of_secrets_are_shown_to_admins_only(app: Starlette, tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ def test_what_models_hold_is_read_together(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "steps") == HeldSequences(("b", "ü"), ())
 
 
+def test_the_pages_of_the_journal_are_there_before_the_first_note(tmp_path: Path) -> None:
+    StepJournal(tmp_path / "steps")
+    made = (tmp_path / "steps").stat()
+    assert made.st_blocks * 512 >= made.st_size, "on a full file system a note would end in a SIGBUS"
+
+
 @pytest.mark.process
 def test_a_crash_leaves_the_notes(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "steps")], cwd=os.getcwd())

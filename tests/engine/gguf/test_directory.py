@@ -423,6 +423,7 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
     [
         ({"llama.expert_count": 8}, "lacks the metadata llama.expert_used_count"),
         ({"split.count": 2}, "is a part of several; join them first"),
+        ({"llama.block_count": 10**9}, "has llama.block_count = 1000000000; it may be 1024"),
         (
             {"llama.rope.scaling.type": "longrope"},
             "rotary scaling 'longrope'; supported are linear, yarn and none",
@@ -475,6 +476,14 @@ def test_a_key_that_changes_what_a_family_computes_is_refused_by_name(
     [(key, value)] = extra.items()
     _, file = write_both(tmp_path, family, extra={f"{arch}.{key}": value}, **changes)
     with pytest.raises(CheckpointError, match=f"{arch}.{key} = .*{message}|has 8 as {arch}.{key} {message}"):
+        directory_of(file, tmp_path / "store")
+
+
+def test_heads_with_other_pairs_than_the_file_has_factors_are_refused_by_name(tmp_path: Path) -> None:
+    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    extra = {f"llama.{key}": 1 << 31 for key in keys}
+    _, file = write_both(tmp_path, LlamaConfig, extra=extra, **FAMILIES["llama, llama3"][1])
+    with pytest.raises(CheckpointError, match=r"scales rotary frequencies by rope_freqs\.weight in another way"):
         directory_of(file, tmp_path / "store")
 
 

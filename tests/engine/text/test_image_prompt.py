@@ -230,6 +230,35 @@ def test_sizes_are_those_of_the_models_own_processors(
         assert (grid.columns, grid.rows) == (expected[0] // 14, expected[1] // 14)
 
 
+LLAMA = {"architectures": ["Llama4ForConditionalGeneration"], "vision_config": {"image_size": 336}}
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "message"),
+    [
+        (
+            QWEN,
+            {"size": {"shortest_edge": 1 << 30, "longest_edge": 1 << 31}},
+            "shortest_edge = 1073741824; an image may",
+        ),
+        (
+            GLM,
+            {"size": {"shortest_edge": 1 << 30, "longest_edge": 1 << 31}},
+            "shortest_edge = 1073741824; an image may",
+        ),
+        (QWEN, {"min_pixels": 1 << 30, "max_pixels": 1 << 31}, "min_pixels or .* = 1073741824; an image may"),
+        (LLAMA, {"max_patches": 10**6}, "max_patches = 1000000; it may be 256 at most"),
+    ],
+)
+def test_a_processor_that_would_enlarge_images_beyond_all_limits_is_refused(
+    tmp_path: Path, config: dict[str, object], processor: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(CheckpointError, match=message):
+        read_image_sizes(tmp_path)
+
+
 def test_an_image_that_is_too_narrow_for_qwen_is_refused(tmp_path: Path) -> None:
     found = placeholders(tmp_path, QWEN)
     assert found is not None

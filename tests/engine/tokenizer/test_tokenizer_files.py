@@ -191,6 +191,7 @@ def test_invalid_files_are_refused_by_name(tmp_path: Path) -> None:
         (write_tekken(tmp_path / "config", config={}), "default_num_special_tokens"),
         (write_tekken(tmp_path / "bytes", vocab=[{"rank": 0, "token_bytes": "?", "token_str": "?"}]), "is not a tokenizer"),
         (write_tekken(tmp_path / "list", vocab=3), "is not a tokenizer"),
+        (write_tekken(tmp_path / "special", config={**TEKKEN_CONFIG, "default_num_special_tokens": 10**9}), "special_tokens = 1000000000"),
         (write_tekken(tmp_path / "pattern", config={**TEKKEN_CONFIG, "pattern": "("}), "is not a tokenizer"),
     ]  # fmt: skip
     for directory, reason in spoilt:

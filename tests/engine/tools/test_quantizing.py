@@ -15,13 +15,14 @@ from pilotlight.engine.planning.model_plan import read_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.tools.calibration import observe
 from pilotlight.engine.tools.packing import Report
-from pilotlight.engine.tools.quantizing import Rounding, quantize_directory
+from pilotlight.engine.tools.quantizing import Rounding, main, quantize_directory
 from pilotlight.engine.tools.rounding import choose_scales, compensate, pack_words, round_to_codes
 from tests.checkpoints import write_checkpoint, write_tokenizer
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import load_engine, one, random_prompt
 from tests.engine.families import PACKED, config, write_family
 from tests.engine.gguf.files import write_both
+from tests.full_disk import files_of_at_most
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -163,6 +164,13 @@ def test_a_text_of_a_few_words_calibrates_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"the text to calibrate with has \d+ tokens; give 64 or more"):
         quantize_directory(tmp_path / "model", tmp_path / "out", INT4, Report(), "the pilot light")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
+    with files_of_at_most(30_000), pytest.raises(SystemExit):
+        main([str(tmp_path / "model"), str(tmp_path / "out"), "--to", "int4"])
+    assert "File too large" in json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
 
 
 def test_what_cannot_be_quantized_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
+from pilotlight.engine.api.errors import CheckpointError
 from tests.checkpoints import AWKWARD, change_config, change_tensors, give_values
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, load_engine, one, random_prompt
@@ -190,6 +191,17 @@ def test_text_beside_a_tower_agrees(tmp_path: Path, name: str) -> None:
     heard = drain(engine, [full(key, prompt, max_tokens=4) for key, prompt in prompts.items()])
     for key, prompt in prompts.items():
         assert_agrees(model, prompt, heard[key])
+
+
+def test_a_tower_without_the_tensor_by_which_it_is_found_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "gemma 3")
+
+    def remove(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[next(name for name in tensors if name.endswith("mm_input_projection_weight"))]
+
+    change_tensors(tmp_path, remove)
+    with pytest.raises(CheckpointError, match="multi_modal_projector"):
+        load_engine(tmp_path, dtype="float32")
 
 
 def test_phi_4_multimodal_agrees_with_the_names_and_adapters_that_microsoft_publishes(tmp_path: Path) -> None:

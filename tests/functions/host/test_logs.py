@@ -76,7 +76,7 @@ async def test_the_end_of_the_process_ends_the_reading(monkeypatch: pytest.Monke
     for _ in range(10):
         await asyncio.sleep(0)
     log.close()
-    assert len(reads) <= 2, "the end, and what may be left when the log is closed"
+    assert len(reads) <= 2, "it reads the end once, and once more when it is closed"
 
 
 @pytest.mark.parametrize(

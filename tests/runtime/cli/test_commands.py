@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from pilotlight.runtime.cli.commands import main, pilotlight
+from tests.full_disk import files_of_at_most
 
 
 def test_the_version_is_that_of_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,11 +73,12 @@ def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(program: s
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
-def test_a_full_disk_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_named_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ("--dir", str(folder))
-    assert run("kv", "put", "KV", "a", "b", *here) == 0
-    assert run("kv", "export", "KV", "--output", "/dev/full", *here) == 1
-    assert capsys.readouterr().err == "pilotlight: a file cannot be written: No space left on device.\n"
+    assert run("kv", "put", "KV", "a", "b" * 100_000, *here) == 0
+    with files_of_at_most(50_000):
+        assert run("kv", "export", "KV", "--output", str(folder / "out.json"), *here) == 1
+    assert capsys.readouterr().err == "pilotlight: a file cannot be written: File too large.\n"
 
 
 def test_a_terminal_without_the_characters_of_a_key_shows_their_numbers(folder: Path) -> None:

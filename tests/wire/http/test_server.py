@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import os
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pilotlight.wire.http.connection import HttpConnection, HttpLimits
+from pilotlight.wire.http.connection import UNSENT_BYTES, HttpConnection, HttpLimits, tcp_info
 from pilotlight.wire.http.exchange import SLICE_BYTES
-from pilotlight.wire.http.listen import bind, url_of
+from pilotlight.wire.http.listen import bind, loop_factory, url_of
 from pilotlight.wire.http.request import MAX_PIPELINED
 from pilotlight.wire.http.server import Server, give_back_memory
 from tests.asgi import eventually
@@ -159,6 +159,30 @@ async def test_a_client_that_does_not_read_a_large_answer_costs_a_buffer_and_not
         assert connection.transport.get_write_buffer_size() <= limits.write_buffer_bytes + SLICE_BYTES + 100
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
+@pytest.mark.parametrize("factory", [None, loop_factory()], ids=["asyncio", "uvloop"])
+def test_the_kernel_holds_little_for_a_client_that_does_not_read(factory: Any) -> None:
+    async def run() -> None:
+        app = App(start(), body(b"x" * (16 << 20)))
+        async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+            client.writer.transport.pause_reading()
+            await client.say(GET)
+            await eventually(lambda: any(each.is_full for each in server.connections))
+            (connection,) = server.connections
+            unsent = [-1]
+
+            def takes_no_more() -> bool:
+                info = tcp_info(connection.transport.get_extra_info("socket"), 148)
+                unsent.append(struct.unpack_from("=I", info, 144)[0])  # tcpi_notsent_bytes
+                return len({*unsent[-20:]}) == 1 and unsent[-1] > 0
+
+            await eventually(takes_no_more)
+            assert unsent[-1] <= 2 * UNSENT_BYTES
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+
+
 async def test_unread_bytes_of_all_clients_are_bounded_and_the_longest_unread_is_cut_off() -> None:
     given_back: list[int] = []
     limits = HttpLimits(
@@ -177,12 +201,12 @@ async def test_unread_bytes_of_all_clients_are_bounded_and_the_longest_unread_is
         await eventually(lambda: given_back)
 
 
-def test_memory_is_given_back_where_the_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_where_the_library_can() -> None:
     trimmed: list[int] = []
     for library in (SimpleNamespace(malloc_trim=trimmed.append), SimpleNamespace()):
-        monkeypatch.setattr(ctypes, "CDLL", lambda name, library=library: library)
-        give_back_memory()
+        give_back_memory(library)
     assert trimmed == [0]
+    give_back_memory()
 
 
 async def test_a_small_answer_is_one_piece_with_its_head() -> None:

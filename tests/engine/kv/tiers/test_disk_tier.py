@@ -205,6 +205,21 @@ def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(tier: DiskTi
     assert [read(tier, n) == content(n, SIZE) for n in (4, 5, 6, 8)] == [True] * 4
 
 
+def test_a_used_up_quota_is_a_full_disk(tier: DiskTier, files: FaultyFiles) -> None:
+    for n in range(6):
+        put(tier, n)
+    refusals = iter([OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))])
+
+    def write(fd: int, parts: list[bytes], offset: int) -> int:
+        for refusal in refusals:
+            raise refusal
+        return os.pwritev(fd, parts, offset)
+
+    files.pwritev = write
+    assert put(tier, 6)
+    assert [n for n in range(7) if name(n) in tier] == [4, 5, 6]
+
+
 def full_times(files: FaultyFiles, times: int) -> None:
     """Make the next `times` writes stop in the middle, as on a full disk."""
     left = iter(range(times))

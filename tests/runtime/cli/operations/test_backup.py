@@ -17,6 +17,7 @@ from pilotlight.runtime.cli.operations.backup import backup, restore
 from pilotlight.runtime.cli.operations.snapshots import BackupFolder
 from pilotlight.runtime.cli.operations.state_roots import StateRoot, load_files, state_roots
 from pilotlight.support.directory_locks import alone_in
+from tests.full_disk import files_of_at_most
 from tests.waiting import until
 
 PLACE = '{city = "Amsterdam", latitude = 52.31, longitude = 4.76}'
@@ -215,6 +216,22 @@ def test_a_damaged_chunk_is_never_accepted(state: StateRoot, tmp_path: Path) -> 
     shutil.copy(first, second)
     with pytest.raises(CliError, match="is damaged"):
         restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+
+
+def test_a_full_disk_is_named_and_the_next_backup_or_restoration_is_whole(state: StateRoot, tmp_path: Path) -> None:
+    backups, new = tmp_path / "backups", tmp_path / "new"
+    with files_of_at_most(100), pytest.raises(CliError, match=r"the backup was not made: .*File too large"):
+        backup(backups, [state], None)
+    backup(backups, [state], None)
+    (backups / "snapshots" / next(iter(os.listdir(backups / "snapshots")))).unlink()
+    with files_of_at_most(100), pytest.raises(CliError, match=r"the backup was not made: .*File too large"):
+        backup(backups, [state], None)  # all chunks are there: only the entry of the snapshot is written
+    backup(backups, [state], None)
+    with files_of_at_most(100), pytest.raises(CliError, match=r"new is incomplete, remove it and restore again"):
+        restore(backups, [elsewhere(state, new)], None)
+    shutil.rmtree(new)
+    restore(backups, [elsewhere(state, new)], None)
+    assert (new / "bindings/blob").read_bytes() == (state.path / "bindings/blob").read_bytes()
 
 
 def test_state_of_a_site_that_runs_is_not_written_over(state: StateRoot, tmp_path: Path) -> None:
