@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from email.utils import formatdate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -165,7 +165,7 @@ def test_the_kernel_holds_little_for_a_client_that_does_not_read(factory: Any) -
     async def run() -> None:
         app = App(start(), body(b"x" * (16 << 20)))
         async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
-            client.writer.transport.pause_reading()
+            cast(asyncio.Transport, client.writer.transport).pause_reading()
             await client.say(GET)
             await eventually(lambda: any(each.is_full for each in server.connections))
             (connection,) = server.connections
