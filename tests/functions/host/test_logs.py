@@ -68,14 +68,17 @@ async def test_what_is_printed_faster_than_may_be_waits(monkeypatch: pytest.Monk
     assert len(followed) == READ_BYTES, "close() reads the rest"
 
 
+def open_files(target: str) -> list[int]:
+    files = Path("/proc/self/fd").iterdir()
+    return [int(file.name) for file in files if file.is_symlink() and os.readlink(file) == target]
+
+
 async def test_the_end_of_the_process_ends_the_reading() -> None:
     log, _ = log_of()
     pipe = os.readlink(f"/proc/self/fd/{log.write_fd}")
     log.close_write_end()
     log.close_write_end()
-    (fd,) = [
-        int(file.name) for file in Path("/proc/self/fd").iterdir() if file.is_symlink() and os.readlink(file) == pipe
-    ]
+    (fd,) = open_files(pipe)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not asyncio.get_running_loop().remove_reader(fd)
