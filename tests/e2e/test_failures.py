@@ -92,5 +92,5 @@ def test_a_port_in_use_is_one_sentence_with_its_remedy(tmp_path: Path) -> None:
         for arguments in (["up", "--port", str(port)], ["serve", "embedded:ember", "--port", str(port)]):
             done = run_cli(*arguments)
             assert done.returncode == 1
-            assert f"Port {port} on 127.0.0.1 cannot be used" in done.stderr
+            assert f"port {port} on 127.0.0.1 is in use" in done.stderr
             assert "--port" in done.stderr

@@ -432,7 +432,7 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
 def test_init_makes_no_function_that_could_not_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from pilotlight.runtime.cli.cli_error import CliError
 
-    with pytest.raises(CliError, match="--name 'X Y': a function's name has small letters"):
+    with pytest.raises(CliError, match="--name 'X Y': a function's name has at most 63 small letters"):
         init(tmp_path / "named", "X Y")
     init(tmp_path / ("Long and Odd! " * 7), None)
     assert load_manifest(tmp_path / ("Long and Odd! " * 7)).name.startswith("long-and-odd-long-")
