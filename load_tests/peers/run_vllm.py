@@ -43,7 +43,10 @@ def main(checkpoint: str, threads: int) -> None:
         started: set[str] = set()
         times: list[float] = []
         while engine.has_unfinished_requests() and len(times) < tokens:
-            started |= {output.request_id for output in engine.step()}
+            outputs = engine.step()
+            started |= {output.request_id for output in outputs}
+            if any(output.finished for output in outputs):
+                raise RuntimeError("a sequence ended before all had decoded together")
             if len(started) == len(prompts):
                 times.append(time.perf_counter())
         engine.abort_request([str(count - i) for i in range(len(prompts))])
