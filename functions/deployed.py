@@ -90,7 +90,7 @@ class DeployedFunctions:
         self._poll_s = poll_s
         self._now_s = now_s
         self._known: dict[str, Deployment] = {}
-        self._kept: dict[str, Deployment] = {}  # the deployments in the file: older ones after the disk was full
+        self._kept: dict[str, Deployment] = {}  # as the file has them: it stays older while the disk is full
         # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}

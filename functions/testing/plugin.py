@@ -37,8 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def folder_of(config: pytest.Config, start: Path) -> Path | None:
-    """Return the folder of --worker, or else the nearest one with a manifest, upwards from `start`.
-    None if there is none."""
+    """Return the folder of --worker, or the nearest one with a manifest, from `start` upwards."""
     if (given := config.getoption("--worker", default=None)) is not None:
         return Path(given)
     folders = (start, *start.parents)

@@ -55,7 +55,7 @@ def installed() -> Iterator[Interpreter]:
         found = shutil.which(f"python3.{minor}")
         if found is not None and "pyenv/shims" not in found and os.access(found, os.X_OK):
             yield Interpreter(os.path.realpath(found), f"3.{minor}.0")
-    home = Path(os.path.expanduser("~"))  # unlike Path.home() without an error for a user who has none
+    home = Path(os.path.expanduser("~"))  # Path.home() raises for a user without a home directory
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv") / "versions"
     uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or home / ".local/share/uv/python")
     for folder in (*_folders(pyenv), *_folders(uv)):
