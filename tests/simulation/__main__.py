@@ -2,7 +2,7 @@
 
 Prints each schedule that breaks a promise, with the faults that are needed for it, and exits with 1 if there is one. `--seed S --schedules 1` runs
 one schedule again. With `--record FILE` each result is a line of the file, so that a stopped run can be continued; it repeats the schedules that
-broke a promise at an earlier commit.
+broke a promise at an earlier commit. With `--after RECORD` it continues where that record ends and adds its counts, on another machine too.
 """
 
 import argparse
@@ -69,9 +69,12 @@ def main() -> int:
     )
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--record", type=Path, help="the file of the results; at the end a record is written")
+    parser.add_argument("--after", type=Path, metavar="RECORD", help="an earlier record, which this run continues")
     options = parser.parse_args()
+    earlier: dict[str, Any] = json.loads(options.after.read_text())["results"] if options.after else {}
     console, began = Console(), time.perf_counter()
     first = int(options.seed) if options.seed.isdigit() else crc32(options.seed.encode())
+    first += earlier.get("schedules", 0)
     seeds = range(first, first + options.schedules)
     kept: Path = options.record or Path(os.devnull)
     results: list[Result] = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
@@ -97,11 +100,12 @@ def main() -> int:
     console.print(f"{len(left)} schedules in {seconds:.0f} s; of all {len(last)}, {len(broken)} with broken promises")
     if options.record is not None:
         record = {
-            "schedules": len(last),
-            "commits": Counter(result["commit"] for result in last.values()),
-            "faults": faults,
-            "broken": broken,
-            "mended": {one["seed"]: one["broken"] for one in results if one["broken"] and one["seed"] not in broken},
+            "schedules": len(last) + earlier.get("schedules", 0),
+            "commits": Counter(result["commit"] for result in last.values()) + Counter(earlier.get("commits")),
+            "faults": faults + Counter(earlier.get("faults")),
+            "broken": broken | earlier.get("broken", {}),
+            "mended": earlier.get("mended", {})
+            | {one["seed"]: one["broken"] for one in results if one["broken"] and one["seed"] not in broken},
         }
         console.print(f"Record: {write_record('schedules', record)}", soft_wrap=True)
     return 1 if broken else 0
