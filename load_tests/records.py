@@ -21,6 +21,13 @@ from pilotlight.engine.api.gpu_state import read_states
 Record = dict[str, Any]
 # CPU features that decide which matrix kernels can run.
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+_KINDS = {
+    "amx_bf16": "AMX",
+    "avx512_bf16": "AVX-512 with bf16",
+    "avx512_vnni": "AVX-512 with VNNI",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+}  # the first that a CPU has
 RESULTS = Path(__file__).parent / "results"
 # Files that measurements write; changes of these do not make a record dirty.
 _WRITTEN = ("load_tests/results", "docs/page", "docs/*.png")
@@ -78,6 +85,18 @@ def describe_machine(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
+
+
+def cpu_kind(machine: dict[str, Any]) -> str:
+    """Return the kind of a record's CPU, by its units for matrix products; empty if unknown."""
+    flags = machine.get("flags", ())
+    return next((name for flag, name in _KINDS.items() if flag in flags), "")
+
+
+def cpu_name(machine: dict[str, Any]) -> str:
+    """Return a CPU's short name and its kind: "AMD EPYC with AVX2"."""
+    name = str(machine["processor"]).replace("(R)", "").replace(" Processor", "").strip()
+    return f"{name} with {kind}" if (kind := cpu_kind(machine)) else name
 
 
 @cache

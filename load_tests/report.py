@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.bars import Group, draw
-from load_tests.records import RESULTS, Record, doubt, has_changed_since, history
+from load_tests.records import RESULTS, Record, cpu_kind, cpu_name, doubt, has_changed_since, history
 from load_tests.tables import (
     clients,
     cold_start,
@@ -56,13 +56,13 @@ class Region(NamedTuple):
     code: tuple[str, ...]  # folders of the measured code
     subject: str | None = None  # the record's subject, if it is not the region's name
     is_simulated: bool = False  # the figures follow from seeds, not from the machine
+    is_per_cpu: bool = False  # one table for each kind of CPU, the newest first
 
 
 REGIONS: dict[str, Region] = {
     "start-up": Region(engine.start_up, SITE),
-    "engines": Region(engine.engines, ENGINE),
-    "engines-amx": Region(engine.engines, ENGINE),
-    "gguf-speed": Region(engine.gguf_speed, ENGINE),
+    "engines": Region(engine.engines, ENGINE, is_per_cpu=True),
+    "gguf-speed": Region(engine.gguf_speed, ENGINE, is_per_cpu=True),
     "states": Region(engine.states, ENGINE),
     "states-at-length": Region(engine.states_at_length, ENGINE, "states"),
     "step-cost": Region(engine.step_cost, ENGINE),
@@ -130,7 +130,6 @@ MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "start": ("start-up", "bare-machine"),
     "engine-cpu": (
         "engines",
-        "engines-amx",
         "gguf-speed",
         "states",
         "states-at-length",
@@ -180,13 +179,21 @@ def main() -> None:
 
 
 def newest(folder: Path) -> dict[str, Record]:
-    """Read the newest trustworthy record of each subject, or the newest one if none is trustworthy."""
-    records: dict[str, Record] = {}
+    """Read the newest trustworthy record of each subject, or the newest one if none is trustworthy.
+
+    A record has under "others" the newest ones of its subject from other kinds of CPU.
+    """
+    kinds: dict[str, dict[str, Record]] = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        known = records.get(record["subject"])
+        of_subject = kinds.setdefault(record["subject"], {})
+        known = of_subject.get(kind := cpu_kind(record["machine"]))
         if known is None or _rank(record) > _rank(known):
-            records[record["subject"]] = record
+            of_subject[kind] = record
+    records = {}
+    for subject, of_subject in kinds.items():
+        first, *others = sorted(of_subject.values(), key=_rank, reverse=True)
+        records[subject] = {**first, "others": others}
     return records
 
 
@@ -244,7 +251,15 @@ def drawn(regions: dict[str, Region], records: dict[str, Record]) -> dict[str, s
         elif (why := doubt(record, history())) is not None:
             texts[name] = f"Not shown: the newest record ({record['date'][:10]}, {record['commit']}) was {why}.\n"
         else:
-            texts[name] = f"{heading(record, region)}\n\n{table(region.rows(record['results']))}"
+            shown = [
+                record,
+                *(
+                    (one for one in record.get("others", ()) if doubt(one, history()) is None)
+                    if region.is_per_cpu
+                    else ()
+                ),
+            ]
+            texts[name] = "\n".join(f"{heading(one, region)}\n\n{table(region.rows(one['results']))}" for one in shown)
     return texts
 
 
@@ -288,7 +303,7 @@ def heading(
     made += STALE if has_changed(record["commit"], region.code) else ""
     if region.is_simulated:
         return f"Simulated time, from its seeds alone; {made}:"
-    where = machine["accelerator"] or f"{machine['cores']} cores of an {machine['processor']} processor, no GPU"
+    where = machine["accelerator"] or f"{machine['cores']} cores, {cpu_name(machine)}, no GPU"
     torch = record["versions"].get("torch")
     return f"{where}; {made}{f', torch {torch}' if torch else ''}:"
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from load_tests.records import Record
+from load_tests.records import Record, cpu_name
 from load_tests.tables.engine import by_task
 from load_tests.tables.kernels import OURS
 
@@ -58,9 +58,7 @@ def why(records: dict[str, Record]) -> str:
 def _machine(machine: dict[str, Any]) -> str:
     if machine["accelerator"]:
         return str(machine["accelerator"]).partition(",")[0].replace("NVIDIA ", "").partition(" HBM")[0]
-    name = str(machine["processor"]).replace("(R)", "").replace(" Processor", "").strip()
-    units = " with AMX" if "amx_bf16" in machine.get("flags", ()) else ""
-    return f"{machine['cores']} cores, {name}{units}"
+    return f"{machine['cores']} cores, {cpu_name(machine)}"
 
 
 def _start(results: Record) -> Figures:
@@ -153,10 +151,10 @@ HEADLINES: dict[str, Headline] = {
     "gpu-prefill": Headline("8B model in bf16, prompt of 8,192 tokens, tokens/s", "engine-8b", _prefill_on_gpu(8192)),
     "gpu-wake": Headline("8B model asleep in host memory, first token", "gpu-serving-8b", _wake_on_gpu),
     "gpu-start": Headline("8B model, nothing runs, first token", "gpu-serving-8b", _start_on_gpu),
-    "cpu-decode-1": Headline("0.5B model, one stream, tokens/s", "engines-amx", _engines("decode, batch 1")),
-    "cpu-decode-16": Headline("0.5B model, 16 streams, tokens/s", "engines-amx", _engines("decode, batch 16")),
+    "cpu-decode-1": Headline("0.5B model, one stream, tokens/s", "engines", _engines("decode, batch 1")),
+    "cpu-decode-16": Headline("0.5B model, 16 streams, tokens/s", "engines", _engines("decode, batch 16")),
     "cpu-prefill": Headline(
-        "0.5B model, prompt of 4,096 tokens, tokens/s", "engines-amx", _engines("prefill, 4,096 tokens")
+        "0.5B model, prompt of 4,096 tokens, tokens/s", "engines", _engines("prefill, 4,096 tokens")
     ),
     "cpu-start": Headline("0.6B model, nothing runs, first token", "cold-start", _cold_start("b")),
     "cpu-wake": Headline("0.6B model asleep in host memory, first token", "cold-start", _cold_start("c")),

@@ -170,6 +170,20 @@ def test_the_newest_record_of_a_subject_counts(tmp_path: Path) -> None:
     assert newest(tmp_path)["kernels"]["results"] == {"name": "a"}
 
 
+def test_engines_are_shown_on_each_kind_of_cpu(tmp_path: Path) -> None:
+    for day, flags in enumerate((["avx2", "amx_bf16"], ["avx2"], ["avx2"]), 1):
+        made = record("engines", {"batch": day}, f"2026-03-0{day}T00:00:00+00:00")
+        made["machine"] = {**made["machine"], "flags": flags}
+        (tmp_path / f"{day}.json").write_text(json.dumps(made))
+    found = newest(tmp_path)
+    shown = [found["engines"], *found["engines"]["others"]]
+    assert [one["date"][:10] for one in shown] == ["2026-03-03", "2026-03-01"]
+    region = REGIONS["engines"]._replace(rows=lambda results: [["batch"], [str(results["batch"])]])
+    text = report.drawn({"engines": region}, found)["engines"]
+    assert text.index("Abacus with AVX2, no GPU; 2026-03-03") < text.index("with AMX, no GPU; 2026-03-01")
+    assert text.count("| batch |") == 2
+
+
 @pytest.mark.parametrize("subject", sorted([*REGIONS, "plot"]))
 def test_a_lost_mark_is_an_error(subject: str) -> None:
     begin, end = marks(subject)
@@ -247,7 +261,7 @@ def test_a_kernel_is_shown_with_its_prediction_its_rivals_and_its_target() -> No
         in text
     )
     assert "| gemm, 8 x 8 | WRONG: result 0 is 1e+03 roundings off |" in text
-    assert "3 cores of an Abacus processor, no GPU; 2026-01-02, commit abc, torch 9:" in text
+    assert "3 cores, Abacus, no GPU; 2026-01-02, commit abc, torch 9:" in text
 
 
 def test_the_engine_on_a_gpu_is_shown_with_and_without_graphs() -> None:
