@@ -150,6 +150,7 @@ class Bench:
 
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
         self._source = str(directory)
+        self._is_mapped = directory.suffix == GGUF
         self._rounds: int = options.rounds
         self._engine = {"device": options.device, "threads": options.threads, "kv_gib": 0.25, "standby": False}
         self.weights_bytes = sum(file.stat().st_size for file in weight_files(directory))
@@ -167,8 +168,9 @@ class Bench:
             return [self._wake(site) for _ in range(self._rounds)]
 
     def _wake(self, site: SiteProcess) -> Measured:
-        # At the first sleep, the weights are still being copied to host memory.
-        site.until(lambda: site.residency("a") == "host", "the model sleeps in host memory")
+        # At the first sleep, the weights are still being copied to host memory. A GGUF file is mapped: its pages are not copied.
+        asleep = "disk" if self._is_mapped else "host"
+        site.until(lambda: site.residency("a") == asleep, "the model sleeps in host memory")
         return self._asked(site, "a")
 
     def swap(self) -> list[Measured]:
@@ -216,7 +218,8 @@ class Bench:
         """
 
         def is_kept() -> bool:
-            return any(each["name"] == model and each["in_host_memory"] for each in site.get("/status")["models"])
+            models = site.get("/status")["models"]
+            return self._is_mapped or any(each["name"] == model and each["in_host_memory"] for each in models)
 
         site.until(is_kept, "the model's weights are in host memory")
 
