@@ -1,6 +1,6 @@
 """Build the files of a release: `python deploy/release.py [--out dist]` (`make release`).
 
-The files are a wheel with the CPU kernels' library for five levels of x86-64, and SHA-256 sums. The version is the tag's; between tags it is that of
+The files are a wheel with the CPU kernels' library for six levels of x86-64, and SHA-256 sums. The version is the tag's; between tags it is that of
 pyproject.toml with `.devN+gCOMMIT`. On another architecture the wheel is pure Python, and the library is compiled at the first start. Needs the
 standard library and a C compiler.
 """

@@ -42,6 +42,7 @@ _FLAGS = [
 _SCRATCH = ".build"  # suffix of the folder that a build works in
 _UNUSED_S = 30 * 24 * 3600.0  # after its last use, a library for other sources or another machine is kept this long
 _TIMEOUT_S = 600  # for compiling one file; all files together take 17 s on two cores
+_LEVEL1_DCACHE_SIZE = 188  # glibc's _SC_LEVEL1_DCACHE_SIZE, for which os.sysconf has no name
 _MOST_COMPILERS = 8  # most compilers at once: a container may use fewer cores than it sees, and each takes some 150 MiB
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
@@ -285,17 +286,17 @@ def find_compiler() -> str:
 
 
 def _tuning(forced_kind: str | None) -> tuple[str, ...]:
-    first_level = f"-DLEVEL1_KIB={_level1_kib()}"
+    first_level = f"-DLEVEL1_KIB={level1_kib()}"
     if (kind := _KINDS.get(forced_kind or "")) is not None:
         return (*kind.flags, first_level)
     return ("-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native", first_level)
 
 
-def _level1_kib() -> int:
+def level1_kib() -> int:
     """Return the size in KiB of a core's first-level data cache, or 32 if the system does not report it."""
     try:
-        return max(0, os.sysconf("SC_LEVEL1_DCACHE_SIZE")) >> 10 or 32
-    except (ValueError, OSError):  # this system does not know the name
+        return max(0, os.sysconf(_LEVEL1_DCACHE_SIZE)) >> 10 or 32
+    except OSError:  # this system does not know the number
         return 32
 
 

@@ -323,6 +323,13 @@ def test_a_kind_of_cpu_that_cannot_be_had_is_refused_by_name(
             ask()
 
 
+def test_the_library_is_compiled_for_the_cache_of_a_core() -> None:
+    cache = Path("/sys/devices/system/cpu/cpu0/cache/index0")
+    if not cache.exists() or (cache / "level").read_text() != "1\n" or (cache / "type").read_text() != "Data\n":
+        pytest.skip("the kernel does not report the first-level cache")
+    assert (cache / "size").read_text() == f"{build.level1_kib()}K\n"
+
+
 def test_threads_that_call_at_once_all_get_their_results() -> None:
     """The library has one team of threads: a caller that finds it busy computes alone."""
     from concurrent.futures import ThreadPoolExecutor
