@@ -23,14 +23,14 @@ Record = dict[str, Any]
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 _KINDS = {
     "amx_bf16": "AMX",
-    "avx512_bf16": "AVX-512 with bf16",
-    "avx512_vnni": "AVX-512 with VNNI",
+    "avx512_bf16": "AVX-512 bf16",
+    "avx512_vnni": "AVX-512 VNNI",
     "avx512f": "AVX-512",
     "avx2": "AVX2",
 }  # the first that a CPU has
 RESULTS = Path(__file__).parent / "results"
 # Files that measurements write; changes of these do not make a record dirty.
-_WRITTEN = ("load_tests/results", "docs/page", "docs/*.png")
+_WRITTEN = ("load_tests/results", "docs/page", "docs/*.png", "docs/*.svg")
 CPUINFO = Path("/proc/cpuinfo")
 
 
