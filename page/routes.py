@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 from starlette.datastructures import QueryParams
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -79,10 +78,11 @@ class PageRoutes:
         ]
 
     async def front(self, request: Request) -> Response:
-        """Return the page to browsers.
-        Raises HTTPException (404) for other programs, except for HEAD requests, with which Claude Code checks that a server exists."""
-        if request.method != "HEAD" and "text/html" not in request.headers.get("accept", ""):
-            raise HTTPException(404)
+        """Return the page to browsers, and a line to other programs.
+
+        Claude Code and clients of Ollama's API check here that a server exists."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse("Pilotlight is running")
         return Response(self._index, headers=GUARDS, media_type="text/html")
 
     async def session(self, request: Request) -> Response:

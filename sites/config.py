@@ -121,7 +121,7 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Host names, without ports, that a listener on 127.0.0.1 accepts besides local names."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may use the API, such as https://app.example.com; "*": all. Pages of localhost always may."""
+    """Origins whose pages may use the API, such as https://app.example.com; "*": all. Pages of localhost and installed apps always may."""
     server: Literal["own", "hypercorn"] = "own"
     """HTTP server. Limits of connections, request heads and unread responses only work with "own"."""
     http2: bool = False

@@ -1,13 +1,16 @@
 """The paths of the API as clients write them, and the errors for paths that it does not have."""
 
+import json
 import re
 from typing import Any
 
 # Prefixes of the API's paths.
 API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/", "/v2/", "/rerank", "/score", "/classify")
 
-# Azure's path, with or without a deployment's name. The deployment is ignored, because requests name their model, too.
-_AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
+DEPLOYMENT = "pilotlight.deployment"  # a scope's model, if its path is Azure's and names one
+
+# Azure's path, with or without a deployment's name, which may have slashes, as models' names have.
+_AZURE = re.compile(r"/openai(?:/v1|/deployments/(.+?)(?=/(?:chat|completions|embeddings|audio|images)(?:/|$)))?(?=/)")
 _SLASH, _DOT = re.compile(r"[/\\]"), re.compile("%2e", re.IGNORECASE)
 _DOTS = re.compile(r"\\|/(?:\.|%2e){1,2}(?:/|\Z)", re.IGNORECASE)
 _V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
@@ -31,6 +34,8 @@ def normalize_path(scope: Any) -> None:
     """
     path = scope.get("path", "")  # a lifespan has no path
     if path.startswith("/openai/"):
+        if (found := _AZURE.match(path)) is not None and found[1] is not None:
+            scope[DEPLOYMENT] = found[1]
         _set(scope, _AZURE.sub("/v1", path, count=1), lambda raw: _AZURE.sub("/v1", raw, count=1))
         path = scope["path"]
     if path.endswith("/") and path.startswith(API_PATHS):
@@ -41,6 +46,20 @@ def _set(scope: Any, path: str, change: Any) -> None:
     scope["path"] = path
     if "raw_path" in scope:
         scope["raw_path"] = change(scope["raw_path"].decode("latin-1")).encode("latin-1")
+
+
+def with_deployment(scope: Any, body: bytes) -> bytes:
+    """Return a body whose model is the deployment in the path, if the path has one.
+
+    In Azure's API the path alone decides: LangChain's clients send a null or a default name in the body. The name is appended, because of two equal
+    names in an object the last counts.
+    """
+    deployment = scope.get(DEPLOYMENT)
+    if deployment is None or not (stripped := body.rstrip()).endswith(b"}"):
+        return body
+    fields = stripped[:-1]
+    comma = b"" if fields.strip() == b"{" else b","
+    return b'%b%b"model":%b}' % (fields, comma, json.dumps(deployment).encode())
 
 
 def without_dot_segments(path: str) -> str:

@@ -176,6 +176,14 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
 
 
+def _token_limit(value: Any) -> Any:
+    """Return the limit of the answer's length; None for -1.
+
+    Clients of LM Studio and llama.cpp send -1 for no limit."""
+    limit = _whole(value)
+    return None if type(limit) is int and limit == -1 else limit
+
+
 def _zero_is_off(value: Any) -> Any:
     """Treat 0 as absent.
 
@@ -367,8 +375,8 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     """Parameters of all generating endpoints. Null is the same as absent."""
 
     READERS: ClassVar = {
-        "repetition_penalty": _zero_is_off, "logit_bias": _biases, "stop": _listed_stops, "max_tokens": _whole,
-        "max_completion_tokens": _whole, "min_tokens": _whole,
+        "repetition_penalty": _zero_is_off, "logit_bias": _biases, "stop": _listed_stops, "max_tokens": _token_limit,
+        "max_completion_tokens": _token_limit, "min_tokens": _whole,
         "top_k": _whole, "seed": _whole, "n": _whole, "top_p": read_top_p, "regex": _empty_is_absent, "json_schema": _empty_is_absent,
         "truncate_prompt_tokens": _whole,
     }  # fmt: skip

@@ -8,6 +8,7 @@ Our own server calls back when a client disconnects. Others report it through `r
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
@@ -20,6 +21,7 @@ from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
 from pilotlight.wire.http.asgi import response_start
 from pilotlight.wire.lines import as_lines
+from pilotlight.wire.paths import with_deployment
 
 Result = TypeVar("Result")
 
@@ -79,6 +81,7 @@ class Downstream:
         self.request_id = request_id_of(self.head)
         self.is_streaming = False
         self.has_answered = False
+        self._named = partial(with_deployment, scope)
         self._receive = receive
         self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
         # Methods that only our own server has (wire/http/exchange.py).
@@ -96,9 +99,10 @@ class Downstream:
         self._body_limits: _BodyLimits | None = None  # None unless the body is being read
 
     async def body(self, limit: int, silence_s: float, total_s: float, setting: str = "max_body_mib") -> bytes:
-        """Return the body. Raises ApiError if it is larger than `limit` bytes, pauses or takes too long.
+        """Return the body, with the model that its path names.
 
-        `setting` is the name of the limit in the table [relay]. Raises DownstreamGone if the client disconnects.
+        Raises ApiError if it is larger than `limit` bytes, pauses or takes too long, and DownstreamGone if the client disconnects.
+        `setting` is the name of the limit in the table [relay].
         """
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
@@ -123,7 +127,7 @@ class Downstream:
         if size > limit:
             parts.clear()
             await self._refuse_body(size, limit, silence_s, setting)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._named(parts[0] if len(parts) == 1 else b"".join(parts))
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` in the caller's task, so that nothing is computed for an absent client.

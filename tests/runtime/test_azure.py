@@ -1,5 +1,9 @@
 """Azure's paths and its header for keys at a site, and fine-tuning jobs without stored adapters."""
 
+from typing import Any
+
+import pytest
+
 from tests.asgi import call
 from tests.fakes import says
 from tests.runtime.conftest import Site
@@ -13,6 +17,13 @@ async def test_a_deployments_path_is_the_chat_of_its_model(site: Site) -> None:
     answer = await call(site.app, CHAT, asked, api_key="abc")
     assert answer.json["choices"][0]["message"]["content"] == "Hello"
     assert (await call(site.app, "/openai/models")).json["data"][0]["id"] == "tiny"
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "gpt-4o"}])
+async def test_a_deployment_is_the_model_whatever_the_body_says(site: Site, named: dict[str, Any]) -> None:
+    site.engine.script = says("Hello")
+    asked = {"messages": [{"role": "user", "content": "Hi"}], **named}
+    assert (await call(site.app, CHAT, asked, api_key="abc")).json["model"] == "tiny"
 
 
 async def test_fine_tuning_jobs_are_listed_and_none_can_be_started(site: Site) -> None:

@@ -1,8 +1,11 @@
 """Request paths as clients write them: Azure's paths, paths with a slash at the end, and unknown paths."""
 
+import json
+from typing import Any
+
 import pytest
 
-from pilotlight.wire.paths import normalize_path, nothing_at, without_dot_segments
+from pilotlight.wire.paths import DEPLOYMENT, normalize_path, nothing_at, with_deployment, without_dot_segments
 
 
 @pytest.mark.parametrize(
@@ -10,6 +13,8 @@ from pilotlight.wire.paths import normalize_path, nothing_at, without_dot_segmen
     [
         ("/openai/deployments/ember/chat/completions", "/v1/chat/completions"),
         ("/openai/deployments/org%2Fember/embeddings", "/v1/embeddings"),
+        ("/openai/deployments/@cf/meta/llama/chat/completions", "/v1/chat/completions"),
+        ("/openai/deployments/ember/audio/speech", "/v1/audio/speech"),
         ("/openai/v1/responses/", "/v1/responses"),
         ("/openai/responses", "/v1/responses"),
         ("/openai/models", "/v1/models"),
@@ -24,6 +29,26 @@ def test_a_path_means_the_same_however_it_is_written(path: str, means: str) -> N
     scope = {"path": path, "raw_path": path.encode()}
     normalize_path(scope)
     assert (scope["path"], scope["raw_path"]) == (means, means.encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        (b'{"model": null, "n": 1} \n', {"model": '@cf/em"ber', "n": 1}),
+        (b'{"n": {"model": "x"}}', {"model": '@cf/em"ber', "n": {"model": "x"}}),
+        (b"{ }", {"model": '@cf/em"ber'}),
+    ],
+)
+def test_a_deployment_in_the_path_is_the_model_of_the_body(body: bytes, read: dict[str, Any]) -> None:
+    scope = {"path": '/openai/deployments/@cf/em"ber/completions/'}
+    normalize_path(scope)
+    assert (scope["path"], json.loads(with_deployment(scope, body))) == ("/v1/completions", read)
+
+
+@pytest.mark.parametrize("body", [b"", b'"}', b"{", b"}", b'{"a":1}}', b'{"a":1,}', b"[{}"])
+def test_a_deployment_never_makes_a_malformed_body_valid(body: bytes) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(with_deployment({DEPLOYMENT: "ember"}, body))
 
 
 @pytest.mark.parametrize(

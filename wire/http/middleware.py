@@ -3,7 +3,7 @@
 A browser runs untrusted code beside servers that listen on this machine. A page can resolve its own name to 127.0.0.1 and then read answers (DNS
 rebinding), and it can post forms and open WebSockets without a preflight. So a listener on loopback answers only to configured names and to names
 that no public name server returns: localhost, private addresses, this machine's own name, and names below .local, .localhost and .internal, which
-containers use for their host. Answers of the API may be read by pages of this machine (CORS), and all answers by configured origins.
+containers use for their host. Answers of the API may be read by pages and apps of this machine (CORS), and all answers by configured origins.
 """
 
 import re
@@ -25,6 +25,8 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # The types that a page may post to any server without a preflight (the Fetch standard's safelisted types), including no type.
 FORM_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 PREFLIGHT_S = 600
+# Schemes of installed apps, such as Obsidian's and VS Code's, as Ollama allows them. No page of the web has such an origin.
+APP_SCHEMES = ("app://", "tauri://", "vscode-webview://", "vscode-file://", "file://")
 
 _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{0,5}))?")
 
@@ -32,7 +34,7 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 class Origins:
     """Checks hosts and origins of requests.
 
-    `own_cors` are paths of functions, which have their own CORS; `api_paths` are prefixes that pages of this machine may use.
+    `own_cors` are paths of functions, which have their own CORS; `api_paths` are prefixes that pages and apps of this machine may use.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Origins:
         may_be_sent_unasked = b"upgrade" in first or (method not in SAFE_METHODS and kind in FORM_TYPES)
         if not may_be_sent_unasked or host is None or name in self._hosts:
             return None
-        if self._is_configured(origin) or _is_loopback(_host_of(origin)) or _host_of(origin) in self._hosts:
+        if self._is_configured(origin) or _is_of_this_machine(origin) or _host_of(origin) in self._hosts:
             return None
         sentence = (
             f"a page of {origin[:100]!r} may not send this: to allow it, add the origin to cors_origins under [door]"
@@ -88,7 +90,7 @@ class Origins:
             return [], False
         is_question = method == "OPTIONS" and b"access-control-request-method" in first
         named = origin.decode("latin-1")
-        if not self._is_configured(named) and not (path.startswith(self._api_paths) and _is_loopback(_host_of(named))):
+        if not self._is_configured(named) and not (path.startswith(self._api_paths) and _is_of_this_machine(named)):
             if not is_question:
                 return [], False
             sentence = f"a page of {named[:100]!r} may not read answers: to allow it, add the origin to cors_origins under [door]"
@@ -198,6 +200,10 @@ def _host_of(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def _is_of_this_machine(origin: str) -> bool:
+    return origin.startswith(APP_SCHEMES) or _is_loopback(_host_of(origin))
 
 
 @lru_cache(64)

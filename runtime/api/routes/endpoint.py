@@ -25,6 +25,7 @@ from pilotlight.wire.hop.continuation import RESUME_POINTS, ResumePoint, with_re
 from pilotlight.wire.hop.headers import IGNORED, ROUTE
 from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, encode_use
 from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
+from pilotlight.wire.paths import with_deployment
 from pilotlight.wire.sse import HEARTBEAT
 
 log = logging.getLogger("pilotlight.http")
@@ -77,7 +78,7 @@ class Endpoint(Generic[RequestT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_body(scope, receive, body_limit(scope, self._max_body_bytes))
-        await self.answer(raw, scope, receive, send)
+        await self.answer(with_deployment(scope, raw), scope, receive, send)
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: str) -> None:
         """Answer a request whose body `raw` has been read. `model` is the name in the path, if any."""

@@ -15,6 +15,7 @@ from pilotlight.runtime.api.routes.endpoint import counting, naming_ignored, par
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
+from pilotlight.wire.paths import with_deployment
 
 if TYPE_CHECKING:
     from pilotlight.runtime.generation.generator import Generator
@@ -47,7 +48,8 @@ class TextsEndpoint(Generic[RequestT]):
         self._max_body_bytes = limits.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
+        raw = await read_body(scope, receive, self._max_body_bytes)
+        await self.answer(with_deployment(scope, raw), scope, receive, send)
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: Any) -> None:
         """Answer a request whose body `raw` has been read. `model` is the name in the path, if any."""

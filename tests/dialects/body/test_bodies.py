@@ -125,7 +125,7 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"repetition_penalty": 0.0}', '{"repetition_penalty": -0.0}', '{"repetition_penalty": 0.01}',
         '{"repetition_penalty": 100}', '{"logit_bias": {}}', '{"logit_bias": {"5": 100, "6": -100.0}}',
         '{"logit_bias": {"0123": 1}}', '{"ignore_eos": true}', '{"n": 1}', '{"n": 1.0, "max_tokens": 5.0, "top_k": 2.0, "seed": 3.0}',
-        '{"n": 16}', '{"n": null}',
+        '{"n": 16}', '{"n": null}', '{"max_tokens": -1}', '{"max_tokens": -1.0, "max_completion_tokens": -1}',
         '{"logprobs": true}', '{"logprobs": true, "top_logprobs": 20}', '{"prompt_logprobs": 20}',
         '{"stream": true, "stream_options": {"include_usage": true, "include_obfuscation": false}}',
         '{"stream": true, "stream_options": {}}', '{"stream_options": null}', '{"tools": []}',
@@ -497,7 +497,7 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
     ("ok", [
         '{"prompt": ""}', '{"prompt": [""]}', '{"prompt": ["a"]}', '{"prompt": [[1, 2]]}',
         '{"prompt": ["a", "b"]}', '{"prompt": [[1], [2]]}', '{"prompt": ["a", [1]]}',
-        '{"prompt": [18446744073709551615]}', '{"prompt": [0]}', '{"echo": true}', '{"max_tokens": 0, "echo": true}',
+        '{"prompt": [18446744073709551615]}', '{"prompt": [0]}', '{"max_tokens": -1}', '{"echo": true}', '{"max_tokens": 0, "echo": true}',
         '{"logprobs": 0}', '{"logprobs": 20}', '{"n": 16}',
         '{"stream": true, "stream_options": {"include_usage": false}}',
     ]),
@@ -505,8 +505,8 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
         '{"echo": "yes"}', '{"prompt": "", "echo": 3}', '{"echo": 3, "logprobs": -1, "n": 0}',
     ]),
     ("400 invalid_request max_tokens", [
-        '{"max_tokens": 0}', '{"max_tokens": -1, "echo": true}', '{"max_tokens": 0, "model": "nope"}',
-        '{"prompt": "", "max_tokens": -1}',
+        '{"max_tokens": 0}', '{"max_tokens": -2, "echo": true}', '{"max_tokens": 0, "model": "nope"}',
+        '{"prompt": "", "max_tokens": -2}',
     ]),
     ("404 model_not_found model", [
         '{"max_tokens": 0, "echo": true, "model": "nope"}',

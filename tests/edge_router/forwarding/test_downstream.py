@@ -1,6 +1,7 @@
 """A client over ASGI: limits of a body's size and time, the effect of a disconnect, and the form of errors."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from pilotlight.edge_router.forwarding.downstream import DISCARD_TIMES, STALL_S, Downstream, DownstreamGone, head_of
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
+from pilotlight.wire.paths import DEPLOYMENT
 
 NEVER = float("-inf")
 GONE = {"type": "http.disconnect"}
@@ -22,7 +24,7 @@ def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
 class Client:
     """A client that sends the given messages and is then silent."""
 
-    def __init__(self, *messages: dict[str, Any], **headers: str) -> None:
+    def __init__(self, *messages: dict[str, Any], deployment: str | None = None, **headers: str) -> None:
         self.messages = list(messages)
         self.told: list[dict[str, Any]] = []
         self.num_asked = self.num_received = 0
@@ -34,6 +36,7 @@ class Client:
             "path": "/v1/chat/completions",
             "headers": raw,
             "client": ("192.0.2.1", 7),
+            DEPLOYMENT: deployment,
         }
         self.downstream = Downstream(scope, self._receive, self._send)
 
@@ -82,6 +85,11 @@ async def test_a_body_may_be_as_large_as_the_limit() -> None:
     for parts in ((part(b"abcd", more=False),), (part(b"ab"), part(b""), part(b"cd", more=False))):
         assert await Client(*parts).downstream.body(4, 1.0, 1.0) == b"abcd"
     assert await Client({"type": "http.request"}).downstream.body(4, 1.0, 1.0) == b""
+
+
+async def test_a_body_names_the_deployment_in_its_path() -> None:
+    client = Client(part(b'{"model":nu'), part(b"ll}", more=False), deployment="ember")
+    assert json.loads(await client.downstream.body(99, 1.0, 1.0)) == {"model": "ember"}
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,10 @@ PREFLIGHT = (
         b"http://127.0.0.1:5173",
         b"https://app.localhost",
         b"http://[::1]:3000",
+        b"app://obsidian.md",
+        b"tauri://localhost",
+        b"vscode-webview://1pdjk2m3",
+        b"file://",
     ],
 )
 async def test_pages_of_this_machine_and_of_a_configured_origin_may_ask_and_read(origin: bytes) -> None:
@@ -156,7 +160,8 @@ async def test_cors_headers_of_a_site_are_sent_once_at_a_router() -> None:
 
 def test_without_origins_in_the_file_pages_of_this_machine_alone_may_read() -> None:
     assert Origins(is_local=True).cors("OPTIONS", "/v1/x", {b"origin": EVIL}) == ([], False)
-    assert Origins(is_local=True).cors("GET", "/v1/x", {b"origin": b"null"}) == ([], False)
+    for origin in (b"null", b"chrome-extension://app", b"https://app", b"app.evil://x"):
+        assert Origins(is_local=True).cors("GET", "/v1/x", {b"origin": origin}) == ([], False)
     anybody = Origins(is_local=False, cors_origins=["*"])
     assert (b"access-control-allow-origin", b"*") in anybody.cors("GET", "/v1/x", {b"origin": EVIL})[0]
 
