@@ -328,7 +328,8 @@ def _limit(cpu_s: float, address_space: int | None) -> None:
 def main(arguments: list[str]) -> None:
     """Serve the parent. Arguments: the descriptor of the socket, the parent's process id, the niceness."""
     descriptor, parent, niceness = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but the parent handles it
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all processes, but the parent handles them
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
     die_with(parent)
