@@ -208,7 +208,12 @@ class _Child:
             no_file = subprocess.DEVNULL
             try:
                 process = subprocess.Popen(
-                    command, stdin=no_file, stdout=no_file, pass_fds=[theirs.fileno()], env=environment
+                    command,
+                    stdin=no_file,
+                    stdout=no_file,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    process_group=0,  # a terminal's signals reach only the parent
                 )
             except BaseException:
                 ours.close()
@@ -328,8 +333,7 @@ def _limit(cpu_s: float, address_space: int | None) -> None:
 def main(arguments: list[str]) -> None:
     """Serve the parent. Arguments: the descriptor of the socket, the parent's process id, the niceness."""
     descriptor, parent, niceness = map(int, arguments)
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all processes, but the parent handles them
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent by a program's name, to let a site reload
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
     die_with(parent)
