@@ -1,4 +1,4 @@
-"""The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`.
+"""The router as a process: `python -m pilotlight.edge_router NETWORK_FILE`.
 
 It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again. With `--workers N` it supervises N processes that do so
 (workers/supervisor.py); a worker is replaced by its successor at SIGUSR2. This module determines the order of start and stop; routes are in app.py.
@@ -31,7 +31,7 @@ from pilotlight.sites.rules import is_loopback
 from pilotlight.support import background
 from pilotlight.support.logs import start_logging
 from pilotlight.support.service_manager import notify_ready
-from pilotlight.support.signals import follow_signals
+from pilotlight.support.signals import follow_signals, release_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
 from pilotlight.wire.http.certificate import Certificate
@@ -59,7 +59,7 @@ SPARE_FILES = 64  # file descriptors for probes, logs, Python's files, and clien
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="pilotlight.edge_router.serve", description="Run Pilotlight's edge router.")
+    parser = argparse.ArgumentParser(prog="pilotlight.edge_router", description="Run Pilotlight's edge router.")
     parser.add_argument("network", type=Path, metavar="NETWORK_FILE")
     parser.add_argument("--port", type=int, help="instead of the file's listen.port")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the port (1)")
@@ -94,7 +94,7 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     if workers > 1 and role is None and file is not None:
         if of_file:  # each worker reads the file, because a later one must have the secret of its time
             del os.environ[HOP_SECRET_ENV]
-        arguments = ["pilotlight.edge_router.serve", str(file)]
+        arguments = ["pilotlight.edge_router", str(file)]
         is_tls, drain_timeout_s = listen.tls_certificate is not None, network.relay.drain_timeout_s
         return supervise(arguments, listen.host, port, workers, is_tls=is_tls, drain_timeout_s=drain_timeout_s)
     listener = bind(listen.host, port) if role is None else role.listening()
@@ -123,6 +123,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")
+        release_signals()
         if role is not None:
             role.ready_file(os.getpid()).touch()
         await _first_of(stop.wait(), retiring.wait())
@@ -247,7 +248,3 @@ async def drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None
     await _first_of(proxy.drain(timeout_s), stop_now.wait())
     if stop_now.is_set():
         await proxy.drain(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

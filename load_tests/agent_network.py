@@ -52,7 +52,7 @@ class AgentNetwork:
             model = {"name": MODEL, "source": str(self._source)}
             (self._folder / f"{name}.toml").write_text(site_file(name, port, self._engine, [model]))
         (self._folder / "network.toml").write_text(network)
-        self._start("router", "pilotlight.edge_router.serve", self._folder / "network.toml")
+        self._start("router", "pilotlight.edge_router", self._folder / "network.toml")
         try:
             self.mend()
         except BaseException:

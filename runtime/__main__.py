@@ -2,12 +2,14 @@
 
 import argparse
 import gc
-import signal
 import sys
 from pathlib import Path
 
+from pilotlight.support.signals import begin_server
+
 
 def main() -> int:
+    begin_server()
     parser = argparse.ArgumentParser("python -m pilotlight.runtime", description="Serve the site of a file.")
     parser.add_argument("file", type=Path, metavar="SITE_FILE")
     parser.add_argument("--model", metavar="SOURCE", help="model to serve instead of the models in the file")
@@ -17,7 +19,6 @@ def main() -> int:
         help="URL of the router whose deployed functions are served, unless the file names one",
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the site follows signals, Ctrl-C ends it without a traceback
     gc.disable()  # modules and their functions are never garbage: collections need not scan them
     from pilotlight.runtime.serve import serve_file
 

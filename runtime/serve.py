@@ -34,7 +34,7 @@ from pilotlight.sites.site import ModelConfig, SiteConfig, load_site
 from pilotlight.support import background
 from pilotlight.support.logs import start_logging
 from pilotlight.support.service_manager import notify_ready, notify_status
-from pilotlight.support.signals import follow_signals
+from pilotlight.support.signals import follow_signals, release_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
 from pilotlight.wire.http.certificate import Certificate
@@ -167,6 +167,7 @@ async def serve_app(
     try:
         async with app.router.lifespan_context(app), _served(app, listener):
             notify_ready(f"listening on {url}; loading models")
+            release_signals()
             announcing = asyncio.create_task(_announce(app.site, url, on_ready), name="announce")
             try:
                 await stopping.wait()

@@ -21,6 +21,10 @@ PREFIX = "pl-"  # makes a key recognizable in a log or a commit
 KEY_BYTES = 32
 
 
+class UnwritableError(ConfigError):
+    """A file of keys cannot be written, for example because its disk is full."""
+
+
 class NewKey(NamedTuple):
     """The fields of a key to be made."""
 
@@ -190,7 +194,7 @@ def _write(file: Path, text: str) -> None:
     try:
         toml_text.write(file, text)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error}") from None
+        raise UnwritableError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _digest_of(key: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pilotlight.support.service_manager import notify_ready, notify_reloading, notify_stopping
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HELD = (signal.SIGHUP, signal.SIGUSR2)  # those that a running server obeys without ending
 
 
 def _has_terminal() -> bool:
@@ -35,19 +36,46 @@ class Terminal:
         return self._ends_us and not self._has_terminal()
 
 
+TERMINAL = Terminal()  # of the process's start, because the terminal may be closed before signals are followed
+
+
+def begin_server() -> None:
+    """Prepare a server's process for signals; call it before long imports.
+
+    Until `follow_signals`, Ctrl-C ends the process without a traceback. Until `release_signals`, reloads wait.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    hold_signals()
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT}
+    )  # blocked by the command line, before it became this server
+
+
+def hold_signals() -> None:
+    """Let the signals in HELD wait, here and in programs that are started from here.
+
+    They would end a program that does not follow them yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+
+
+def release_signals() -> None:
+    """Deliver the signals that wait, and those that come later."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object], drain_timeout_s: float) -> None:
     """Call `stop` or `reload` in the running event loop at these signals.
     The service manager, if any, is notified, and waits for a drain of `drain_timeout_s`."""
     import asyncio  # imported here: `pilotlight up` follows signals without an event loop
 
-    loop, terminal = asyncio.get_running_loop(), Terminal()
+    loop = asyncio.get_running_loop()
 
     def on_stop() -> None:
         notify_stopping(drain_timeout_s)
         stop()
 
     def on_hangup() -> None:
-        if terminal.is_gone:
+        if TERMINAL.is_gone:
             return on_stop()
         notify_reloading()
         reload()

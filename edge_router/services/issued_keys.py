@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pilotlight.page.management import KeyRequest
 from pilotlight.sites.accounts import check_accounts
 from pilotlight.sites.config import ConfigError, parse, read
-from pilotlight.sites.key_files import NewKey, add_key, append, described, revoke_key, toml_table
+from pilotlight.sites.key_files import NewKey, UnwritableError, add_key, append, described, revoke_key, toml_table
 from pilotlight.sites.network import IssuedKeysFile, NetworkConfig
 from pilotlight.wire.errors import ApiError
 
@@ -34,7 +34,7 @@ class IssuedKeys:
 
     def list_keys(self) -> list[dict[str, Any]]:
         """Return all keys: first those of the configuration, which cannot be revoked here."""
-        issued = _read(self._file).keys
+        issued = self._issued().keys
         return [
             *({**described(key), "is_issued": False} for key in self._configured().keys),
             *({**described(key), "is_issued": True} for key in issued),
@@ -44,7 +44,9 @@ class IssuedKeys:
         async with self._changing:
             try:
                 key = await asyncio.to_thread(self._create, new)
-            except (ConfigError, OSError) as error:
+            except UnwritableError as error:
+                raise _not_changed(error) from None
+            except ConfigError as error:
                 raise ApiError("invalid_request", str(error)) from None
             self._changed()
             return key
@@ -53,17 +55,21 @@ class IssuedKeys:
         async with self._changing:
             if any(key.name == name for key in self._configured().keys):
                 raise ApiError("conflict", f"the key {name} is in the router's file: revoke it there")
+            if all(key.name != name for key in self._issued().keys):
+                raise ApiError("not_found", f"there is no key named {name!r}")
             try:
-                if all(key.name != name for key in _read(self._file).keys):
-                    raise ApiError("not_found", f"there is no key named {name!r}")
                 await asyncio.to_thread(revoke_key, self._file, name)
-            except (ConfigError, OSError) as error:
-                raise ApiError("not_found", str(error)) from None
+            except UnwritableError as error:
+                raise _not_changed(error) from None
+            except ConfigError as error:
+                raise ApiError("conflict", str(error)) from None
             self._changed()
 
     def _create(self, new: KeyRequest) -> str:
-        """Create a key; return the key itself, of which only the digest is stored. Raises ConfigError."""
-        configured, issued = self._configured(), _read(self._file)
+        """Create a key; return the key itself, of which only the digest is stored.
+
+        Raises ConfigError, OSError and ApiError."""
+        configured, issued = self._configured(), self._issued()
         if any(key.name == new.name for key in (*configured.keys, *issued.keys)):
             raise ConfigError(f"there is a key named {new.name!r} already: choose another name")
         key, table = add_key(NewKey(new.name, new.scopes, new.account, new.expires_days), None)
@@ -80,6 +86,17 @@ class IssuedKeys:
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         append(self._file, new.name, table)
         return key
+
+    def _issued(self) -> IssuedKeysFile:
+        """Read the file. Raises ApiError if it is damaged."""
+        try:
+            return _read(self._file)
+        except ConfigError as error:
+            raise ApiError("internal_error", str(error)) from None
+
+
+def _not_changed(error: UnwritableError) -> ApiError:
+    return ApiError("overloaded", f"{error}; nothing was changed", retry_after_s=60)
 
 
 def with_issued_keys(network: NetworkConfig, file: Path) -> NetworkConfig:

@@ -96,7 +96,7 @@ class JoinRoutes:
         try:
             return await asyncio.to_thread(join_line, folder, port, minutes, fingerprint)
         except OSError as error:
-            raise ApiError("internal_error", f"{folder} cannot be used: {error.strerror}") from None
+            raise ApiError("overloaded", f"{folder} cannot be used: {error.strerror}", retry_after_s=60) from None
 
     async def face(self, request: Request) -> Response:
         """Return the authority's certificate, which the machine checks by its token, and the location."""
@@ -145,7 +145,8 @@ class JoinRoutes:
             raise ApiError("invalid_request", str(error)) from None
         except OSError as error:
             log.error("%s could not join: %s", asked.name, error)
-            raise ApiError("internal_error", "the network's folder cannot be written; the log has the reason") from None
+            sentence = "the network's folder cannot be written; the log has the reason"
+            raise ApiError("overloaded", sentence, retry_after_s=60) from None
         return Joined(certificate.decode(), self._secret)
 
 

@@ -18,7 +18,7 @@ from pilotlight.edge_router.metering.objectives import Objectives, slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
 from pilotlight.page.sessions import Sessions
-from pilotlight.support.disk_errors import is_disk_full
+from pilotlight.support.disk_errors import is_disk_full, is_unwritable
 from pilotlight.support.version import own_version
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
@@ -203,11 +203,13 @@ async def _method_not_allowed(request: Request, error: Exception) -> Response:
 
 
 async def _not_written(request: Request, error: Exception) -> Response:
-    """Return a 503 if the router's disk is full; raise any other error."""
-    if not is_disk_full(error):
+    """Return a 503 if the router's disk is full or cannot be written; raise any other error."""
+    if not is_unwritable(error):
         raise error
-    log.error("%s %s: the disk is full: %s", request.method, request.url.path, error)
-    return refusal(ApiError("overloaded", "this router's disk is full: nothing was changed", retry_after_s=60), request)
+    assert isinstance(error, OSError)
+    log.error("%s %s: a file cannot be written: %s", request.method, request.url.path, error)
+    why = "disk is full" if is_disk_full(error) else f"files cannot be written ({error.strerror})"
+    return refusal(ApiError("overloaded", f"this router's {why}: nothing was changed", retry_after_s=60), request)
 
 
 # Handlers of the exceptions and HTTP errors of routes.

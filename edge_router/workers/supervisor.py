@@ -19,7 +19,7 @@ from pathlib import Path
 from pilotlight.edge_router.workers.role import WORKER_ENV, WorkerRole
 from pilotlight.support import background
 from pilotlight.support.service_manager import SOCKET_ENV, notify_ready
-from pilotlight.support.signals import follow_signals
+from pilotlight.support.signals import follow_signals, hold_signals, release_signals
 from pilotlight.wire.http.listen import PARENT_PID_ENV, bind, url_of
 
 START_LIMIT_S = 60.0
@@ -50,8 +50,6 @@ class WorkerPool:
         self._drain_timeout_s = drain_timeout_s
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._all: set[asyncio.subprocess.Process] = set()  # includes replaced workers that have not ended
-        self._starting: set[asyncio.subprocess.Process] = set()  # a hangup would end these
-        self._hangups = 0
         # held while a role gets another worker, so that it gets one if its worker ends while it is replaced
         self._changing = [asyncio.Lock() for _ in listeners]
         self._watching: set[asyncio.Task[None]] = set()
@@ -77,15 +75,14 @@ class WorkerPool:
     def _stop(self) -> None:
         """Drain the workers; after a second stop signal end their streams at once."""
         self._stopping.set()
-        self._signal(signal.SIGTERM, self._all)
+        self._signal(signal.SIGTERM)
 
     def _hang_up(self) -> None:
         """Let the workers reload; those that start do so once they are ready."""
-        self._hangups += 1
-        self._signal(signal.SIGHUP, self._all - self._starting)
+        self._signal(signal.SIGHUP)
 
-    def _signal(self, number: int, processes: set[asyncio.subprocess.Process]) -> None:
-        for process in processes:
+    def _signal(self, number: int) -> None:
+        for process in self._all:
             if process.returncode is None:
                 process.send_signal(number)
 
@@ -93,27 +90,25 @@ class WorkerPool:
         """Start a worker for a role. Return whether it serves; if not, it has ended or was killed."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
         environment.pop(SOCKET_ENV, None)  # only the supervisor notifies the service manager
-        hangups = self._hangups
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *self._arguments,
-            env=environment, pass_fds=[role.listener], start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+        hold_signals()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", *self._arguments,
+                env=environment, pass_fds=[role.listener], start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        finally:
+            release_signals()
         self._all.add(process)
-        self._starting.add(process)
         ready, deadline = role.ready_file(process.pid), time.monotonic() + START_LIMIT_S
         while not ready.exists():
             if process.returncode is not None or self._stopping.is_set() or time.monotonic() > deadline:
                 if process.returncode is None:
                     process.kill()
                 self._all.discard(process)
-                self._starting.discard(process)
                 await process.wait()
                 return False
             await asyncio.sleep(LOOK_EVERY_S)
         ready.unlink()
-        self._starting.discard(process)
-        if self._hangups != hangups:
-            self._signal(signal.SIGHUP, {process})
         self._workers[role.index] = process
         watching = background.start(partial(self._watch, role, process), f"worker {role.index}")
         self._watching.add(watching)

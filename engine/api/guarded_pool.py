@@ -208,7 +208,12 @@ class _Child:
             no_file = subprocess.DEVNULL
             try:
                 process = subprocess.Popen(
-                    command, stdin=no_file, stdout=no_file, pass_fds=[theirs.fileno()], env=environment
+                    command,
+                    stdin=no_file,
+                    stdout=no_file,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    process_group=0,  # a terminal's signals reach only the parent
                 )
             except BaseException:
                 ours.close()
@@ -328,7 +333,7 @@ def _limit(cpu_s: float, address_space: int | None) -> None:
 def main(arguments: list[str]) -> None:
     """Serve the parent. Arguments: the descriptor of the socket, the parent's process id, the niceness."""
     descriptor, parent, niceness = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but the parent handles it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent by a program's name, to let a site reload
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
     die_with(parent)

@@ -71,9 +71,14 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 try:
                     text = tokenizer_json(self._directory)
+                    fields = json.loads(text)
+                    # A model that was trained further may have added tokens without embeddings, for example for padding.
+                    added = [token for token in fields.get("added_tokens", ()) if token["id"] < self._vocab_size]
+                    if len(added) < len(fields.get("added_tokens", ())):
+                        text = json.dumps({**fields, "added_tokens": added})
                     self._tokenizer = LLTokenizer(text, self._vocab_size, self._eos_token_ids or None)
-                    added = [str(token["content"]) for token in json.loads(text).get("added_tokens", ())]
-                    self._tags = [tag for tag in added if tag.startswith("<") and tag.endswith(">")]
+                    tags = [str(token["content"]) for token in added]
+                    self._tags = [tag for tag in tags if tag.startswith("<") and tag.endswith(">")]
                 except Exception as error:  # a file that is missing, or that the library does not understand
                     message = f"the tokenizer of {self._directory} cannot be used for grammars: {error}"
                     raise TokenizerUnreadableError(message) from None

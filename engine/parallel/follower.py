@@ -147,7 +147,8 @@ def main(words: list[str]) -> None:
     die_with(
         described["parent"]
     )  # elsewhere than on Linux, this rank ends when its sockets to the first rank are closed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal: the first rank decides when to end
+    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: the first rank decides when to end
+        signal.signal(number, signal.SIG_IGN)
     channels = [RankChannel.inherited(fd) for fd in described["channels"]]
     meeting = Meeting(described["address"], described["port"], described["address"])
     run_rank(described["rank"], described["config"], described["threads"], channels, meeting)

@@ -32,6 +32,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's thread
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
 INLINE_CHARACTERS = 4_000  # a text of at most this length is encoded without a thread: it takes about 1 ms
 MAX_CHARACTER_BYTES = 4  # in UTF-8
+MOST_TOKENS = 1 << 24  # the library's copy of a tokenizer takes 4 bytes for each id below the largest one
 REPLACEMENT = "\ufffd".encode()  # an answer may contain this character like any other
 MARKED_TOGETHER = 2_000  # special tokens marked at once, without releasing Python's lock
 
@@ -80,15 +81,18 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         try:
-            decoder = json.loads(text).get("decoder")
+            fields = json.loads(text)
             backend = Backend.from_str(text)
         except BaseException as error:  # the library raises Exception for all errors, and other classes for panics
             if not _is_librarys(error):
                 raise
             raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
+        vocabulary = fields["model"].get("vocab")  # a list if ids are indices
+        if isinstance(vocabulary, dict) and (largest := max(vocabulary.values(), default=0)) >= MOST_TOKENS:
+            raise TokenizerError(f"{origin} has the token id {largest}; ids must be less than {MOST_TOKENS:,}")
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, decoder=decoder, special_tokens=special_tokens)
+        return cls(backend, decoder=fields.get("decoder"), special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Encode a text. Raises TokenizerError.

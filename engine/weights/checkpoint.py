@@ -6,6 +6,7 @@ not by the safetensors package, because its errors name neither the tensor nor t
 """
 
 import json
+import logging
 import os
 import re
 import sys
@@ -19,6 +20,8 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.plain_files import MOST_BYTES, open_file, read_bytes
 from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.stored_tensor import ExpectedTensor, StoredTensor
+
+log = logging.getLogger(__name__)
 
 PACKED_SUFFIX = ".bundle.safetensors"
 # Names of the GGUF file, of the index of its tensors, and of the file with converted tensors in the directories that engine/gguf makes.
@@ -88,7 +91,10 @@ class Checkpoint:
         self._unrequested = {name for name in self._unrequested if not re.fullmatch(pattern, name)}
 
     def refuse_unrequested(self) -> None:
-        """Raise CheckpointError if tensors were not requested: without them the model is not the trained one."""
+        """Raise CheckpointError if tensors were not requested: without them the model is not the trained one.
+
+        Layers that only predict further tokens are not needed; the log names them.
+        """
         if self._unrequested:
             names = sorted(self._unrequested)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -96,6 +102,11 @@ class Checkpoint:
                 f"{self.tensors[names[0]].file.name} holds tensors that config.json's architecture does not have: "
                 f"{', '.join(names[:3])}{more}"
             )
+        if further := [stored.file for name, stored in self.tensors.items() if name.startswith("mtp.")]:
+            log.info(
+                "%s: the layers that predict further tokens (%d tensors, mtp.*) are not used",
+                further[0].parent, len(further),
+            )  # fmt: skip
 
 
 def packed_file(directory: Path) -> Path | None:

@@ -174,7 +174,7 @@ class ScatteredNetwork(LocalNetwork):
         how = self._differently.get(name, Differently())
         file = self.folder / ("network.toml" if name == ROUTER else f"{name}.toml")
         file.write_text(how.edit(file.read_text()))
-        module = "pilotlight.edge_router.serve" if name == ROUTER else "pilotlight.runtime"
+        module = "pilotlight.edge_router" if name == ROUTER else "pilotlight.runtime"
         environment = {
             **os.environ, HOP_SECRET_ENV: SECRET, "XDG_STATE_HOME": str(self.folder / name),
             "PILOTLIGHT_PARENT_PID": str(os.getpid()), **how.environment,

@@ -120,7 +120,7 @@ def _our_command(port: int, folder: Path, site: str, tables: str) -> list[str]:
     listed = f'place = {place}\n[listen]\nport = 0\n[[sites]]\nname = "{NAME}"\nurl = "{site}"\nplace = {place}\n'
     file = folder / f"{port}.toml"
     file.write_text(f"{listed}{DOOR}{tables}")
-    return [sys.executable, "-m", "pilotlight.edge_router.serve", str(file), "--port", str(port)]
+    return [sys.executable, "-m", "pilotlight.edge_router", str(file), "--port", str(port)]
 
 
 def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tuple[list[str], int, str] | None:

@@ -143,7 +143,7 @@ class Network:
         """Run both processes; yield a client when they serve."""
         with (
             self._process("pilotlight.runtime", self.site_file),
-            self._process("pilotlight.edge_router.serve", self.router_file),
+            self._process("pilotlight.edge_router", self.router_file),
         ):
             headers = {"authorization": f"Bearer {self._key}"}
             timeout = aiohttp.ClientTimeout(total=START_LIMIT_S)

@@ -1,5 +1,6 @@
 """`pilotlight chat`: a conversation in the terminal. Answers are printed while they are generated."""
 
+import os
 import sys
 from base64 import b64encode
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
+from pilotlight.support.logs import printable
 
 QUOTES = '"""'
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -127,26 +129,35 @@ def image_part(path: Path) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 
 
-def answer(api: Api, body: dict[str, Any], shows_thoughts: bool | None = None) -> str:
+def answer(api: Api, body: dict[str, Any], is_terminal: bool | None = None) -> str:
     """Print an answer while it arrives, and return its text.
-    Reasoning is printed with `shows_thoughts`; by default only if standard output is a terminal."""
+
+    On a terminal reasoning is printed, too, and control characters are escaped. `is_terminal` is by default that of standard output.
+    """
     text, is_thinking = "", False
-    shows_thoughts = sys.stdout.isatty() if shows_thoughts is None else shows_thoughts
+    is_dim = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    is_terminal = sys.stdout.isatty() if is_terminal is None else is_terminal
+
+    def show(piece: str) -> None:
+        sys.stdout.write(printable(piece, keep="\n\t") if is_terminal else piece)
+
     for chunk in api.stream("/v1/chat/completions", {**body, "stream": True}):
         for choice in chunk["choices"]:
             thought = choice["delta"].get("reasoning_content") or ""
-            if thought and shows_thoughts:
-                sys.stdout.write(thought if is_thinking else f"{DIM}{thought}")
+            if thought and is_terminal:
+                if is_dim and not is_thinking:
+                    sys.stdout.write(DIM)
+                show(thought)
                 is_thinking = True
             piece = choice["delta"].get("content") or ""
             if is_thinking and (piece or choice["delta"].get("tool_calls") or choice.get("finish_reason")):
-                sys.stdout.write(f"{PLAIN}\n")
+                sys.stdout.write(f"{PLAIN}\n" if is_dim else "\n")
                 is_thinking = False
             text += piece
-            sys.stdout.write(piece)
+            show(piece)
             for call in choice["delta"].get("tool_calls") or ():
                 function = call.get("function", {})
-                sys.stdout.write(f"{function.get('name') or ''}{function.get('arguments') or ''}")
+                show(f"{function.get('name') or ''}{function.get('arguments') or ''}")
         sys.stdout.flush()
     sys.stdout.write("\n")
     return text

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
+from pilotlight.support.signals import hold_signals, release_signals
 
 LONGEST_LOG_BYTES = 16 << 20  # a longer log becomes LOG.1 at the next start
 KILL_AFTER_S = 5.0  # a server is killed if it still runs so long after its own drain timeout
@@ -50,14 +51,18 @@ class Child:
         with self.log.open("ab") as log:  # appends, because the last lines of the previous process explain its end
             self._said_from = log.tell()
             output = None if self._verbose else log
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+            hold_signals()
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
+                )
+            finally:
+                release_signals()
 
     @property
     def exit_code(self) -> int | None:

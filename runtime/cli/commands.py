@@ -4,6 +4,7 @@ The module that does a command's work is imported when the command runs."""
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def router(
     _serve_by(server)
     given = {"--port": port, "--workers": workers if workers > 1 else None}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    _become("pilotlight.edge_router.serve", str(file), *options)
+    _become("pilotlight.edge_router", str(file), *options)
 
 
 @app.command(rich_help_panel=OPERATIONS)
@@ -606,12 +607,12 @@ def join(
     starts: Annotated[bool, typer.Option("--start/--no-start", help="Serve at once.")] = True,
 ) -> None:
     """Make this machine a site of a network, by a token, and serve."""
-    from pilotlight.runtime.cli.network.join import Wishes, serve
+    from pilotlight.runtime.cli.network.join import Wishes
     from pilotlight.runtime.cli.network.join import join as run
 
     path = run(url, token, folder, Wishes(name, address, port, city, latitude, longitude, model))
     if starts:
-        serve(path)
+        _become("pilotlight.runtime", str(path))
     print(f"Start it: pilotlight site {path}")
 
 
@@ -684,7 +685,9 @@ app.command("ps", hidden=True)(status)
 
 
 def _become(module: str, *arguments: str) -> None:
-    """Replace this process by the server, so that no parent remains and signals reach the server directly."""
+    """Replace this process by the server, so that no parent remains and signals reach the server directly.
+    Ctrl-C waits until the server has started to import its modules."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 

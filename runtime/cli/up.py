@@ -21,7 +21,7 @@ from pilotlight.runtime.cli.local_token import make_local_token
 from pilotlight.sites.config import state_directory
 from pilotlight.sites.network import NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_site
-from pilotlight.support.signals import STOP_SIGNALS, Terminal
+from pilotlight.support.signals import STOP_SIGNALS, TERMINAL, release_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 
 POLL_S = 0.05
@@ -58,7 +58,7 @@ def up(
         require_free(site.listen.host, site.listen.port, port_key, str(path))
     url = network.listen.url(port)
     children = make_children(network_file, network, port, sites, verbose, source, url if functions else None)
-    with running(children):
+    with suppress(Stop), running(children):
         wait_until_ready(children, network, url)
         greet(url, first_model(source, sites), children, functions=functions)
         if open_page:
@@ -122,7 +122,7 @@ def make_children(
     if deployments is not None:
         changes += ["--deployments", deployments]
         secret[DEPLOY_TOKEN_ENV] = os.environ.get(DEPLOY_TOKEN_ENV) or make_local_token(port)
-    router = ["pilotlight.edge_router.serve", str(network_file), "--port", str(port)]
+    router = ["pilotlight.edge_router", str(network_file), "--port", str(port)]
     servers = [
         (site.name, ["pilotlight.runtime", str(path), *changes], site.limits.drain_timeout_s) for path, site in sites
     ]
@@ -159,26 +159,27 @@ def require_free(host: str, port: int, port_key: str = "--port", host_key: str =
 def running(children: list[Child]) -> Iterator[None]:
     """Open a scope in which the children run. They are stopped at its end in any case.
 
-    Ctrl-C, SIGTERM and a closed terminal stop them in order; any other SIGHUP is passed on to them."""
+    Ctrl-C, SIGTERM and a closed terminal raise Stop in it; any other SIGHUP is passed on to the children."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop
 
     def hang_up(number: int, frame: FrameType | None) -> None:
-        if terminal.is_gone:
+        if TERMINAL.is_gone:
             raise Stop
         for child in children:
             child.hang_up()
 
-    terminal = Terminal()
     handlers = {number: stop for number in STOP_SIGNALS} | {signal.SIGHUP: hang_up}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         for child in children:
             child.start()
+        release_signals()
         yield
     except Stop:
         print("Stopping: open streams may finish; Ctrl-C again stops at once.", flush=True)
+        raise
     finally:
         with suppress(Stop):  # a further Ctrl-C, while the children are killed
             end(children)

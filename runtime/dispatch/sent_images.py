@@ -3,7 +3,6 @@
 A host that has dropped the image since reports so, and gets the sequence again with all files.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -39,8 +38,8 @@ class SentImages:
                 raise
         else:
             return
-        again = replace(submit, sequence_id=os.urandom(16).hex())
-        async for output in await scope.enter_async_context(client.generate(again)):
+        await scope.aclose()  # so that the id is free: by it, a request's other choices wait for the first one's prompt
+        async for output in await scope.enter_async_context(client.generate(submit)):
             yield output
 
     def _by_digests(self, client: EngineClient, submit: Submit) -> Submit:

@@ -58,6 +58,7 @@ async def _messages(*arguments: str, python: str = sys.executable) -> AsyncGener
     process = await asyncio.create_subprocess_exec(
         python, "-m", "pilotlight.runtime.fetching.hub", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env={**os.environ, PARENT_PID_ENV: str(os.getpid())},
+        start_new_session=True,  # a terminal's Ctrl-C reaches only this process
     )  # fmt: skip
     assert process.stdout is not None
     try:

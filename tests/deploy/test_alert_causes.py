@@ -59,7 +59,7 @@ def router(folder: Path, text: str, url: str) -> Iterator[None]:
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "PILOTLIGHT_HOP_SECRET": SECRET, "XDG_STATE_HOME": str(folder / "state"),
     }  # fmt: skip
-    command = [sys.executable, "-m", "pilotlight.edge_router.serve", str(file)]
+    command = [sys.executable, "-m", "pilotlight.edge_router", str(file)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=sink)
     try:

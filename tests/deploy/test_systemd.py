@@ -97,7 +97,7 @@ def test_a_process_notifies_its_service_manager_when_it_serves_reloads_and_ends(
 ) -> None:
     module, file = ("pilotlight.runtime", site_file(tmp_path))
     if kind == "router":
-        module, file = "pilotlight.edge_router.serve", network_file(tmp_path, "http://127.0.0.1:9")
+        module, file = "pilotlight.edge_router", network_file(tmp_path, "http://127.0.0.1:9")
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(tmp_path / "notify"), "XDG_STATE_HOME": str(tmp_path),
     }  # fmt: skip

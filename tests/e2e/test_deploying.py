@@ -91,9 +91,7 @@ class Processes:
 
     def start(self, role: str) -> None:
         module, file = (
-            ("pilotlight.edge_router.serve", "network.toml")
-            if role == "router"
-            else ("pilotlight.runtime", f"{role}.toml")
+            ("pilotlight.edge_router", "network.toml") if role == "router" else ("pilotlight.runtime", f"{role}.toml")
         )
         log = (self.folder / f"{role}.log").open("ab")
         command = [sys.executable, "-m", module, str(self.folder / file)]

@@ -89,7 +89,7 @@ class Processes:
     def start(self, role: str) -> None:
         module, file = {
             "site": ("pilotlight.runtime", "site.toml"),
-            "router": ("pilotlight.edge_router.serve", "network.toml"),
+            "router": ("pilotlight.edge_router", "network.toml"),
         }[role]
         with (self.folder / f"{role}.log").open("ab") as log:
             command = [sys.executable, "-m", module, str(self.folder / file)]

@@ -45,7 +45,7 @@ def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "", dr
 async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """Start the router's process; yield it and its URL when it listens."""
     running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pilotlight.edge_router.serve", str(file),
+        sys.executable, "-m", "pilotlight.edge_router", str(file),
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -60,7 +60,7 @@ async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio
 
 def refused_start(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pilotlight.edge_router.serve", str(file)],
+        [sys.executable, "-m", "pilotlight.edge_router", str(file)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
 
@@ -208,7 +208,7 @@ def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> N
     launcher = (
         "import os, subprocess, sys, time\n"
         f"env = {{**os.environ, {PARENT_PID_ENV!r}: str(os.getpid())}}\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'pilotlight.edge_router.serve', sys.argv[1]], env=env, stderr=subprocess.PIPE)\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'pilotlight.edge_router', sys.argv[1]], env=env, stderr=subprocess.PIPE)\n"
         "p.stderr.readline()\nprint(p.pid, flush=True)\ntime.sleep(60)\n"
     )
     file = network_file(tmp_path, "http://127.0.0.1:9")
@@ -226,7 +226,7 @@ def test_the_router_dies_with_the_process_that_asked_for_it(tmp_path: Path) -> N
 def test_the_routers_log_has_the_time_of_each_line(tmp_path: Path) -> None:
     file = network_file(tmp_path, "http://127.0.0.1:1")
     with subprocess.Popen(
-        [sys.executable, "-m", "pilotlight.edge_router.serve", str(file)],
+        [sys.executable, "-m", "pilotlight.edge_router", str(file)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as router:  # fmt: skip
         assert router.stderr is not None

@@ -42,6 +42,17 @@ def test_an_unexpected_tensor_is_named(directory: Path) -> None:
         load_engine(directory)
 
 
+def test_layers_that_predict_further_tokens_are_named_once_in_the_log(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    further = {f"mtp.layers.0.{name}.weight": torch.zeros(3) for name in ("norm", "fc")}
+    change_tensors(directory, lambda tensors: tensors.update(further))
+    caplog.set_level("INFO")
+    load_engine(directory)
+    told = f"{directory}: the layers that predict further tokens (2 tensors, mtp.*) are not used"
+    assert caplog.messages.count(told) == 1
+
+
 def test_a_misshapen_tensor_is_named_with_both_shapes(directory: Path) -> None:
     change_tensors(directory, lambda tensors: tensors.update({NORM: torch.zeros(41)}))
     with pytest.raises(CheckpointError, match=r"has shape \[41\], but config.json makes it \[42\]"):

@@ -28,6 +28,10 @@ def change_tokenizer(directory: Path, **parts: Any) -> None:
     [
         ({"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 3}}, "memory"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}, "is not a tokenizer"),
+        (
+            {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 10**8}, "unk_token": "a"}},
+            "has the token id 100000000",
+        ),
         ({"decoder": []}, "is not a tokenizer"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "is not a tokenizer: Precompiled"),
         (

@@ -116,6 +116,17 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_hangup_that_every_process_of_a_site_gets_ends_none_of_them(lasting: Process) -> None:
+    with httpx.Client(base_url=lasting.url, timeout=30) as client:
+        assert client.post(CHAT, json={**ENDLESS, "max_tokens": 2}).status_code == 200
+        processes = [*psutil.Process(lasting.popen.pid).children(recursive=True), psutil.Process(lasting.popen.pid)]
+        for process in processes:
+            process.send_signal(signal.SIGHUP)
+        lasting.wait_for("SIGHUP")
+        assert client.post(CHAT, json={**ENDLESS, "max_tokens": 2}).status_code == 200
+    assert not any(is_gone(process) for process in processes)
+
+
 def test_an_engine_host_that_is_ended_on_request_costs_no_stream(lasting: Process) -> None:
     continued = 'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0'
     with httpx.Client(base_url=lasting.url, timeout=30) as client:

@@ -118,6 +118,12 @@ async def test_what_the_downloading_process_says_is_heard(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
+async def test_ctrl_c_of_a_terminal_does_not_reach_the_downloading_process(tmp_path: Path) -> None:
+    script = _program(tmp_path / "python", """echo "{\\"path\\": \\"$(cut -d' ' -f5 /proc/$$/stat)\\"}" """)
+    assert str(await hub.downloaded("org/name", python=script)) != str(os.getpgrp())
+
+
+@pytest.mark.process
 async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path) -> None:
     dies = partial(hub.downloaded, python=_program(tmp_path / "python", "exit 7"))
     with pytest.raises(SourceError, match="org/name ended with exit status 7"):

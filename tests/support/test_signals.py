@@ -68,6 +68,40 @@ def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signa
     assert process.returncode == 0
 
 
+# Gets signals at its start, which it follows later.
+STARTING = """
+import asyncio, os, signal, sys
+from pilotlight.support.signals import begin_server, follow_signals, release_signals
+say = int(sys.argv[1])
+begin_server()
+os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGUSR2)
+async def main():
+    stop = asyncio.Event()
+    follow_signals(stop.set, lambda: os.write(say, b"reload\\n"), 1.0)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: os.write(say, b"replace\\n"))
+    await asyncio.sleep(0.1)
+    os.write(say, b"ready\\n")
+    release_signals()
+    await stop.wait()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+def test_a_hangup_at_the_start_is_followed_once_the_process_serves() -> None:
+    told, say = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTING, str(say)], cwd=ROOT, pass_fds=(say,), start_new_session=True
+    )
+    os.close(say)
+    with process, os.fdopen(told) as said:
+        first, *others = [said.readline() for _ in range(3)]
+        process.terminate()
+    assert (first, sorted(others)) == ("ready\n", ["reload\n", "replace\n"])
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("handler", "had_one", "has_one", "is_gone"),
     [

@@ -33,9 +33,14 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=4.0, help="GiB of memory, for all models")
     options = parser.parse_args()
     try:
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGINT}
+        )  # blocked by the command line, before it became this program
         serve(options.address, round(options.gib * 2**30))
     except StoreError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def serve(address: str, segment_bytes: int) -> None:

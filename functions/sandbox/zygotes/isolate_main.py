@@ -60,6 +60,7 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
     faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = boot.sys_path
+    trouble.show_authors_lines()
     sock = socket.socket(fileno=channel_fd)
     asyncio.run(serve(sock, boot))
 

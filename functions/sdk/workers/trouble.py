@@ -5,16 +5,40 @@ The traceback begins in the author's own code.
 
 import builtins
 import logging
+import re
 import resource
 import sys
 import traceback
+import warnings
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 
 from pilotlight.functions.channel.failure import Failure
 
+_ORIGINS = 3  # number of frames by which an unawaited coroutine remembers its origin: 0.2 us for each coroutine
+_UNAWAITED = re.compile(r"(coroutine '.+' was never awaited)\nCoroutine created at ")
+_ORIGIN = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _OURS = str(Path(__file__).parents[2])  # folder of the SDK and the isolate's other modules
+
+
+def show_authors_lines() -> None:
+    """Let the warning of a forgotten await name the author's line that made the coroutine.
+
+    Python's hint at tracemalloc is left out."""
+    sys.set_coroutine_origin_tracking_depth(_ORIGINS)
+    formatted = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if unawaited := _UNAWAITED.match(str(message)):
+            for file, number in _ORIGIN.findall(str(message)):  # the most recent one is the last
+                if not file.startswith(_OURS):
+                    message, filename, lineno, line = unawaited[1], file, int(number), None
+        return formatted(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
 
 
 def text_of(error: BaseException) -> str:

@@ -58,9 +58,11 @@ def fetched(model: str, bar: Progress) -> Path:
 def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:
     """Run a process that reports its progress, and return its last report.
 
-    The process ends when this one ends."""
+    The process ends when this one ends; a terminal's Ctrl-C reaches only this one."""
     command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

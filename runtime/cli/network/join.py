@@ -217,8 +217,3 @@ def _machine() -> str:
     gpus, memory = installed_gpus() or (), available_bytes()
     has = [f"{os.cpu_count() or 1} CPUs", *([] if memory is None else [f"{gib(memory)} of memory available"])]
     return f"Found here: {', '.join([*has, *(gpu.name for gpu in gpus)])}."
-
-
-def serve(path: Path) -> None:
-    """Replace this process by the site."""
-    os.execv(sys.executable, [sys.executable, "-m", "pilotlight.runtime", str(path)])

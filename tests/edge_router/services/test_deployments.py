@@ -1,8 +1,10 @@
 """Deployments at the router: versions, shares, and changes that happen whole or not at all."""
 
 import asyncio
+import errno
 import hashlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +17,9 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
@@ -244,6 +249,15 @@ async def test_a_full_disk_is_named_and_nothing_is_changed(app: Starlette, tmp_p
         refused = await deployed(app, data, 0)
     assert (refused.status, "this router's disk is full" in refused.json["error"]["message"]) == (503, True)
     assert (await deployed(app, data, 0)).status == 201
+
+
+async def test_a_read_only_disk_is_named() -> None:
+    async def write(request: Request) -> Response:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "deployments.json")
+
+    refused = await call(Starlette(routes=[Route("/", write)], exception_handlers=FAILURES), "/")
+    told = "this router's files cannot be written (Read-only file system): nothing was changed"
+    assert (refused.status, refused.json["error"]["message"]) == (503, told)
 
 
 async def test_accounts_and_names_of_secrets_are_shown_to_admins_only(app: Starlette, tmp_path: Path) -> None:

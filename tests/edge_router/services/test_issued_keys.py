@@ -13,6 +13,7 @@ from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.sites.config import ROUTER_STATE_ENV, ConfigError
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import Router, answer, router, sites
+from tests.full_disk import files_of_at_most
 
 pytestmark = pytest.mark.process
 BOSS = {"authorization": "Bearer boss"}
@@ -101,6 +102,29 @@ async def test_a_revoked_key_is_refused_at_once(running: Router) -> None:
             assert told.status == status
     status, sentence = await chat(running, made["key"])
     assert (status, "was revoked" in sentence) == (401, True)
+
+
+async def test_a_full_disk_is_named_and_nothing_is_changed(running: Router, tmp_path: Path) -> None:
+    assert (await create(running, name="alice"))[0] == 201
+    file = tmp_path / "state" / "keys.toml"
+    before = file.read_text()
+    with files_of_at_most(10):
+        status, told = await create(running, name="bob")
+        async with running.http.delete(f"{running.url}/manage/keys/alice", headers=BOSS) as revoked:
+            sentence = (await revoked.json())["error"]["message"]
+    for code, message in ((status, told["error"]["message"]), (revoked.status, sentence)):
+        assert (code, message) == (503, f"{file} cannot be written: File too large; nothing was changed")
+    assert file.read_text() == before
+    assert (await create(running, name="bob"))[0] == 201
+
+
+async def test_a_damaged_file_of_keys_is_named(running: Router, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "keys.toml").write_text("keys = 1\n")
+    status, told = await create(running, name="bob")
+    assert (status, "keys.toml" in told["error"]["message"]) == (500, True)
+    async with running.http.delete(f"{running.url}/manage/keys/bob", headers=BOSS) as revoked:
+        assert (revoked.status, "keys.toml" in await revoked.text()) == (500, True)
 
 
 def test_a_name_in_both_files_stops_the_start_with_its_name(tmp_path: Path) -> None:

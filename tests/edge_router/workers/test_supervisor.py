@@ -101,7 +101,7 @@ async def routed(folder: Path, site: FakeSite, extra: str = "", secret: str = SE
     log = folder / "router.log"
     with log.open("wb") as written:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pilotlight.edge_router.serve", str(file), "--workers", "2",
+            sys.executable, "-m", "pilotlight.edge_router", str(file), "--workers", "2",
             cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **state}, stderr=written,
         )  # fmt: skip
     url = None

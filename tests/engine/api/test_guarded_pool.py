@@ -109,6 +109,13 @@ def test_jobs_run_in_another_process_which_serves_many(pool: GuardedPool) -> Non
     assert run(pool, process_id) == first
 
 
+def test_no_signal_of_the_terminal_and_no_hangup_reaches_a_child(pool: GuardedPool) -> None:
+    child = run(pool, process_id)
+    assert os.getpgid(child) != os.getpgrp()
+    os.kill(child, signal.SIGHUP)
+    assert run(pool, process_id) == child
+
+
 def test_a_child_holds_no_torch(pool: GuardedPool) -> None:
     assert not run(pool, holds_torch)
 

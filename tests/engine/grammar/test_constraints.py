@@ -224,6 +224,16 @@ def test_a_grammar_that_failed_is_compiled_again(tmp_path: Path) -> None:
     made.close()
 
 
+def test_added_tokens_without_embeddings_are_no_part_of_a_grammar(tmp_path: Any) -> None:
+    fields = json.loads((DIRECTORY / "tokenizer.json").read_text())
+    further = {**fields["added_tokens"][-1], "id": TOKENIZER.vocab_size, "content": "<pad>"}
+    fields["added_tokens"].append(further)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
+    made = Grammars(GrammarCompiler(tmp_path, TOKENIZER.vocab_size, [EOS]))
+    assert started(made, "regex", "<pad>").mask()
+    made.close()
+
+
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Any) -> None:
     made = Grammars(GrammarCompiler(tmp_path, 10, [0]))
     with pytest.raises(ConstraintError, match=r"tokenizer\.json"):

@@ -124,6 +124,21 @@ async def test_work_after_the_response_that_fails_is_logged_without_an_empty_lin
     assert not [line for line in caplog.messages if line.rstrip() == "f:"]
 
 
+async def test_a_forgotten_await_is_logged_with_the_authors_line(served: Served) -> None:
+    body = "kept = self.env.SELF.fetch('http://x/')\nasync def own(): pass\nowned = own()\nreturn Response('ok')"
+    served.add(default(body), manifest='[[services]]\nbinding = "SELF"\nservice = "f"\n')
+    assert await served.get() == b"ok"
+    log = served.functions.pools["f"].isolates.living[0].process.log
+    await eventually(lambda: len(log.lines) >= 4)
+    source = (served.folder / "f/src/entry.py").read_text().splitlines()
+    for variable in ("kept", "owned"):
+        number, text = next((i, line) for i, line in enumerate(source, 1) if f"{variable} =" in line)
+        found = next(i for i, line in enumerate(log.lines) if f"entry.py:{number}: RuntimeWarning: coroutine '" in line)
+        assert log.lines[found].endswith("' was never awaited")
+        assert log.lines[found + 1].strip() == text.strip()
+    assert not any("tracemalloc" in line or "isolate_main" in line for line in log.lines)
+
+
 async def test_wait_until_continues_after_the_response(served: Served) -> None:
     served.add(
         HEAD

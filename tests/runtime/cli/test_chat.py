@@ -92,12 +92,34 @@ def test_ctrl_c_stops_an_answer_or_a_line_and_not_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_terminal", "shown"), [(True, "\x1b[2mHm. Well.\x1b[0m\nthink\n"), (False, "think\n")], ids=["terminal", "pipe"]
+    ("is_terminal", "term", "no_color", "shown"),
+    [
+        (True, "xterm", "", "\x1b[2mHm. Well.\x1b[0m\nthink\n"),
+        (True, "xterm", "1", "Hm. Well.\nthink\n"),
+        (True, "dumb", "", "Hm. Well.\nthink\n"),
+        (False, "xterm", "", "think\n"),
+    ],
 )
 def test_reasoning_is_shown_on_terminals_and_is_no_part_of_the_answer(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    term: str,
+    no_color: str,
+    shown: str,
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert answer(FakeApi(), {"messages": [{"role": "user", "content": "think"}]}, is_terminal) == "think"
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "\\x1b[2Jred\n"), (False, "\x1b[2Jred\n")])
+def test_an_answer_cannot_control_the_terminal(
     capsys: pytest.CaptureFixture[str], is_terminal: bool, shown: str
 ) -> None:
-    assert answer(FakeApi(), {"messages": [{"role": "user", "content": "think"}]}, is_terminal) == "think"
+    asked = {"messages": [{"role": "user", "content": "say \x1b[2Jred"}]}
+    assert answer(FakeApi(), asked, is_terminal) == "\x1b[2Jred"
     assert capsys.readouterr().out == shown
 
 

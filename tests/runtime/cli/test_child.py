@@ -54,3 +54,15 @@ def test_a_long_log_gives_way_at_a_start_and_is_kept_once(modules: Path) -> None
     child = run("talks", "print('a line')\n", modules)
     assert child.log.read_text() == "a line\n"
     assert (modules / "ams1.log.1").stat().st_size == LONGEST_LOG_BYTES + 1
+
+
+def test_a_hangup_waits_until_the_process_is_ready_for_it(modules: Path) -> None:
+    (modules / "waits.py").write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: sys.exit(7))\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})\ntime.sleep(60)\n"
+    )
+    child = Child("ams1", ["waits"], modules / "ams1.log", {}, verbose=False, drain_timeout_s=0.0)
+    child.start()
+    child.hang_up()
+    assert child.wait(60)
+    assert child.exit_code == 7

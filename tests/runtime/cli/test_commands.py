@@ -66,11 +66,60 @@ main()
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("program", "module"), [("runtime.cli", "runtime.cli.commands"), ("runtime", "runtime.serve")])
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [("runtime.cli", "runtime.cli.commands"), ("runtime", "runtime.serve"), ("edge_router", "edge_router.serve")],
+)
 def test_ctrl_c_during_the_imports_ends_a_command_without_a_traceback(program: str, module: str) -> None:
     code = INTERRUPTED.format(program=program, module=module)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+BECOMES = """
+import os, signal, sys
+from pilotlight.runtime.cli import __main__, commands
+
+def interrupted(*arguments, execv=os.execv):
+    os.kill(os.getpid(), signal.SIGINT)
+    execv(*arguments)
+
+os.execv = interrupted
+sys.argv = ["pilotlight", "{command}", *"{arguments}".split()]
+__main__.main()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("command", "arguments", "status"),
+    [("site", "site.toml", -signal.SIGINT), ("router", "network.toml", -signal.SIGINT), ("store", "", 130)],
+)
+def test_ctrl_c_while_a_command_becomes_a_server_ends_it_without_a_traceback(
+    command: str, arguments: str, status: int
+) -> None:
+    code = BECOMES.format(command=command, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+@pytest.mark.process
+def test_ctrl_c_while_the_options_are_read_ends_a_command_without_a_traceback() -> None:
+    code = (
+        "import os, signal\nfrom pilotlight.runtime.cli import __main__, commands\n"
+        "commands.app = lambda arguments: os.kill(os.getpid(), signal.SIGINT)\n__main__.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["up", "serve", "dev", "chat"])
+def test_a_hangup_during_the_imports_ends_only_commands_that_serve_nobody(command: str) -> None:
+    code = INTERRUPTED.format(program="runtime.cli", module="runtime.cli.commands").replace("SIGINT", "SIGHUP")
+    code = code.replace('"site.toml"]', f'"{command}", "--help"]')
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (-signal.SIGHUP if command == "chat" else 0)
 
 
 def test_a_full_disk_is_named_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,11 +111,25 @@ class Hurried(Draining):
 
 def test_a_user_who_presses_ctrl_c_many_times_gets_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     server, before = Hurried(30.0, 60.0), signal.getsignal(signal.SIGINT)
-    with up.running(cast("Any", [server])):
+    with suppress(up.Stop), up.running(cast("Any", [server])):
         os.kill(os.getpid(), signal.SIGINT)
     assert server.how == "killed"
     assert capsys.readouterr().out.startswith("Stopping: open streams may finish")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class StoppedEarly(Draining):
+    """A server whose user presses Ctrl-C before the next one is started."""
+
+    def start(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_user_who_presses_ctrl_c_while_servers_are_started_gets_no_traceback() -> None:
+    server, other = StoppedEarly(30.0, 1.0), Draining(30.0, 1.0)
+    with pytest.raises(up.Stop), up.running(cast("Any", [server, other])):
+        pytest.fail("it was stopped before")
+    assert (server.how, other.how) == ("ended", "ended")
 
 
 def test_the_drain_timeouts_of_servers_are_those_of_their_files(

@@ -157,7 +157,17 @@ async def test_a_host_gets_a_file_once_and_says_when_it_has_dropped_it(site: Sit
     answer = await call(site.app, CHAT, chat(part(RED), TEXT))
     assert answer.json["choices"][0]["message"]["content"] == "A red one"
     assert [[image.data for image in submit.images] for submit in engine.submits[-2:]] == [[b""], [RED]]
-    assert engine.submits[-1].sequence_id != engine.submits[-2].sequence_id
+
+
+async def test_choices_that_are_sent_again_with_their_image_still_share_the_first_ones_prompt(site: Site) -> None:
+    engine = site.engine
+    await call(site.app, CHAT, chat(part(RED), TEXT))
+    engine.scripts = [*[[EngineError("images_missing", "an image is not here")]] * 3, *[says("A red one")] * 3]
+    answer = await call(site.app, CHAT, chat(part(RED), TEXT, n=3))
+    assert [choice["message"]["content"] for choice in answer.json["choices"]] == ["A red one"] * 3
+    first, *others = engine.submits[-3:]
+    assert first.sequence_id == engine.submits[1].sequence_id
+    assert [other.leader for other in others] == [first.sequence_id] * 2
 
 
 async def test_a_response_is_continued_with_the_images_before_it(site: Site) -> None:

@@ -1,5 +1,6 @@
 """The pack command as a user runs it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from typer.testing import CliRunner
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.commands import app
+from pilotlight.runtime.cli.models.pack import work
 from pilotlight.runtime.fetching.listing import NAME, digest_of
 from tests.checkpoints import write_llama
 
@@ -45,3 +47,11 @@ def test_what_cannot_be_packed_is_refused_in_a_sentence(arguments: list[str], wo
     failed = runner.invoke(app, arguments)
     assert isinstance(failed.exception, CliError)
     assert words in str(failed.exception)
+
+
+def test_ctrl_c_of_a_terminal_does_not_reach_the_working_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "works.py").write_text("import json, os\nprint(json.dumps({'path': os.getpgrp()}))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert work("works", [], lambda done, total: None)["path"] != os.getpgrp()
