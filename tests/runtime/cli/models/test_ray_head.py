@@ -20,10 +20,11 @@ def listens(address: str) -> bool:
 @pytest.mark.process
 @pytest.mark.slow  # Ray starts in seconds, and on a busy machine in minutes
 def test_a_cluster_lives_as_long_as_the_command() -> None:
+    of_other_tests = set(psutil.Process().children(recursive=True))
     with ray_head(LOOPBACK, 26379) as address:
         assert address == "127.0.0.2:26379"
         assert listens(address)
-        started = [process for process in psutil.Process().children(recursive=True) if process.is_running()]
+        started = set(psutil.Process().children(recursive=True)) - of_other_tests
         assert started
     _, left = psutil.wait_procs(started, timeout=20)
     assert not left
