@@ -4,7 +4,7 @@ A request that calls a model is counted once.
 """
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from starlette.requests import ClientDisconnect
@@ -26,8 +26,7 @@ class ResponseDoor:
         """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
         client, admission = Downstream(scope, receive, send), self._proxy.admission
         try:
-            with ExitStack() as admitted:
-                admitted.enter_context(await admission.admit(client.head, client.address))
+            with await admission.admit(client.head, client.address) as admitted:
                 scope[ADMITTED] = admitted
                 yield AdmittedRequest(client.head.owner, partial(self._body, client))
         except ApiError as error:
@@ -41,8 +40,7 @@ class ResponseDoor:
         Its client's request no longer counts. Raises ApiError."""
         head, address = head_of(scope), str(scope["client"][0]) if scope.get("client") else ""
         self._proxy.admission.identify(head)
-        with ExitStack() as held:
-            held.enter_context(self._proxy.admission.limits.held(head, address))
+        with self._proxy.admission.limits.held(head, address) as held:
             scope[ADMITTED].close()
             scope[ADMITTED] = held
             yield

@@ -25,9 +25,8 @@ def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 
     The key may come in a dialect's own header, such as Anthropic's `x-api-key`.
     """
-    names = [name for name, _ in headers]
-    found = next((name for name in API_KEYS if name in names), None)
-    if found is None or b"authorization" in names:
+    names = dict(headers)
+    if b"authorization" in names or (found := next((name for name in API_KEYS if name in names), None)) is None:
         return headers
     return [(b"authorization", b"Bearer " + value) if name == found else (name, value) for name, value in headers]
 

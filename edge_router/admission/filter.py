@@ -5,8 +5,7 @@ It limits how much of the router one tenant or one client address may use.
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pilotlight.edge_router.admission.quotas.lease_store import LeaseKey
@@ -39,7 +38,7 @@ class AdmissionFilter:
         self._secret = secret
         self.is_draining = False
 
-    async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
+    async def admit(self, head: Head, address: str) -> "OpenRequest":
         """Return a context for the duration of a request. Raises ApiError if it is not admitted."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
@@ -140,21 +139,39 @@ def _resized(bucket: Bucket | None, per_min: float | None, now: float) -> Bucket
     return Bucket(per_min, now) if bucket is None else bucket.changed(per_min, now)
 
 
-@contextmanager
-def _held(tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> Iterator[None]:
-    """Count one open request of a tenant and of an address until the scope ends."""
-    tenant.open += 1
-    if shared is not None:
-        shared.begin(1)
-    clients[client] = clients.get(client, 0) + 1
-    try:
-        yield
-    finally:
-        tenant.open -= 1
-        if shared is not None:
-            shared.end(1)
-        clients[client] -= 1
-        if not clients[client]:
+class OpenRequest:
+    """A scope in which one open request of a tenant and of an address counts. `close` ends it early."""
+
+    __slots__ = ("_client", "_clients", "_is_open", "_shared", "_tenant")
+
+    def __init__(self, tenant: _TenantUse, clients: dict[str, int], client: str, shared: QuotaLease | None) -> None:
+        self._tenant = tenant
+        self._clients, self._client = clients, client
+        self._shared = shared
+        self._is_open = False
+
+    def __enter__(self) -> "OpenRequest":
+        self._is_open = True
+        self._tenant.open += 1
+        if self._shared is not None:
+            self._shared.begin(1)
+        self._clients[self._client] = self._clients.get(self._client, 0) + 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._tenant.open -= 1
+        if self._shared is not None:
+            self._shared.end(1)
+        clients, client = self._clients, self._client
+        if clients[client] > 1:
+            clients[client] -= 1
+        else:
             del clients[client]
 
 
@@ -206,7 +223,7 @@ class TenantLimits:
         rate = None if short.key.limit == "max_open" else RateQuota(short.key.limit.partition("_")[0], short.capacity)
         raise _refusal(sentence, wait_s, rate)
 
-    def admitted(self, head: Head, client: str) -> AbstractContextManager[None]:
+    def admitted(self, head: Head, client: str) -> OpenRequest:
         """Return a context for one admitted request. Raises ApiError with a retry time if a limit is reached."""
         tenant = self._tenant(head)
         limits = tenant.limits
@@ -220,11 +237,11 @@ class TenantLimits:
             tenant.draw(self._clock())
         if (lease := self._lease(head, "requests_per_min")) is not None:
             lease.spend(1)
-        return _held(tenant, self._clients, client, self._lease(head, "max_open"))
+        return OpenRequest(tenant, self._clients, client, self._lease(head, "max_open"))
 
-    def held(self, head: Head, client: str) -> AbstractContextManager[None]:
+    def held(self, head: Head, client: str) -> OpenRequest:
         """Return a context in which a request counts as open after its admission has ended."""
-        return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
+        return OpenRequest(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
         """Reserve the most tokens that a request may use; return None if nothing limits it.

@@ -3,10 +3,9 @@
 A Backend combines these facts and reports changes; probing, sending and choosing are in other files.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+
+import msgspec
 
 from pilotlight.edge_router.backends.lateness import TOLERANCE, Lateness
 from pilotlight.edge_router.backends.probed_state import SLOW_START_S, ProbedState
@@ -76,34 +75,34 @@ class Backend:
         """
         return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
-    @contextmanager
     def inflight(
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
-    ) -> "Iterator[Ticket]":
-        """Open a scope in which a request counts as in progress at the site.
+    ) -> "Ticket":
+        """Return a scope in which a request counts as in progress at the site.
 
         `on_site_lost` is called with the reason if the site fails before it has answered. `expected_ms` is the predicted time from now to its first
         token; None for an answer in one piece, whose time does not depend on the queue alone.
         """
         now = self._clock()
         late_at = None if expected_ms is None else now + TOLERANCE * expected_ms / 1000
-        ticket = Ticket(self, tokens, now, late_at, on_site_lost)
+        return Ticket(self, tokens, now, late_at, on_site_lost)
+
+    def begin(self, ticket: "Ticket") -> None:
         self.open.add(ticket)
         self.pending.add(ticket)
-        if late_at is not None:
+        if ticket.late_at is not None:
             self.unanswered.add(ticket)
         self._view = None
-        try:
-            yield ticket
-            # Not reached if the client disconnects, which raises an exception.
-            if not (ticket.has_answered or ticket.is_undecided):
-                self.ejection.failed()
-        finally:
-            self.open.discard(ticket)
-            if ticket.has_answered:
-                self._view = None
-            else:
-                self.settled(ticket)
+
+    def end(self, ticket: "Ticket", *, is_cancelled: bool) -> None:
+        """End a request. A cancelled one, whose client has left, shows nothing about the site."""
+        if not (is_cancelled or ticket.has_answered or ticket.is_undecided):
+            self.ejection.failed()
+        self.open.discard(ticket)
+        if ticket.has_answered:
+            self._view = None
+        else:
+            self.settled(ticket)
 
     def failed_plainly(self) -> None:
         """Count a failure against the site, because another site has answered the same request."""
@@ -173,8 +172,11 @@ class Backend:
         if self.probed.slow_start_until > now:
             slow_start = max(0.0, 1 - (self.probed.slow_start_until - now) / SLOW_START_S)
         first, (unanswered, behind) = pending.oldest, self.unanswered.two_oldest
-        late_at, next_late_at = _late_at(unanswered), _late_at(behind)
-        overdue_ms, next_overdue_ms = max(0.0, 1000 * (now - late_at)), max(0.0, 1000 * (now - next_late_at))
+        late_at, lateness_ms, proven_lateness_ms = _late_at(unanswered), 0.0, 0.0
+        if late_at < now or not self._lateness.is_punctual:
+            overdue_ms, next_overdue_ms = max(0.0, 1000 * (now - late_at)), max(0.0, 1000 * (now - _late_at(behind)))
+            lateness_ms = self._lateness.mean_ms(overdue_ms)
+            proven_lateness_ms = self._lateness.proven_ms(overdue_ms, next_overdue_ms)
         view = BackendView(
             name=self.name,
             state=self.state,
@@ -186,8 +188,8 @@ class Backend:
             pending_tokens=pending.tokens,
             pending_since_s=first.sent_at if first is not None else 0.0,
             unanswered_tokens=self.unanswered.tokens - unanswered.tokens if unanswered is not None else 0,
-            lateness_ms=self._lateness.mean_ms(overdue_ms),
-            proven_lateness_ms=self._lateness.proven_ms(overdue_ms, next_overdue_ms),
+            lateness_ms=lateness_ms,
+            proven_lateness_ms=proven_lateness_ms,
             backlog_ms=published.backlog_ms,
             status=published.status,
             status_is_fresh=now < stale_at,
@@ -198,25 +200,26 @@ class Backend:
         )
         if slow_start < 1 or late_at <= now:  # slow start and lateness change with time alone
             return _CachedView(view, now, until=now)
-        changes = [at for at in (stale_at, ejected_until, late_at) if at > now]
-        if not self._lateness.is_punctual:
-            changes.append(now + FORGETTING_S)
-        return _CachedView(view, now, min(changes, default=float("inf")))
+        until = late_at
+        if now < stale_at < until:
+            until = stale_at
+        if now < ejected_until < until:
+            until = ejected_until
+        return _CachedView(view, now, until if self._lateness.is_punctual else min(until, now + FORGETTING_S))
 
 
 def _late_at(ticket: "Ticket | None") -> float:
     return float("inf") if ticket is None or ticket.late_at is None else ticket.late_at
 
 
-class _CachedView(NamedTuple):
+class _CachedView(msgspec.Struct, frozen=True):
     view: BackendView
     since: float
     until: float
 
 
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One request sent to a site.
+class Ticket(msgspec.Struct, eq=False):
+    """One request sent to a site, in progress within its scope.
     Until the site starts to answer, its prompt counts in the site's queue, and the request can still go elsewhere."""
 
     backend: Backend
@@ -227,6 +230,13 @@ class Ticket:
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
     is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet
+
+    def __enter__(self) -> "Ticket":
+        self.backend.begin(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.backend.end(self, is_cancelled=kind is not None)
 
     def answering(self) -> None:
         """Record that the site has started to answer.

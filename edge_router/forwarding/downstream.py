@@ -9,10 +9,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import orjson
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.requests.function_hosts import OWN_HOST
 from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
@@ -66,7 +67,7 @@ class ResponseWriter(Protocol):
     async def refuse(self, error: ApiError) -> None: ...
 
 
-class _BodyLimits(NamedTuple):
+class _BodyLimits(msgspec.Struct, frozen=True):
     silence_s: float
     total_s: float
     until: float  # deadline on `time.monotonic`'s clock
@@ -115,10 +116,9 @@ class Downstream:
         try:
             while more and size <= limit:
                 self._waits_since = time.monotonic()
-                message = await self._next_part()
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                more = message.get("more_body", False)
+                part, more = await self._next_part()
+                parts.append(part)
+                size += len(part)
         except asyncio.CancelledError:
             self._raise_ended()
             raise
@@ -174,13 +174,13 @@ class Downstream:
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.has_answered = True
-        await self._start(status, headers)
+        await self._send(response_start(status, headers))
         self._has_all = True
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
         self.has_answered = self.is_streaming = True
-        await self._start(status, headers)
+        await self._send(response_start(status, headers))
 
     async def write(self, batch: bytes) -> None:
         """Send whole events. A client that does not read them is cut off by our own server, or by `look`."""
@@ -206,9 +206,6 @@ class Downstream:
             headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, self.request_id)]
             headers.append(("content-length", str(len(body))))
             await self.respond(error.status(self.head.dialect), headers, body)
-
-    async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        await self._send(response_start(status, headers))
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -247,11 +244,12 @@ class Downstream:
             case ApiError(word=word, message=message, retry_after_s=retry_after_s):
                 raise ApiError(word, message, retry_after_s=retry_after_s) from None
 
-    async def _next_part(self) -> Message:
+    async def _next_part(self) -> tuple[bytes, bool]:
+        """Return the next part of the body, and whether more follows. Raises DownstreamGone."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise DownstreamGone
-        return message
+        return message.get("body", b""), message.get("more_body", False)
 
     async def _refuse_body(self, size: int, limit: int, silence_s: float, setting: str) -> None:
         waits_for_leave = self.head.header("expect").lower() == "100-continue"
@@ -265,9 +263,8 @@ class Downstream:
         try:
             async with asyncio.timeout(min(DISCARD_S, silence_s)):
                 while more and size < limit:
-                    message = await self._next_part()
-                    size += len(message.get("body", b""))
-                    more = message.get("more_body", False)
+                    part, more = await self._next_part()
+                    size += len(part)
         except TimeoutError:
             return  # the client keeps sending: close anyway
 

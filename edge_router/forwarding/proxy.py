@@ -8,13 +8,13 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
 
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.edge_router.admission.filter import AdmissionFilter, tenant_of
+from pilotlight.edge_router.admission.filter import AdmissionFilter, OpenRequest, tenant_of
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
@@ -22,7 +22,13 @@ from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, Strea
 from pilotlight.edge_router.forwarding.request_state import Close, RequestState, Stage, StartedAnswer, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, UpstreamAttempt, UpstreamResponse
-from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large, parse_durable
+from pilotlight.edge_router.requests.request import (
+    RequestParser,
+    ValidRequest,
+    aside_if_large,
+    may_be_durable,
+    parse_durable,
+)
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
@@ -34,7 +40,7 @@ from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.hop.meters import MeterSlot
 
-ADMITTED = "pilotlight.admitted"  # key in a scope: the ExitStack in which an admitted request counts as open
+ADMITTED = "pilotlight.admitted"  # key in a scope: the OpenRequest of an admitted request
 DRAIN_POLL_S = 0.05
 # Kinds of failure in which the site has not started the request.
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
@@ -114,23 +120,24 @@ class Proxy:
         client = Downstream(scope, receive, send)
         return self.handle(client, self._forward_admitted(client, scope[ADMITTED]))
 
-    async def _forward_admitted(self, client: Downstream, admitted: ExitStack) -> None:
+    async def _forward_admitted(self, client: Downstream, admitted: OpenRequest) -> None:
         self.admission.identify(client.head)
         await self._read_and_forward(client, admitted, is_for_store=True)
 
     async def admit(self, client: Downstream) -> None:
-        with ExitStack() as admitted:
-            admitted.enter_context(await self.admission.admit(client.head, client.address))
+        with await self.admission.admit(client.head, client.address) as admitted:
             await self._read_and_forward(client, admitted)
 
-    async def _read_and_forward(self, client: Downstream, admitted: ExitStack, *, is_for_store: bool = False) -> None:
+    async def _read_and_forward(self, client: Downstream, admitted: OpenRequest, *, is_for_store: bool = False) -> None:
         """Read the body and answer the request. A durable stream takes the place of the `admitted` request."""
         head = client.head
         setting = "max_function_body_mib" if head.is_for_function else "max_body_mib"
         limit = int(getattr(self.config, setting) * 2**20)
         body = await client.body(limit, self.config.idle_timeout_s, self.body_timeout_s, setting)
-        durable = partial(parse_durable, is_for_store=is_for_store)
-        is_durable, is_async, body = await aside_if_large(body, durable, head, body)
+        is_durable = False
+        if may_be_durable(head, body):
+            durable = partial(parse_durable, is_for_store=is_for_store)
+            is_durable, is_async, body = await aside_if_large(body, durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))
         work = partial(self.record, admitted=admitted)
@@ -140,7 +147,7 @@ class Proxy:
         with suppress(DownstreamGone):  # the stream continues without this client
             await client.while_present(tell(recording, client, 0))
 
-    async def record(self, recording: DurableStream, admitted: ExitStack | None = None) -> None:
+    async def record(self, recording: DurableStream, admitted: OpenRequest | None = None) -> None:
         """Forward the request of a durable stream, which as its client receives the answer.
 
         The stream counts as a request in progress, and `admitted`, the scope of its client's request, ends, so that both count once.

@@ -25,7 +25,7 @@ from pilotlight.wire.hop.continuation import (
     strip_resume_point,
 )
 from pilotlight.wire.hop.meters import MeterSlot
-from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage import NOTHING_USED, ResourceUse
 from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
@@ -64,6 +64,7 @@ class StreamDone(msgspec.Struct, frozen=True):
 RelayEvent = Forward | SiteDraining | StreamBroken | StreamDone
 
 _SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
+_NO_POINT = ResumePoint(0, ())
 
 
 class DeliveryLog:
@@ -75,12 +76,12 @@ class DeliveryLog:
         self.num_tokens = 0
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
-        self.metered_before = ResourceUse()  # usage of the answer before this router continued it
+        self.metered_before = NOTHING_USED  # usage of the answer before this router continued it
         # resume points added since the last call of `take_untold`; None if they are not kept
         self._untold: list[ResumePoint] | None = None
         self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
-        self._last = ResumePoint(0, ())
+        self._last = _NO_POINT
 
     def count_on(self, meter: MeterSlot | None) -> None:
         """Count the tokens that are added after this call in `meter`, too."""

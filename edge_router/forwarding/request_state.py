@@ -5,9 +5,9 @@ This module has facts of a request, and the rules by which they change. Sending,
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
@@ -19,7 +19,7 @@ from pilotlight.edge_router.telemetry.tracing import RequestTrace
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, AnswerName, ContinuationError
-from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.hop.usage import NOTHING_USED, ResourceUse
 
 MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
 MAX_MOVES = 8  # moves of one stream because of silent sites: each computes its prompt again
@@ -42,13 +42,12 @@ class StartedAnswer(NamedTuple):
     part: str  # the part of its journal that is being written, as NAME.1; empty if there is no journal
 
 
-@dataclass(eq=False, slots=True)
-class SiteTries:
+class SiteTries(msgspec.Struct, eq=False):
     """The sites asked since a request came, or since its stream was last cut."""
 
-    failures: dict[str, SiteFailed] = field(default_factory=dict)
-    excluded: set[str] = field(default_factory=set)  # sites not to be tried again yet
-    declined: set[str] = field(default_factory=set)  # sites that declined
+    failures: dict[str, SiteFailed] = msgspec.field(default_factory=dict)
+    excluded: set[str] = msgspec.field(default_factory=set)  # sites not to be tried again yet
+    declined: set[str] = msgspec.field(default_factory=set)  # sites that declined
     is_paid: bool = False  # the next try is paid already, from the budget of retries
     num_silent: int = 0  # sites that were left because they were silent
     # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
@@ -85,8 +84,7 @@ class SiteTries:
         self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
 
 
-@dataclass(eq=False, slots=True)
-class StreamRecovery:
+class StreamRecovery(msgspec.Struct, eq=False):
     """Counts a stream's cuts, and records when its client last received something.
 
     Times are on the router's clock.
@@ -165,7 +163,7 @@ class RequestState:
         self.tries = SiteTries()
         self.recovery = StreamRecovery(config)
         self.look_again_at = 0.0  # earliest time at which a draining site's stream looks for another site again
-        self.whole = ResourceUse()  # usage of an answer in one piece
+        self.whole = NOTHING_USED  # usage of an answer in one piece
         self.is_complete = False  # the client got the end
         self.site = ""  # the site that answered last
         self.status = 0  # status of its answer
@@ -211,13 +209,15 @@ class RequestState:
         """Return the request for the next site, which is as old there as it was at the sites before.
         A new request may be declined a few times, also after a site was lost, because many requests move at once then. After that the best site must
         accept it, as a site must accept a continued stream."""
+        request, waited_ms = self.request, self._waited_before_ms
         may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
-        waited_ms = self._waited_before_ms + (round(1000 * (now - self.started_at)) if self.has_asked else 0)
+        if self.has_asked:
+            waited_ms += round(1000 * (now - self.started_at))
         self.has_asked = True
-        if (limit, waited_ms) != (self.request.max_queue_ms, self.request.waited_ms):
-            self.request = replace(self.request, max_queue_ms=limit, waited_ms=waited_ms)
-        return self.request
+        if limit != request.max_queue_ms or waited_ms != request.waited_ms:
+            request = self.request = replace(request, max_queue_ms=limit, waited_ms=waited_ms)
+        return request
 
     def expected_ms(self, preference: Preference) -> float | None:
         """Return the expected time to the next site's first token, in ms; None if it is unknown.
@@ -347,10 +347,10 @@ class RetryBudget:
         return True
 
     def _account(self, account: str) -> "_Bucket":
-        bucket = self._accounts.pop(account, None) or _Bucket(
-            ACCOUNT_MOST, ACCOUNT_MOST, ACCOUNT_FLOOR_PER_S, self._clock()
-        )
-        self._accounts[account] = bucket
+        if (bucket := self._accounts.get(account)) is not None:
+            self._accounts.move_to_end(account)
+            return bucket
+        bucket = self._accounts[account] = _Bucket(ACCOUNT_MOST, ACCOUNT_MOST, ACCOUNT_FLOOR_PER_S, self._clock())
         if len(self._accounts) > MAX_ACCOUNTS:
             self._accounts.popitem(last=False)
         return bucket

@@ -26,7 +26,7 @@ from pilotlight.edge_router.requests.request import ValidRequest, aside_if_large
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.continuation import RESUME_POINTS
-from pilotlight.wire.hop.headers import CLOCK, REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
+from pilotlight.wire.hop.headers import CLOCK, NOT_FORWARDED, REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
 from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, decode_use
 from pilotlight.wire.http.client import (
     CannotConnect,
@@ -40,7 +40,8 @@ from pilotlight.wire.http.client import (
 
 SMALL_BYTES = 1 << 20  # responses of functions up to this known length are relayed in one piece
 AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
-OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
+# headers of a site's response that the client does not get: the router writes some of them itself
+_NOT_RETURNED = NOT_FORWARDED | {"server", "date", REQUEST_ID}
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
@@ -246,15 +247,15 @@ class UpstreamAttempt:
     async def _body(self, connection: UpstreamConnection) -> bytes:
         parts: list[bytes] = []
         size = 0
-        while True:
-            if not (connection.response.held_bytes or connection.response.is_done):
+        response, most = connection.response, self._upstream.limits.max_body_bytes
+        while response.held_bytes or not response.is_done:
+            if not response.held_bytes:
                 self._until = time.monotonic() + self._time_limit_s
-            if not (chunk := await connection.read()):
-                return b"".join(parts)
-            parts.append(chunk)
+            parts.append(chunk := await connection.read())
             size += len(chunk)
-            if size > (most := self._upstream.limits.max_body_bytes):
+            if size > most:
                 raise SiteFailed("malformed", f"its answer is larger than {most >> 20} MiB")
+        return b"".join(parts)
 
 
 class UpstreamResponse:
@@ -466,7 +467,7 @@ class SiteConnections:
 
 def _downstream_headers(connection: UpstreamConnection, body: bytes | None) -> list[tuple[str, str]]:
     response = connection.response
-    headers = [pair for pair in forwardable(response.headers) if pair[0] not in OUR_OWN_HEADERS]
+    headers = forwardable(response.headers, _NOT_RETURNED)
     if site := response.header(SITE):
         headers.append((SITE, site))
     if response.is_to_head_request:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, TypeVarTuple
 import msgspec
 import orjson
 
+from pilotlight.dialects.anthropic import VERSION_HEADER
 from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
 from pilotlight.dialects.table import prompt_pieces, routing_fields
@@ -34,7 +35,7 @@ from pilotlight.edge_router.requests.session import (
 from pilotlight.edge_router.routing.views import RouteRequest
 from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES
 from pilotlight.wire.credentials import API_KEYS, Key, bearer_token, owner_of, salted
-from pilotlight.wire.errors import ApiError, Dialect, dialect_of
+from pilotlight.wire.errors import ANTHROPIC_VERSION, ApiError, Dialect, dialect_of
 from pilotlight.wire.hop.continuation import ANSWER, AnswerName, encode_answer
 from pilotlight.wire.hop.headers import (
     ACCOUNT,
@@ -46,6 +47,7 @@ from pilotlight.wire.hop.headers import (
     HOPS,
     MAX_QUEUE_WAIT,
     NO_BODY,
+    NOT_FORWARDED,
     OWN_HOST,
     PREFIXES,
     REQUEST_ID,
@@ -70,10 +72,13 @@ _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # Headers that the router writes itself, so a client's are dropped. Our own server has already answered `Expect`.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
-_DROPPED_FOR_FUNCTIONS = _WRITTEN_ANEW | {"authorization"}
+_DROPPED_FOR_FUNCTIONS = NOT_FORWARDED | _WRITTEN_ANEW | {"authorization"}
 # A model needs no credentials.
 _DROPPED = _DROPPED_FOR_FUNCTIONS | {"cookie", *(name.decode() for name in API_KEYS)}
 
+
+_ANTHROPIC = ((ANTHROPIC_VERSION, b""),)
+_MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
@@ -121,9 +126,9 @@ class Head:
         self.scheme = scheme
         self.is_websocket = is_websocket  # the request asks for a WebSocket
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
-        self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # no client waits for the answer, and the request id is unique
         self._first = dict(reversed(headers))
+        self.dialect = dialect_of(path, _ANTHROPIC if VERSION_HEADER in self._first else ())
         self.key = bearer_token(self._first.get("authorization"))  # the client's key; empty if it has none
         self.hold(holder)
 
@@ -310,12 +315,15 @@ class RequestParser(NamedTuple):
 def _most_tokens(fields: dict[str, Any]) -> int:
     """Return the maximum output tokens of all choices of all prompts, in any dialect.
     Values that are not numbers are left for the site to refuse."""
-    named: list[Any] = [fields.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n")]
-    *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
+    most = max([_count(fields[name]) for name in _MOST_TOKENS if name in fields], default=0)
     prompts = fields.get("prompt")
     if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)):
-        prompts = [prompts]  # one prompt: a string, or a list of token ids
-    return max(most) * max(1, n) * len(prompts)
+        prompts = (prompts,)  # one prompt: a string, or a list of token ids
+    return most * (_count(fields.get("n")) or 1) * len(prompts)
+
+
+def _count(value: Any) -> int:
+    return int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0
 
 
 def speaks_for_an_account(head: Head, secret: str) -> bool:
@@ -372,7 +380,7 @@ def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authoriz
     because functions read it and it decides the version. The client's location header is dropped, because another router would trust it.
     `authorization` is the value for sites."""
     dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED
-    lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
+    lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers, dropped)]
     if authorization:
         lines.append(f"authorization: {authorization}\r\n")
     if head.is_for_function:
@@ -456,13 +464,17 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
+def may_be_durable(head: Head, body: bytes) -> bool:
+    """Tell whether a request may ask for a durable stream.
+    Most do not, and then `parse_durable` need not be called."""
+    return head.has("prefer") or b'"durable"' in body
+
+
 def parse_durable(head: Head, body: bytes, *, is_for_store: bool = False) -> tuple[bool, bool, bytes]:
     """Return whether the stream is durable, whether its client does not wait, and the body for a site.
 
     Raises ApiError. The store of responses reads the stream itself if `is_for_store`: it waits, and its client may have a background response.
     """
-    if not (head.has("prefer") or b'"durable"' in body):
-        return False, False, body
     wishes = _wishes(head)
     is_async = wishes.get("respond-async") == "" and not is_for_store  # RFC 7240 defines it without a value
     try:

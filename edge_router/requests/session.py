@@ -35,7 +35,7 @@ class Prefix(NamedTuple):
     is_telling: bool = True  # it identifies a conversation, which a system prompt does not
 
 
-class Recall(NamedTuple):
+class Recall(msgspec.Struct, frozen=True):
     """The known places of a conversation's cache."""
 
     home: Home | None
@@ -110,12 +110,12 @@ def _root(salt: bytes, seed: bytes) -> bytes:
     return blake3(b"prefix" + seed, key=salt).digest()
 
 
-class _Holder(NamedTuple):
+class _Holder(msgspec.Struct, frozen=True):
     site: str
     expires_at: float
 
 
-class _Entry(NamedTuple):
+class _Entry(msgspec.Struct, frozen=True):
     holders: tuple[_Holder, ...]  # newest first
     tokens: int
 
@@ -164,7 +164,7 @@ class SessionTable:
 
     def _holders(self, digest: bytes, now: float) -> tuple[str, ...]:
         entry = self._entries.get(digest)
-        return () if entry is None else tuple([site for site, expires_at in entry.holders if expires_at > now])
+        return () if entry is None else tuple([each.site for each in entry.holders if each.expires_at > now])
 
     def _put(self, digest: bytes, site: str, tokens: int, now: float) -> None:
         known = self._entries.pop(digest, None)

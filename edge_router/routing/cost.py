@@ -36,7 +36,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from operator import itemgetter
-from typing import NamedTuple
+
+import msgspec
 
 from pilotlight.edge_router.backends.rtt import seed_rtt_ms
 from pilotlight.edge_router.routing.placement import placement_order
@@ -78,7 +79,7 @@ class Assumptions:
     queue_slack_ms: float = 150.0
 
 
-class Priced(NamedTuple):
+class Priced(msgspec.Struct, frozen=True):
     cost_ms: float  # the client's wait
     delay_ms: float  # the delay of later requests
     repeat_ms: float  # the cost of computing again tokens that another site holds
@@ -88,7 +89,7 @@ class Priced(NamedTuple):
     ms_per_token: float  # prefill time per token
 
 
-class Scored(NamedTuple):
+class Scored(msgspec.Struct, frozen=True):
     score_ms: float  # the value that orders the sites
     cost_ms: float
     backend: BackendView
@@ -97,13 +98,14 @@ class Scored(NamedTuple):
     ms_per_token: float
 
 
-class TypicalMs(NamedTuple):
-    """Average times of the sites that have measured themselves.
-    They are used for a site that has just started, which has no rates. If such a site counted as faster than the others, each conversation would
+class NetworkRates(msgspec.Struct, frozen=True):
+    """The load of all sites, and the average times of those that have measured themselves.
+    The times are used for a site that has just started, which has no rates. If such a site counted as faster than the others, each conversation would
     leave the site of its first turn."""
 
-    token: float  # prefill time per token
-    step: float  # time of a decode step
+    load: float  # share of all sites' time that the prefill of arriving requests for a model takes
+    token_ms: float  # prefill time per token
+    step_ms: float  # time of a decode step
 
 
 class CostPolicy:
@@ -117,10 +119,10 @@ class CostPolicy:
         wanted = request.model
         models = [backend.model(wanted) if wanted is not None else None for backend in candidates]
         cached = [backend.cached_tokens(request) for backend in candidates]
-        most_cached, network_load = max(cached, default=0), _network_load(models)
+        most_cached, rates = max(cached, default=0), _network_rates(models, self.assumptions.prefill_tokens_per_s)
         holders = sum([2 * held >= most_cached for held in cached])
-        repeat_weight = network_load * self.assumptions.repeat_weight / (holders * holders or 1)
-        stored, typical = _stored_tokens(models, cached), _typical_ms(models, self.assumptions.prefill_tokens_per_s)
+        repeat_weight = rates.load * self.assumptions.repeat_weight / (holders * holders or 1)
+        stored = _stored_tokens(models, cached)
         priced = [
             self.price(
                 request,
@@ -130,14 +132,14 @@ class CostPolicy:
                 most_cached,
                 repeat_weight,
                 _readable(model, held, stored),
-                typical,
+                rates,
             )
             for backend, model, held in zip(candidates, models, cached, strict=True)
         ]
         if len(priced) == 1:
             return [Preference(priced[0].backend, priced[0].cost_ms, priced[0].terms, "only")]
         scored = self.scored(priced, _usual_ms(models))
-        order, reason = self._among_equals(request, scored, network_load)
+        order, reason = self._among_equals(request, scored, rates.load)
         return self._preferences(order, scored, reason)
 
     def _preferences(self, order: list[Scored], scored: list[Scored], reason: str) -> list[Preference]:
@@ -192,18 +194,18 @@ class CostPolicy:
         most_cached: int,
         repeat_weight: float,
         readable: int,
-        typical: "TypicalMs",
+        rates: "NetworkRates",
     ) -> Priced:
         """Predict the costs of one site.
 
         `cached`: tokens of this prompt that the site holds. `most_cached`: the same for the site that holds most. `readable`: tokens that the site
         could read from its KV store besides. `repeat_weight`: how many times the prefill of tokens that another site holds counts as lost to others.
-        `typical`: the assumption for a site that has not measured itself.
+        `rates`: they include the assumptions for a site that has not measured itself.
         """
         believed, status = self.assumptions, backend.status
         # A rate changes slowly, so an old one is better than an assumption.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
-        ms_per_token = 1000 / rate if rate > 0 else typical.token
+        ms_per_token = 1000 / rate if rate > 0 else rates.token_ms
         rtt_ms = _rtt_ms(request, backend)
         prefill_ms = read_ms = queue_ms = wake_ms = step_ms = doubt_ms = delay_ms = repeat_ms = 0.0
         if request.model is not None and (model is not None or status is None):
@@ -216,7 +218,7 @@ class CostPolicy:
                 load = min(believed.most_load, model.arriving_tokens_per_s * ms_per_token / 1000)
                 wake_ms, served_ms = self._wake_ms(request, backend, model)
                 queue_ms = _queue_ms(request, backend, model, ms_per_token, served_ms * (1 - load))
-                step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else typical.step
+                step_ms = 1000 / model.decode_tokens_per_s if model.decode_tokens_per_s > 0 else rates.step_ms
                 if model.arriving_per_s:
                     delay_ms = prefill_ms * _followers(model, queue_ms + wake_ms + prefill_ms / 2, load)
             else:
@@ -313,30 +315,26 @@ def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[Ba
     return [backends[number] for number in sorted(kept)]
 
 
-def _network_load(models: Sequence[ModelStatus | None]) -> float:
-    """Return the share of all sites' time that the prefill of arriving requests for a model takes.
-
-    A fast site counts for more.
-    """
+def _network_rates(models: Sequence[ModelStatus | None], assumed_tokens_per_s: float) -> NetworkRates:
+    """Return the rates of the sites with a model. In the load, a fast site counts for more.
+    `assumed_tokens_per_s` is assumed for the prefill if no site has measured its own."""
     arriving = able = 0.0
+    tokens_ms: list[float] = []
+    steps_ms: list[float] = []
     for model in models:
-        if model is not None and model.prefill_tokens_per_s > 0:
-            arriving += min(model.arriving_tokens_per_s, model.prefill_tokens_per_s)
-            able += model.prefill_tokens_per_s
-    return arriving / able if able else 0.0
-
-
-def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: float) -> TypicalMs:
-    """Return the average times of the sites.
-    `prefill_tokens_per_s` is assumed if no site has measured its own."""
-    tokens = [
-        1000 / model.prefill_tokens_per_s for model in models if model is not None and model.prefill_tokens_per_s > 0
-    ]
-    steps = [
-        1000 / model.decode_tokens_per_s for model in models if model is not None and model.decode_tokens_per_s > 0
-    ]
-    token_ms = sum(tokens) / len(tokens) if tokens else 1000 / prefill_tokens_per_s
-    return TypicalMs(token_ms, sum(steps) / len(steps) if steps else 0.0)
+        if model is None:
+            continue
+        if (rate := model.prefill_tokens_per_s) > 0:
+            arriving += min(model.arriving_tokens_per_s, rate)
+            able += rate
+            tokens_ms.append(1000 / rate)
+        if model.decode_tokens_per_s > 0:
+            steps_ms.append(1000 / model.decode_tokens_per_s)
+    return NetworkRates(
+        arriving / able if able else 0.0,
+        sum(tokens_ms) / len(tokens_ms) if tokens_ms else 1000 / assumed_tokens_per_s,
+        sum(steps_ms) / len(steps_ms) if steps_ms else 0.0,
+    )
 
 
 def _usual_ms(models: Sequence[ModelStatus | None]) -> float:

@@ -8,8 +8,8 @@ still. This module sends nothing.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from pilotlight.edge_router.backends.backend import Backend, Ticket
@@ -254,7 +254,7 @@ def first_token_limit_s(preference: Preference, name: str | None, stall_s: float
     return max(stall_s, TIMES * expected_ms / 1000)
 
 
-class AttemptPace(NamedTuple):
+class AttemptPace(msgspec.Struct, frozen=True):
     """Decides when one request should leave one site."""
 
     proxied: RequestState

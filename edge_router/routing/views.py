@@ -6,6 +6,7 @@ structs because a decision makes several: each takes 0.1 us, a frozen dataclass 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import msgspec
@@ -42,8 +43,8 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
     def sent_tokens(self, site: str) -> int:
         """Return how many tokens of this prompt the site has computed, as far as this router knows."""
-        known = self.held.get(site, 0)
-        return max(known, self.home.cached_tokens) if self.home is not None and self.home.site == site else known
+        known, home = self.held.get(site, 0), self.home
+        return known if home is None or home.site != site else max(known, home.cached_tokens)
 
     def uncached_tokens(self, site: str) -> int:
         return max(0, self.prompt_tokens - self.sent_tokens(site))
@@ -153,8 +154,14 @@ class Preference(msgspec.Struct, frozen=True):
 
     def explained(self, tries: int) -> str:
         """Return the decision as a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
-        terms = "".join([f"; {name}={value:.1f}" for name, value in self.terms.items()])
-        return f"site={self.backend.name}; cost={self.cost_ms:.1f}{terms}; tries={tries}; reason={self.reason}"
+        return _explanation(tuple(self.terms)) % (
+            self.backend.name, self.cost_ms, *self.terms.values(), tries, self.reason
+        )  # fmt: skip
+
+
+@lru_cache(64)  # all decisions of a policy have the same terms
+def _explanation(terms: tuple[str, ...]) -> str:
+    return "; ".join(["site=%s", "cost=%.1f", *(f"{name}=%.1f" for name in terms), "tries=%d", "reason=%s"])
 
 
 class Policy(Protocol):

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ KEPT = 500
 MAX_TIMES = 1 << 20
 
 
-class EndedRequest(NamedTuple):
+class EndedRequest(msgspec.Struct, frozen=True):
     request_id: str
     at_s: float  # arrival, in seconds since the epoch
     account: str  # empty without a known key
@@ -56,7 +56,9 @@ class RecentRequests:
         sites = {each.site for each in ended if each.site}
         found = await asyncio.gather(*(_times_at(orders, site) for site in sites))
         times = {each.request_id: each for answered in found for each in answered}
-        rows: list[dict[str, Any]] = [{**each._asdict(), "phases": times.get(each.request_id)} for each in ended]
+        rows: list[dict[str, Any]] = [
+            {**msgspec.structs.asdict(each), "phases": times.get(each.request_id)} for each in ended
+        ]
         return msgspec.json.encode({"requests": rows})
 
 

@@ -199,6 +199,16 @@ def test_requests_at_work_are_counted_per_tenant_and_per_address() -> None:
     assert door.num_open == 0
 
 
+def test_a_request_that_is_closed_early_counts_until_then_and_once() -> None:
+    door = limits(Clock())
+    with door.admitted(head("a"), "1.2.3.4") as early, door.held(head("a"), "1.2.3.4"):
+        assert door.num_open == 2
+        early.close()
+        early.close()
+        assert door.num_open == 1
+    assert door.num_open == 0
+
+
 def test_one_address_is_a_small_part_of_what_a_router_takes_unless_the_file_says_otherwise() -> None:
     door = DoorConfig()
     assert door.max_connections_per_client == door.max_open_per_client <= door.max_connections / 50

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.discovery import Discovery
-from pilotlight.edge_router.routing.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, Priced, Scored, TypicalMs
+from pilotlight.edge_router.routing.cost import MAX_HOLDERS, MAX_NEAR, CostPolicy, NetworkRates, Priced, Scored
 from pilotlight.edge_router.routing.placement import MAX_WALK
 from pilotlight.edge_router.routing.views import BackendView, Home, RouteRequest
 from pilotlight.wire.hop.status import ModelStatus, Place
@@ -192,10 +192,10 @@ class CountingPolicy(CostPolicy):
         most_cached: int,
         repeat_weight: float,
         readable: int,
-        typical: TypicalMs,
+        rates: NetworkRates,
     ) -> Priced:
         self.priced += 1
-        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable, typical)
+        return super().price(request, backend, model, cached, most_cached, repeat_weight, readable, rates)
 
 
 def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed() -> None:

@@ -4,7 +4,8 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 SESSION_AFFINITY = "x-session-affinity"
 REQUEST_ID = "x-request-id"
@@ -46,7 +47,7 @@ HOP_BY_HOP = frozenset({
     "transfer-encoding", "upgrade",
 })  # fmt: skip
 
-_DROPPED = HOP_BY_HOP | {"host", "content-length"}
+NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length"}  # and headers whose name begins with OURS
 
 
 def milliseconds(value: str | None) -> int | None:
@@ -54,26 +55,27 @@ def milliseconds(value: str | None) -> int | None:
     return int(value) if value and value.isascii() and value.isdigit() and len(value) < 10 else None
 
 
-def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def forwardable(headers: Iterable[tuple[str, str]], dropped: frozenset[str] = NOT_FORWARDED) -> list[tuple[str, str]]:
     """Return the headers to forward; names are lower case.
 
-    Hop-by-hop headers, headers that `connection` names, length, host and Pilotlight's own headers are left out.
+    Headers that `connection` names, Pilotlight's own headers and those of `dropped`, which includes NOT_FORWARDED, are left out.
     """
     kept = []
     named = ""
     for name, value in headers:
         name = name.lower()
-        if name not in _DROPPED and not name.startswith(OURS):
+        if name in dropped:
+            if name == "connection":
+                named += value + ","
+        elif not name.startswith(OURS):
             kept.append((name, value))
-        elif name == "connection":
-            named += value + ","
     if named:
-        dropped = {token.strip().lower() for token in named.split(",")}
-        kept = [pair for pair in kept if pair[0] not in dropped]
+        others = {token.strip().lower() for token in named.split(",")}
+        kept = [pair for pair in kept if pair[0] not in others]
     return kept
 
 
-class Hop(NamedTuple):
+class Hop(msgspec.Struct, frozen=True):
     """The parts of a request that a signature covers.
     Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site protects them."""
 

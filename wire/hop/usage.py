@@ -34,6 +34,9 @@ class ResourceUse(NamedTuple):
         )
 
 
+NOTHING_USED = ResourceUse()
+
+
 def encode_use(use: ResourceUse) -> tuple[str, str]:
     """Return the values of USAGE and WORK."""
     return ",".join(map(str, use[:4])), ",".join(map(str, use[4:]))
@@ -41,5 +44,7 @@ def encode_use(use: ResourceUse) -> tuple[str, str]:
 
 def decode_use(tokens: str, work: str) -> ResourceUse | None:
     """Return the usage in the headers; None if the first header has another form."""
-    found, more = _TOKENS.fullmatch(tokens), _WORK.fullmatch(work)
-    return None if found is None else ResourceUse(*map(int, (*found.groups(), *(more.groups() if more else ()))))
+    if (found := _TOKENS.fullmatch(tokens)) is None:
+        return None
+    more = _WORK.fullmatch(work)
+    return ResourceUse(*map(int, (*found.groups(), *(more.groups() if more else ()))))

@@ -66,6 +66,7 @@ class ResponseParser:
     def __init__(self) -> None:
         self.status = 0
         self.headers: list[tuple[str, str]] = []  # names lower case
+        self._first: dict[str, str] = {}  # the first value of each header, once the head is complete
         self.has_head = False
         self.is_done = True  # no response is in progress
         self.is_reusable = True  # the connection may carry another request
@@ -81,16 +82,13 @@ class ResponseParser:
 
     def header(self, name: str) -> str:
         """Return the first value of a header; "" if it is missing. `name` is lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return ""
+        return self._first.get(name, "")
 
     def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
         """Begin the next response.
         A response to a HEAD request has no body; with `may_switch` the response may be a 101."""
         assert self.is_done
-        self.headers, self._parts = [], []
+        self.headers, self._first, self._parts = [], {}, []
         self.has_head = self.is_done = self._ends_with_connection = False
         self.is_untouched, self.held_bytes, self._head_bytes = True, 0, 0
         self.is_to_head_request, self._may_switch = is_head_request, may_switch
@@ -142,16 +140,17 @@ class ResponseParser:
         if self.is_done:
             return
         status = self._parser.get_status_code()
+        first = self._first = dict(reversed(self.headers))
         if status == SWITCHING_PROTOCOLS and self._may_switch:
             return
         if status < 200:
-            self.headers = []  # 100 Continue or 103 Early Hints: the final response follows
+            self.headers, self._first = [], {}  # 100 Continue or 103 Early Hints: the final response follows
             return
         self.status, self.has_head = status, True
-        has_end = False
-        for name, value in self.headers:
-            if name == "content-length" or (name == "transfer-encoding" and "chunked" in value.lower()):
-                has_end = True
+        has_end = "content-length" in first or (
+            "transfer-encoding" in first
+            and any(name == "transfer-encoding" and "chunked" in value.lower() for name, value in self.headers)
+        )
         if self.is_to_head_request:
             self.is_reusable = False  # the parser does not know that this response has no body
             self.is_done = True

@@ -82,13 +82,14 @@ class ConnectionServer(ServerState, Protocol):
 
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
-        "_around", "_context", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_paused", "_reader",
+        "_around", "_context", "_early", "_exchanges", "_incoming", "_is_lingering", "_is_new", "_is_paused", "_reader",
         "client", "deadline", "is_full", "loop", "server", "transport",
     )  # fmt: skip
 
     def __init__(self, server: ConnectionServer) -> None:
         self.deadline = NEVER
         self.is_full = False  # the write buffer has reached its limit
+        self._is_new = True  # no request has been answered
         self.server = server
         self._reader = RequestReader(server.limits.max_head_bytes, server.limits.max_headers)
         self._exchanges: deque[HttpExchange] = deque()  # the first one is being answered
@@ -200,7 +201,8 @@ class HttpConnection(asyncio.Protocol):
             return  # its request was refused while it waited
         exchange, early = self._exchanges[0], self._early
         # A request without a body costs little, so it is answered even if the client has closed its sending half.
-        if exchange.is_gone or (exchange.body.held_bytes and has_left(self.transport.get_extra_info("socket"))):
+        may_have_left = self._is_new and exchange.body.held_bytes
+        if exchange.is_gone or (may_have_left and has_left(self.transport.get_extra_info("socket"))):
             self._exchanges.clear()
             self._has(self.server.limits.stall_s)
             return self.transport.close()
@@ -218,6 +220,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._exchanges or exchange is not self._exchanges[0]:
             return
         self._exchanges.popleft()
+        self._is_new = False
         if not exchange.body.is_whole:
             return self._linger()
         if not exchange.framing.keep_alive or self.server.is_stopping:
@@ -349,8 +352,8 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
 def has_left(sock: "socket.socket | TransportSocket | None") -> bool:
     """Ask the kernel whether a client has closed its connection.
 
-    uvloop accepts one connection in each turn and starts its request before it reads again. Otherwise, after clients have left at once, the requests
-    of all that were not accepted yet would be computed.
+    uvloop accepts one connection in each turn and starts its first request before it reads again. Otherwise, after clients have left at once, the
+    requests of all that were not accepted yet would be computed.
     """
     return tcp_info(sock, 1) in LEFT
 

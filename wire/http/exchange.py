@@ -155,14 +155,15 @@ class HttpExchange:
         body: bytes = message.get("body", b"")
         is_last = not message.get("more_body", False)
         head = self._head(len(body) if is_last else None) if self._start is not None else b""
-        for start in range(0, len(body) - SLICE_BYTES, SLICE_BYTES):
-            self._write(head + self.framing.framed(body[start : start + SLICE_BYTES], is_last=False))
-            head = b""
-            await self._until_room()
-            if self.is_gone:
-                return
-        rest = body[-(len(body) % SLICE_BYTES or SLICE_BYTES) :] if len(body) > SLICE_BYTES else body
-        self._write(head + self.framing.framed(rest, is_last))
+        if len(body) > SLICE_BYTES:
+            for start in range(0, len(body) - SLICE_BYTES, SLICE_BYTES):
+                self._write(head + self.framing.framed(body[start : start + SLICE_BYTES], is_last=False))
+                head = b""
+                await self._until_room()
+                if self.is_gone:
+                    return
+            body = body[-(len(body) % SLICE_BYTES or SLICE_BYTES) :]
+        self._write(head + self.framing.framed(body, is_last))
         if is_last:
             self.is_done = True
             connection.finished(self)
@@ -268,10 +269,10 @@ class ResponseFraming:
 
         `whole_bytes` is the body's size if the body is complete; `may_go_on` keeps the connection open for another request. Raises ValueError.
         """
-        headers = tuple(headers)
-        lines = []
+        lines: list[bytes] = []
+        lengths: list[bytes] = []
+        told = _lines_of(headers, lengths)
         self._is_chunked, self._is_empty = False, self._is_head_request
-        lengths = [value for name, value in headers if len(name) == 14 and name.lower() == b"content-length"]
         if len(lengths) > 1 or (lengths and not lengths[0].isdigit()):
             raise ValueError("an answer names its length more than once, or not by a number")
         self._owed_bytes = int(lengths[0]) if lengths else None
@@ -291,7 +292,7 @@ class ResponseFraming:
             lines.append(b"connection: close\r\n")
         elif self._version == "1.0":
             lines.append(b"connection: keep-alive\r\n")
-        return response_head(status, headers, *lines, date)
+        return b"".join((_status_line(status), told, *lines, date, b"\r\n"))
 
     def framed(self, body: bytes, is_last: bool) -> bytes:
         """Return a part of the body as bytes to send.
@@ -311,13 +312,21 @@ class ResponseFraming:
 def response_head(status: int, headers: Pairs, *lines: bytes) -> bytes:
     """Return the head of a response.
     `lines` are whole headers with line ends. Raises ValueError for a line end inside a header."""
-    parts = [_status_line(status)]
+    return b"".join((_status_line(status), _lines_of(headers, []), *lines, b"\r\n"))
+
+
+def _lines_of(headers: Pairs, lengths: list[bytes]) -> bytes:
+    """Return headers as lines, and add their values of `content-length` to `lengths`.
+    Raises ValueError for a line end inside a header."""
+    parts: list[bytes] = []
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")
+        if len(name) == 14 and name.lower() == b"content-length":
+            lengths.append(value)
     told = b"".join(parts)
-    if not told.count(b"\r") == told.count(b"\n") == len(parts) // 4 + 1:
+    if not told.count(b"\r") == told.count(b"\n") == len(parts) // 4:
         raise ValueError("a header holds a line end")
-    return told + b"".join(lines) + b"\r\n"
+    return told
 
 
 @cache

@@ -5,10 +5,11 @@ parsed differently. It is independent of sockets, responses and the meaning of r
 """
 
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
+import msgspec
 
 from pilotlight.wire.errors import ApiError
 
@@ -20,7 +21,7 @@ _HTTP2 = b"PRI * HTTP/2"  # the first bytes of an HTTP/2 connection
 _FRAMING = frozenset({b"host", b"connection", b"expect", b"transfer-encoding"})
 
 
-class RequestHead(NamedTuple):
+class RequestHead(msgspec.Struct, frozen=True):
     method: bytes
     url: bytes  # its path and query
     version: str
@@ -31,14 +32,14 @@ class RequestHead(NamedTuple):
     @classmethod
     def of(cls, method: bytes, url: bytes, version: str, headers: Headers) -> "RequestHead":
         """Return the head of a parsed request. Raises ApiError."""
-        tokens, expects, num_hosts, coding = set[bytes](), False, 0, b""
+        connection, expects, num_hosts, coding = b"", False, 0, b""
         for name, value in headers:
             if name not in _FRAMING:
                 continue
             if name == b"host":
                 num_hosts += 1
             elif name == b"connection":
-                tokens.update([token.strip() for token in value.lower().split(b",")])
+                connection += value.lower() + b","
             elif name == b"expect":
                 expects = value.lower() == b"100-continue" and version == "1.1"
             else:
@@ -51,6 +52,7 @@ class RequestHead(NamedTuple):
             raise ApiError("invalid_request", "HTTP/1.0 has no transfer-encoding: send HTTP/1.1, or a content-length")
         if coding not in (b"", b"chunked"):
             raise ApiError("not_implemented", "the only supported transfer-encoding is chunked")
+        tokens = [token.strip() for token in connection.split(b",")] if connection else ()
         keep_alive = (version == "1.1" or b"keep-alive" in tokens) and b"close" not in tokens
         return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
@@ -77,28 +79,30 @@ def _own_part(url: bytes) -> bytes:
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
-class RequestStarted(NamedTuple):
+class RequestStarted(msgspec.Struct, frozen=True):
     head: RequestHead
 
 
-class BodyPart(NamedTuple):
+class BodyPart(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True):
     """The end of the request that started last."""
 
 
-class WebSocketAsked(NamedTuple):
+class WebSocketAsked(msgspec.Struct, frozen=True):
     head: RequestHead
     rest: bytes  # the bytes after the head
 
 
-class Refused(NamedTuple):
+class Refused(msgspec.Struct, frozen=True):
     """A refusal of a request. No bytes after it are parsed."""
 
     error: ApiError
 
+
+_ENDED = Ended()
 
 RequestEvent = RequestStarted | BodyPart | Ended | WebSocketAsked | Refused
 
@@ -113,12 +117,13 @@ class RequestReader:
         self._url = b""
         self._headers: Headers = []
         self._fed_bytes = 0  # bytes received since the current head began, while it is incomplete
+        self._size = 0  # size of the bytes that are being parsed
         self._num_open = 0
 
     def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
         """Parse received bytes into events.
         `num_open` is the number of unanswered requests; a request may become a WebSocket only if there is no other."""
-        self._events, self._num_open = [], num_open
+        self._events, self._num_open, self._size = [], num_open, len(data)
         rest: bytes | None = data
         try:
             if self._is_at_start and data.startswith(_HTTP2):
@@ -193,16 +198,16 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.is_in_head:
-            return  # trailers are ignored
-        headers = self._headers
-        headers.append((name.lower(), value.strip(b" \t")))  # the parser does not remove whitespace after a value
-        if len(headers) > self._max_headers:
-            raise self._too_large()
+        if self.is_in_head:  # trailers are ignored; the parser does not remove whitespace after a value
+            self._headers.append((name.lower(), value.strip(b" \t")))
+            if len(self._headers) > self._max_headers:
+                raise self._too_large()
 
     def on_headers_complete(self) -> None:
         self.is_in_head = False
-        if sum([len(name) + len(value) for name, value in self._headers]) > self._max_head_bytes:
+        # The head is no larger than all bytes that have arrived since its beginning.
+        is_surely_small = self._fed_bytes + self._size <= self._max_head_bytes
+        if not is_surely_small and sum([len(each[0]) + len(each[1]) for each in self._headers]) > self._max_head_bytes:
             raise self._too_large()
         head = self._head()
         if self._parser.should_upgrade():
@@ -217,4 +222,4 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         if not self._parser.should_upgrade():
-            self._events.append(Ended())
+            self._events.append(_ENDED)

@@ -530,7 +530,7 @@ def test_the_deploy_token_is_never_sent_to_a_site_and_signs_where_there_is_no_se
     assert "a token" not in str(headers)
     hop = Hop("POST", TRY_PATH, headers[REQUEST_ID], "ams1")
     assert signed_body(headers[HOP], secret or "a token", time.time(), hop) == hashlib.sha256(b"body").hexdigest()
-    assert signed_body(headers[HOP], secret or "a token", time.time(), hop._replace(site="iad1")) is None
+    assert signed_body(headers[HOP], secret or "a token", time.time(), replace(hop, site="iad1")) is None
 
 
 async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: FakeSite, tmp_path: Path) -> None:

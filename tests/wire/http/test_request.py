@@ -156,6 +156,7 @@ def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
     assert outcome(line + longest + b"b" + end) == "headers_too_large"
     assert outcome(line + b"a: 1\r\nb: 2" + end) == "RequestStarted"
     assert outcome(line + b"a: 1\r\nb: 2\r\nc: 3" + end) == "headers_too_large"
+    assert outcome(line + b"a: 1\r\nb: 2\r\nc: 3\r\nd") == "headers_too_large"  # also before its end
     started = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of an incomplete head the limit counts every byte
     for pieces in ((started,), (started[:20], started[20:])):
         assert outcome(*pieces) == "unfinished"
