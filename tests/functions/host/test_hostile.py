@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pilotlight.functions.channel.streams import WINDOW_BYTES
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.site_functions import SiteFunctions
 from tests.functions.conftest import Served, quick
@@ -203,23 +202,6 @@ async def test_a_stream_of_the_wrong_type_is_named(sites: Sites) -> None:
         assert "stream gave int" in (await fault_of(served)).message
 
 
-async def test_a_stream_whose_reader_is_slow_holds_no_more_than_a_window(sites: Sites) -> None:
-    source = hostile(
-        "if request.url.endswith('/sent'):\n    return Response(str(SENT[0]))\nasync def pieces():\n    while True:\n"
-        "        SENT[0] += 10_000\n        yield b'x' * 10_000\nreturn Response(pieces())"
-    ).replace("class Default", "SENT = [0]\n\nclass Default")
-    async with beside_a_good_one(sites[2], source) as served:
-        response = await served.ask(name="bad")
-        assert response.stream is not None
-        await anext(response.stream)
-        sent, before = int(await served.get("/sent", name="bad")), -1
-        while sent != before:  # until the isolate sends no more
-            await asyncio.sleep(0.01)
-            sent, before = int(await served.get("/sent", name="bad")), sent
-        assert sent <= WINDOW_BYTES + 20_000
-        await response.stream.aclose()  # type: ignore[attr-defined]
-
-
 @TIERS
 async def test_a_function_reads_nothing_of_its_neighbours_or_the_sites(sites: Sites, tier: int) -> None:
     source = hostile("return Response(open(request.headers['x-path']).read())")
@@ -309,22 +291,6 @@ async def test_a_request_beyond_its_wall_time_fails_and_the_function_continues(s
         assert await served.get("/quick", name="bad") == b"ok"
 
 
-async def test_more_subrequests_than_allowed_are_refused(sites: Sites) -> None:
-    source = hostile(
-        """
-for i in range(10):
-    try:
-        await fetch('http://127.0.0.1:1/')
-    except Exception as error:
-        last = str(error)
-return Response(last)
-"""
-    )
-    served = sites[2]
-    served.add(source, "bad", limits={"subrequests": 5})
-    assert b"5 subrequests, which is the limit" in await served.get(name="bad")
-
-
 async def test_subrequests_that_claim_no_request_are_counted_with_the_one_that_is_open(
     sites: Sites,
 ) -> None:
@@ -400,11 +366,3 @@ async def test_what_a_function_prints_or_raises_moves_no_terminal(sites: Sites) 
     assert printed == "\\x1b[2J\\rsite: forged\\x9b1A\\u202e\\u2028\\x00\\x7f\tend \xe9"
     assert printed in fault.message
     assert all(c in "\n\t" or c.isprintable() for line in [*lines, fault.message, fault.detail] for c in line)
-
-
-async def test_a_busy_function_gets_a_second_isolate_and_no_more_than_allowed(sites: Sites) -> None:
-    source = hostile("await asyncio.sleep(0.05)\nreturn Response(str(os.getpid()))")
-    served = sites[2]
-    served.add(source, "bad", limits={"concurrency": 2, "max_isolates": 2})
-    assert len(set(await asyncio.gather(*(served.get(name="bad") for _ in range(8))))) == 2
-    assert served.functions.pools["bad"].isolates.num_started == 2

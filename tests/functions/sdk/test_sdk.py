@@ -249,25 +249,6 @@ async def test_an_asgi_application_streams_and_has_its_lifespan(served: Served) 
         await served.get("/boom")
 
 
-async def test_a_wsgi_application_answers(served: Served) -> None:
-    served.add(
-        """
-        import wsgi
-        from workers import WorkerEntrypoint
-
-        def app(environ, start_response):
-            start_response("200 OK", [("content-type", "text/plain")])
-            yield environ["PATH_INFO"].encode()
-            yield environ["wsgi.input"].read()
-
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                return await wsgi.fetch(app, request, self.env)
-        """
-    )
-    assert await served.get("/p", method="POST", body=b"+") == b"/p+"
-
-
 async def test_redirects_and_null_body_statuses_follow_the_standard(served: Served) -> None:
     served.add(default(
         """
