@@ -129,20 +129,6 @@ def test_pinned_blocks_never_give_way(tier: HostTier) -> None:
         tier.unpin(pinned[:1])
 
 
-def test_a_forgotten_block_stays_readable_for_those_who_hold_it(tier: HostTier) -> None:
-    put(tier, 1)
-    slot = tier.pin(name(1), is_hit=True)
-    assert slot is not None
-    tier.forget([name(1), name(2)])
-    assert name(1) not in tier
-    for n in range(20, 40):
-        put(tier, n)
-    assert bytes(slot.memory) == content(1)
-    used = tier.space.used_bytes
-    tier.unpin([slot])
-    assert tier.space.used_bytes == used - STRIDE
-
-
 def test_blocks_of_several_sizes_share_one_limit(tier: HostTier) -> None:
     for n in range(10):
         put(tier, n)
@@ -478,13 +464,6 @@ ENDLESS = WRITER + (
     "print('ready', flush=True)\n"
     "for n in range(start + 10, 10**9): put(tier, n)\n"
 )
-HALF = WRITER + (
-    "put(tier, start)\n"
-    "slot = tier.reserve(name(start + 1), SIZE)\n"
-    "slot.memory[: SIZE // 2] = content(start + 1)[: SIZE // 2]\n"
-    "print('ready', flush=True)\n"
-    "sys.stdin.read()\n"
-)
 
 
 def numbers_in(tier: HostTier | DiskTier, starts: Sequence[int]) -> list[int]:
@@ -506,17 +485,6 @@ def kill_in(script: str, directory: Path, start: int, after_s: float) -> None:
         assert child.stdout.readline() == b"ready\n"
         signal.sigtimedwait([], after_s)
         child.kill()
-
-
-@pytest.mark.process
-def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_path: Path) -> None:
-    kill_in(HALF, tmp_path, 5, after_s=0.0)
-    tier = HostTier.open(tmp_path, 10 * STRIDE)
-    assert name(5) in tier
-    assert name(6) not in tier
-    assert read(tier, 5) == content(5)
-    assert tier.space.used_bytes == STRIDE
-    tier.close()
 
 
 @pytest.mark.process
