@@ -233,11 +233,7 @@ def test_any_router_that_continues_an_answer_sends_the_rest_of_it(drafters: str)
     engine.close()
 
 
-@pytest.mark.parametrize(
-    "drafters",
-    [*DRAFTERS[:2], pytest.param(DRAFTERS[2], marks=pytest.mark.slow)],
-    ids=NAMED,
-)
+@pytest.mark.parametrize("drafters", [*DRAFTERS[:2], pytest.param(DRAFTERS[2], marks=pytest.mark.slow)], ids=NAMED)
 def test_steps_that_check_drafts_are_recorded_and_replayed(drafters: str) -> None:
     engine = ember(drafters, max_num_seqs=2)
     assert isinstance(engine.runner, ModelRunner)

@@ -653,10 +653,7 @@ def test_tools_come_out_as_templates_expect_them() -> None:
     plain = {"strict": False, "parameters": parameters, "description": "Does f.", "name": "f"}
     tools = [{"type": "function", "function": plain}, {"function": {"name": "g", "strict": None}, "type": "function"}]
     expected = (
-        {
-            "type": "function",
-            "function": {"name": "f", "description": "Does f.", "parameters": parameters},
-        },
+        {"type": "function", "function": {"name": "f", "description": "Does f.", "parameters": parameters}},
         {"type": "function", "function": {"name": "g"}},
     )
     for endpoint, sent in (("chat", tools), ("run", tools), ("run", [tool["function"] for tool in tools])):

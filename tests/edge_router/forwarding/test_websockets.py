@@ -10,15 +10,7 @@ from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.forwarding.websockets import Tunnel
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV, Hop, hop_is_genuine
 from pilotlight.wire.http.websocket import SocketTimings, WebSocketClose
-from tests.edge_router.fakes import (
-    FakeSite,
-    answer,
-    refuse,
-    reset_before_first_byte,
-    routed_sites,
-    router,
-    sites,
-)
+from tests.edge_router.fakes import FakeSite, answer, refuse, reset_before_first_byte, routed_sites, router, sites
 from tests.edge_router.raw import wire
 from tests.handshakes import handshake_of
 

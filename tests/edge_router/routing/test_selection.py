@@ -11,12 +11,7 @@ from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLos
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
-from pilotlight.edge_router.routing.selection import (
-    MAX_RETRY_AFTER_S,
-    TRY_AGAIN_S,
-    AttemptPace,
-    SiteSelector,
-)
+from pilotlight.edge_router.routing.selection import MAX_RETRY_AFTER_S, TRY_AGAIN_S, AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.sites.network import RelayConfig

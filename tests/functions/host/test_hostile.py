@@ -158,9 +158,7 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
     assert (fault.name, "File too large" in fault.message) == ("OSError", True) or "more than 16 MiB" in fault.message
 
 
-async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
-    sites: Sites,
-) -> None:
+async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(sites: Sites) -> None:
     """Tier 1 limits the size of each file, not the sum."""
     source = hostile(
         """
@@ -291,9 +289,7 @@ async def test_a_request_beyond_its_wall_time_fails_and_the_function_continues(s
         assert await served.get("/quick", name="bad") == b"ok"
 
 
-async def test_subrequests_that_claim_no_request_are_counted_with_the_one_that_is_open(
-    sites: Sites,
-) -> None:
+async def test_subrequests_that_claim_no_request_are_counted_with_the_one_that_is_open(sites: Sites) -> None:
     source = hostile(
         """
 from workers.http.outbound import current_request
@@ -312,9 +308,7 @@ return Response(str(made))
     assert await served.get(name="bad") == b"5"
 
 
-async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(
-    sites: Sites,
-) -> None:
+async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(sites: Sites) -> None:
     """The kernel's default buffer is 208 KiB; a socket accepts one more chunk than that."""
     source = hostile(
         """

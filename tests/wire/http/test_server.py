@@ -69,10 +69,7 @@ class App:
 
 @asynccontextmanager
 async def served(
-    app: Any,
-    limits: HttpLimits | None = None,
-    host: str = "127.0.0.1",
-    **options: Any,
+    app: Any, limits: HttpLimits | None = None, host: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[Server]:
     listener = bind(host, 0)
     server = Server(app, limits, **options)

@@ -229,9 +229,7 @@ async def test_a_store_that_fails_under_load_loses_nothing(failing: Failing, pol
     assert rows(failing.place) == [ROW] * (taken + 1)
 
 
-async def test_a_router_that_is_full_of_unwritten_records_refuses_and_the_next_one_writes_them(
-    place: Place,
-) -> None:
+async def test_a_router_that_is_full_of_unwritten_records_refuses_and_the_next_one_writes_them(place: Place) -> None:
     def full() -> FailingStore:
         return FailingStore(place.store(), writes=False)
 
@@ -317,9 +315,7 @@ async def test_a_router_that_restarts_knows_todays_usage_even_where_it_could_not
     await again.close()
 
 
-async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(
-    place: Place,
-) -> None:
+async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(place: Place) -> None:
     kept = place.ledger(store=FailingStore(place.store(), writes=False, reads=False), when_failing="serve")
     used(kept)
     (row,) = kept.used_since(0.0)
