@@ -181,19 +181,6 @@ async def test_a_function_that_prints_a_gigabyte_waits_for_its_own_log(sites: Si
     assert "in fetch" in fault.detail
 
 
-async def test_a_stream_that_raises_ends_with_the_authors_traceback(sites: Sites) -> None:
-    source = hostile(
-        "async def pieces():\n    yield 'first'\n    raise ValueError('in the middle')\nreturn Response(pieces())"
-    )
-    async with beside_a_good_one(sites[2], source) as served:
-        response = await served.ask(name="bad")
-        assert response.stream is not None
-        assert await anext(response.stream) == b"first"
-        with pytest.raises(Fault, match="in the middle") as failed:
-            await anext(response.stream)
-    assert "in pieces" in failed.value.detail
-
-
 async def test_a_stream_of_the_wrong_type_is_named(sites: Sites) -> None:
     source = hostile("async def pieces():\n    yield 7\nreturn Response(pieces())")
     async with beside_a_good_one(sites[2], source) as served:
