@@ -201,11 +201,6 @@ def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has
     tier.close()
 
 
-def test_a_second_owner_is_refused_and_says_so(tier: HostTier, tmp_path: Path) -> None:
-    with pytest.raises(TierError, match="another engine host is using it"):
-        HostTier.open(tmp_path / "tier", 10 * STRIDE)
-
-
 def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
     for open_tier in (HostTier.open, DiskTier.open):
         before = open_tier(tmp_path, 10 * STRIDE)
