@@ -100,18 +100,9 @@ def test_the_openai_client_completes_streams_and_sees_cached_tokens(network: Loc
 
 
 def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> None:
-    body = {
-        "messages": [
-            {
-                "role": "user",
-                "content": "A long and shared question, sent twice: what is the country of Oslo, please? " * 3,
-            }
-        ]
-    }
-    alice, bob = (
-        {"authorization": "Bearer alice", "x-session-affinity": "s"},
-        {"authorization": "Bearer bob", "x-session-affinity": "s"},
-    )
+    question = "A long and shared question, sent twice: what is the country of Oslo, please? " * 3
+    body = {"messages": [{"role": "user", "content": question}]}
+    alice, bob = ({"authorization": f"Bearer {name}", "x-session-affinity": "s"} for name in ("alice", "bob"))
     site = chat(network, body, alice)[2]["x-pilotlight-site"]
     again = chat(network, body, alice)
     assert again[2]["x-pilotlight-site"] == site
@@ -135,9 +126,14 @@ def test_errors_and_answers_speak_the_workers_ai_dialect_there(network: LocalNet
     assert "LIS" in envelope["result"]["response"]
 
 
+def command(network: LocalNetwork, name: str, *arguments: str) -> str:
+    """Run a command against the network; return its output."""
+    line = [sys.executable, "-m", "pilotlight.runtime.cli.commands", name, "--url", network.url, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
 def test_status_lists_every_process(network: LocalNetwork) -> None:
-    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "status", "--json", "--url", network.url]
-    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    listed = json.loads(command(network, "status", "--json"))
     assert sorted((process["role"], process["site"] or "") for process in listed) == sorted(
         [("router", ""), *((role, site) for role in ("site", "engine") for site in network.site_urls)]
     )
@@ -146,18 +142,7 @@ def test_status_lists_every_process(network: LocalNetwork) -> None:
 
 
 def test_chat_on_the_command_line_streams_an_answer(network: LocalNetwork) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pilotlight.runtime.cli.commands",
-        "chat",
-        "--url",
-        network.url,
-        "--temperature",
-        "0",
-        LISBON[0]["content"],
-    ]
-    assert "LIS" in subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "LIS" in command(network, "chat", "--temperature", "0", LISBON[0]["content"])
 
 
 def test_a_client_that_leaves_in_mid_stream_frees_every_block(network: LocalNetwork, eventually: Wait) -> None:
