@@ -81,12 +81,7 @@ def errors() -> None:
 
 
 def cancel() -> None:
-    answer = ask(model=ENDLESS, max_tokens=100_000, stream=True)
-    for _ in range(4):
-        next(answer)
-    harness.expect_running()
-    answer.close()
-    harness.expect_idle()
+    harness.expect_stops(ask(model=ENDLESS, max_tokens=100_000, stream=True), 4)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ STRICT_TOOL = {"type": "function", "function": {**TOOL["function"], "strict": Tr
 WEATHER_RESULT = json.dumps({"temperature": 18, "sky": "clear"})
 
 
+def get_weather(city: str) -> str:
+    """Get the weather of a city"""
+    return WEATHER_RESULT
+
+
 class Person(BaseModel, extra="forbid"):
     """A person."""
 
@@ -115,6 +120,15 @@ def expect_weather(arguments: str | Mapping[str, Any]) -> None:
     """Check the arguments of a call of the weather tool; any city is accepted."""
     values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
     expect(values.keys() == {"city"} and isinstance(values["city"], str), values)
+
+
+def expect_stops(answer: Any, num_parts: int) -> None:
+    """Read `num_parts` parts of an endless stream; check that it is being computed, and that it stops when it is closed."""
+    for _ in range(num_parts):
+        next(answer)
+    expect_running()
+    answer.close()
+    expect_idle()
 
 
 async def expect_cancelled(answer: Coroutine[Any, Any, Any]) -> None:

@@ -2,18 +2,13 @@
 
 import harness
 import openai
-from harness import ANSWER, CHAT, QUESTION, Person, expect
+from harness import ANSWER, CHAT, QUESTION, Person, expect, get_weather
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 ADDRESS = {"base_url": harness.OPENAI_URL, "api_key": harness.KEY, "max_retries": 0}
 model = ChatOpenAI(model=CHAT, **ADDRESS)
-
-
-def get_weather(city: str) -> str:
-    """Get the weather of a city"""
-    return harness.WEATHER_RESULT
 
 
 def chat() -> None:
@@ -72,12 +67,7 @@ def errors() -> None:
 
 
 def cancel() -> None:
-    answer = ChatOpenAI(model=harness.ENDLESS, **ADDRESS).stream(QUESTION)
-    for _ in range(3):
-        next(answer)
-    harness.expect_running()
-    answer.close()
-    harness.expect_idle()
+    harness.expect_stops(ChatOpenAI(model=harness.ENDLESS, **ADDRESS).stream(QUESTION), 3)
 
 
 if __name__ == "__main__":

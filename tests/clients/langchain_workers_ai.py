@@ -1,7 +1,7 @@
 """langchain-cloudflare: ChatCloudflareWorkersAI and CloudflareWorkersAIEmbeddings."""
 
 import harness
-from harness import ANSWER, QUESTION, Anything, expect
+from harness import ANSWER, QUESTION, Anything, expect, get_weather
 from langchain_cloudflare import ChatCloudflareWorkersAI, CloudflareWorkersAIEmbeddings
 from langchain_core.messages import ToolMessage
 
@@ -9,11 +9,6 @@ ADDRESS = {"account_id": "account", "api_token": harness.KEY, "base_url": harnes
 NATIVE = ChatCloudflareWorkersAI(model="@pilotlight/ember", **ADDRESS)
 COMPATIBLE = ChatCloudflareWorkersAI(model="@pilotlight/ember", endpoint_format="openai_compatible", **ADDRESS)
 MODELS = (NATIVE, COMPATIBLE)  # the two API paths of the client
-
-
-def get_weather(city: str) -> str:
-    """Get the weather of a city"""
-    return harness.WEATHER_RESULT
 
 
 def chat() -> None:
@@ -77,11 +72,7 @@ def errors() -> None:
 
 
 def cancel() -> None:
-    answer = ChatCloudflareWorkersAI(model="@test/endless", **ADDRESS).stream(QUESTION)
-    next(answer)
-    harness.expect_running()
-    answer.close()
-    harness.expect_idle()
+    harness.expect_stops(ChatCloudflareWorkersAI(model="@test/endless", **ADDRESS).stream(QUESTION), 1)
 
 
 if __name__ == "__main__":

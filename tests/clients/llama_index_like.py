@@ -2,7 +2,7 @@
 
 import harness
 import openai
-from harness import ANSWER, CHAT, QUESTION, Person, expect
+from harness import ANSWER, CHAT, QUESTION, Person, expect, get_weather
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
@@ -12,11 +12,6 @@ from llama_index.llms.openai_like import OpenAILike
 ADDRESS = {"api_base": harness.OPENAI_URL, "api_key": harness.KEY, "max_retries": 0}
 MODEL = {"is_chat_model": True, "is_function_calling_model": True, "context_window": 4096, **ADDRESS}
 llm = OpenAILike(model=CHAT, **MODEL)
-
-
-def get_weather(city: str) -> str:
-    """Get the weather of a city"""
-    return harness.WEATHER_RESULT
 
 
 tool = FunctionTool.from_defaults(get_weather)

@@ -64,12 +64,7 @@ def errors() -> None:
 
 
 def cancel() -> None:
-    answer = client.chat(ENDLESS, [USER], stream=True)
-    for _ in range(3):
-        next(answer)
-    harness.expect_running()
-    answer.close()
-    harness.expect_idle()
+    harness.expect_stops(client.chat(ENDLESS, [USER], stream=True), 3)
 
 
 if __name__ == "__main__":

@@ -104,12 +104,7 @@ def errors() -> None:
 
 
 def cancel() -> None:
-    answer = ask(model=ENDLESS, stream=True)
-    for _ in range(6):
-        next(answer)
-    harness.expect_running()
-    answer.close()
-    harness.expect_idle()
+    harness.expect_stops(ask(model=ENDLESS, stream=True), 6)
 
 
 if __name__ == "__main__":

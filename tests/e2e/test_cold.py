@@ -69,17 +69,8 @@ def test_a_picture_has_every_row_and_every_phase() -> None:
 def test_the_bench_runs_from_the_command_line(tmp_path: Path) -> None:
     directory = write(tmp_path / "tiny", TINY)
     add_tokenizer(directory)
-    command = [
-        sys.executable,
-        "-m",
-        "load_tests.scenarios.cold",
-        "--sizes",
-        str(directory),
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-    ]
+    options = f"--sizes {directory} --rounds 1 --threads 1".split()
+    command = [sys.executable, "-m", "load_tests.scenarios.cold", *options]
     environment = {**os.environ, "OUT": str(tmp_path / "out"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--plot", str(tmp_path / "cold.svg")], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110

@@ -281,17 +281,8 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_
 
 def test_one_site_alone_has_a_page_too(chromium: "Browser") -> None:
     port = free_ports(1)[0]
-    command = [
-        sys.executable,
-        "-m",
-        "pilotlight.runtime.cli.commands",
-        "serve",
-        "ember",
-        "--port",
-        str(port),
-        "--api-key",
-        "letmein",
-    ]
+    options = f"serve ember --port {port} --api-key letmein".split()
+    command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         next(line for line in server.stdout if line.startswith("Ready: "))

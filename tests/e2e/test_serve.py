@@ -1,6 +1,7 @@
 """`pilotlight serve` as users of other engines expect it: one directory, one port, and a clear error for a bad checkpoint."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -88,24 +89,26 @@ def refusal(*arguments: str) -> str:
     return complaint
 
 
-@pytest.mark.slow
-def test_a_missing_weight_file_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "options", "sentence"),
+    [
+        pytest.param(Path.unlink, "", "holds neither model.safetensors nor", marks=pytest.mark.slow),
+        (lambda file: os.truncate(file, file.stat().st_size // 2), "", "model.safetensors is truncated"),
+        (Path.touch, "--kv-gib 1000000", r"a KV cache of 1e\+06 GiB does not fit into the memory of cpu.*--kv-gib"),
+        pytest.param(
+            Path.touch,
+            "--device cpu --tp 3 --kv-gib 0.05",
+            "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_in_one_sentence(
+    tmp_path: Path, damage: Callable[[Path], None], options: str, sentence: str
+) -> None:
     folder = copy_of_ember(tmp_path / "m")
-    (folder / "model.safetensors").unlink()
-    assert "holds neither model.safetensors nor" in refusal(str(folder))
-
-
-def test_a_truncated_weight_file_is_one_sentence(tmp_path: Path) -> None:
-    folder = copy_of_ember(tmp_path / "m")
-    weights = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    assert "model.safetensors is truncated" in refusal(str(folder))
-
-
-def test_more_cache_than_there_is_memory_is_one_sentence(tmp_path: Path) -> None:
-    complaint = refusal(str(copy_of_ember(tmp_path / "m")), "--kv-gib", "1000000")
-    assert "a KV cache of 1e+06 GiB does not fit into the memory of cpu" in complaint
-    assert "--kv-gib" in complaint
+    damage(folder / "model.safetensors")
+    assert re.search(sentence, refusal(str(folder), *options.split()))
 
 
 def test_a_model_without_a_chat_template_is_ready_for_texts(tmp_path: Path) -> None:
@@ -164,9 +167,3 @@ def test_two_ranks_serve_one_model_and_leave_together(tmp_path: Path, split: tup
         assert server.wait(60) == 0
         psutil.wait_procs(ranks, timeout=20)
         assert not any(rank.is_running() for rank in ranks)
-
-
-@pytest.mark.slow
-def test_ranks_that_cannot_share_a_model_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    complaint = refusal(str(copy_of_ember(tmp_path / "m")), "--device", "cpu", "--tp", "3", "--kv-gib", "0.05")
-    assert "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4" in complaint

@@ -377,6 +377,14 @@ class FirstThen(NearestPolicy):
         return sorted(super().rank(request, backends), key=lambda preference: order[preference.backend.name])
 
 
+@asynccontextmanager
+async def routed_sites(*names: str, **options: Any) -> AsyncIterator[tuple[list[FakeSite], Router]]:
+    """Start sites and a router that prefers them in this order; `options` are those of `router`."""
+    policy = FirstThen(*names) if len(names) > 1 else None
+    async with sites(*names) as fakes, router(fakes, policy=policy, **options) as running:
+        yield fakes, running
+
+
 def last_error(body: bytes) -> dict[str, Any]:
     """Return the error event that ends a stream; only whole events precede it."""
     assert body.endswith(b"\n\n")

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from load_tests.sim.policies.least_outstanding import LeastOutstandingPolicy
 from pilotlight.wire.hop.status import FunctionsStatus, FunctionStatus
 from tests.edge_router.builders import model_status
-from tests.edge_router.fakes import DONE, WHOLE, answer, event, raw_stream, refuse, router, sites
+from tests.edge_router.fakes import WHOLE, answer, refuse, router, sites
 
 pytestmark = pytest.mark.process
 
@@ -31,33 +30,6 @@ async def test_a_session_sticks_to_its_site_survives_its_loss_and_stays_at_the_n
         await home.start()
         await running.until_states(**{home.name: "healthy"})
         assert {await turn("again")} == refuges
-
-
-async def test_a_follow_up_without_a_header_finds_its_home() -> None:
-    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes) as running:
-        messages = [{"role": "user", "content": "Tell me about airports. " * 50}]
-        async with running.chat(messages=messages) as response:
-            await response.read()
-        first = response.headers["x-pilotlight-route"]
-        messages += [{"role": "assistant", "content": "There are many."}, {"role": "user", "content": "More"}]
-        async with running.chat(messages=messages) as response:
-            await response.read()
-        second = response.headers["x-pilotlight-route"]
-        assert second.endswith("reason=home")
-        assert first.split("; ")[0] == second.split("; ")[0]
-
-
-async def test_a_conversation_does_not_live_where_it_was_refused() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
-        asked = {"headers": {"x-session-affinity": "conversation-1"}}
-        fakes[0].behave = fakes[1].behave = answer(400, {"error": {"code": "context_length_exceeded"}})
-        async with running.chat(**asked) as response:
-            assert response.status == 400
-        assert running.counted("pilotlight_router_sessions") == 0
-        fakes[0].behave = fakes[1].behave = raw_stream(event(0), DONE)
-        async with running.chat(**asked) as response:
-            assert response.status == 200
-        assert running.counted("pilotlight_router_sessions") > 0
 
 
 async def test_a_request_goes_to_the_site_that_has_its_model() -> None:
@@ -158,18 +130,6 @@ async def test_a_model_that_its_only_site_could_not_load_is_not_said_to_be_unkno
                 async with running.chat() as response:
                     assert response.status == 503
             assert fakes[1].bodies == []
-
-
-async def test_requests_spread_over_sites_while_they_are_under_way() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=LeastOutstandingPolicy()) as running:
-        fakes[0].behave = fakes[1].behave = raw_stream(event(0), end="on command")
-        responses = [await running.chat() for _ in range(4)]
-        assert [fake.active for fake in fakes] == [2, 2]
-        for fake in fakes:
-            fake.go_on.set()
-        for response in responses:
-            assert (await response.read()).endswith(DONE)
-            response.close()
 
 
 async def test_with_no_healthy_site_the_unhealthy_are_tried_and_the_refusal_has_the_results() -> None:

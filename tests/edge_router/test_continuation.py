@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.assembly import RouterLimits
-from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S, AnswerLimits
+from pilotlight.edge_router.forwarding.timeouts import LOOK_AGAIN_S
 from pilotlight.wire.hop.continuation import (
     ANSWER,
     DRAIN_NOTICE,
@@ -36,6 +35,7 @@ from tests.edge_router.fakes import (
     raw_stream,
     reset_before_first_byte,
     reset_it,
+    routed_sites,
     router,
     sites,
     stream_of,
@@ -91,10 +91,7 @@ LOSSES: dict[str, tuple[Ending, str]] = {
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_a_stream_continues_with_the_next_token_after_any_fault_of_its_site(loss: str) -> None:
     ending, cause = LOSSES[loss]
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), idle_timeout_s=0.6) as running,
-    ):
+    async with routed_sites("ams1", "iad1", idle_timeout_s=0.6) as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=3, ending=ending)
         fakes[1].behave = continued_stream(COUNT)
         async with running.chat(headers={"x-request-id": "mine"}) as response:
@@ -115,18 +112,8 @@ async def test_a_stream_continues_with_the_next_token_after_any_fault_of_its_sit
         await running.until(lambda: fakes[0].active == 0)
 
 
-async def test_a_site_that_sends_on_after_an_end_is_left_with_its_earlier_events() -> None:
-    lies = write_and_wait(with_resume_point(event(3), ResumePoint(0, (103,), "stop")) + marked_event(4))
-    async with sites("ams1") as fakes, router(fakes, max_losses=0) as running:
-        fakes[0].behave = continued_stream(COUNT, until=3, ending=lies)
-        async with running.chat() as response:
-            body = await response.read()
-        assert body.startswith(b"".join(event(i) for i in range(4)) + b'data: {"error"')
-        assert "continued after its end" in last_error(body)["error"]["message"]
-
-
 async def test_a_loss_before_the_first_mark_begins_the_same_answer_anew() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=0, ending=write_and_end(event(0)))
         fakes[1].behave = continued_stream(COUNT)
         async with running.chat() as response:
@@ -135,10 +122,7 @@ async def test_a_loss_before_the_first_mark_begins_the_same_answer_anew() -> Non
 
 
 async def test_a_second_and_a_third_failure_during_recovery_cost_only_time() -> None:
-    async with (
-        sites("ams1", "iad1", "sin1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), connect_timeout_s=0.2) as running,
-    ):
+    async with routed_sites("ams1", "iad1", "sin1", connect_timeout_s=0.2) as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=2, ending=reset_it)
         fakes[1].behave = reset_before_first_byte
         fakes[2].behave = continued_stream(COUNT, until=4, ending=reset_it)
@@ -156,10 +140,7 @@ async def test_a_second_and_a_third_failure_during_recovery_cost_only_time() -> 
 
 
 async def test_a_site_that_freezes_while_it_takes_over_is_left_for_the_next() -> None:
-    async with (
-        sites("ams1", "iad1", "sin1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), continue_within_s=0.6) as running,
-    ):
+    async with routed_sites("ams1", "iad1", "sin1", continue_within_s=0.6) as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=2, ending=reset_it)
         fakes[1].behave = hang
         fakes[2].behave = continued_stream(COUNT)
@@ -169,10 +150,7 @@ async def test_a_site_that_freezes_while_it_takes_over_is_left_for_the_next() ->
 
 
 async def test_a_frozen_site_is_left_in_mid_stream_once_its_probes_fail() -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), idle_timeout_s=60) as running,
-    ):
+    async with routed_sites("ams1", "iad1", idle_timeout_s=60) as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=3, ending=fall_silent)
         fakes[1].behave = continued_stream(COUNT)
         async with running.chat() as response:
@@ -202,10 +180,7 @@ async def test_a_stream_that_no_other_site_can_continue_waits_for_a_busy_site_th
 
 
 async def test_a_stream_that_stands_still_leaves_its_site_though_the_probes_are_answered() -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), idle_timeout_s=60, stall_s=0.3) as running,
-    ):
+    async with routed_sites("ams1", "iad1", idle_timeout_s=60, stall_s=0.3) as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=3, ending=fall_silent)
         fakes[1].behave = continued_stream(COUNT)
         async with running.chat() as response:
@@ -214,58 +189,8 @@ async def test_a_stream_that_stands_still_leaves_its_site_though_the_probes_are_
         await running.until(lambda: fakes[0].active == 0)
 
 
-@pytest.mark.parametrize(
-    ("mine", "others"),
-    [
-        ({}, {"models": (model_status("another"),)}),
-        ({"models": (model_status(decode_tokens_per_s=0.1),)}, {}),
-        ({"models": (model_status(prefill_tokens_per_s=1.0, queued_tokens=500),)}, {}),
-    ],
-)
-async def test_a_stream_whose_silence_is_explained_or_that_has_nowhere_to_go_stays(
-    mine: dict[str, Any], others: dict[str, Any]
-) -> None:
-    async with sites("ams1", "iad1") as fakes:
-        fakes[0].status_fields, fakes[1].status_fields = mine, others
-        async with router(fakes, policy=FirstThen("ams1", "iad1"), idle_timeout_s=60, stall_s=0.1) as running:
-
-            async def pause(site: FakeSite, request: Any, response: Any) -> None:
-                await site.go_on.wait()
-                await response.write(b"".join(marked_event(i) for i in range(3, COUNT)))
-                await response.write(with_resume_point(DONE, ResumePoint(0, (), "stop")))
-
-            fakes[0].behave = continued_stream(COUNT, until=3, ending=pause)
-            async with running.chat() as response:
-                await response.content.readexactly(len(event(0)) * 3)
-                await asyncio.sleep(0.8)  # time for several checks
-                fakes[0].go_on.set()
-                assert event(0) + event(1) + event(2) + await response.read() == WHOLE
-            assert counts(running)["disturbed"] == 0
-
-
-async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
-    """The site's engine restarts, and the site itself continues the streams."""
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        site = fakes[0]
-
-        async def pause(site: FakeSite, request: Any, response: Any) -> None:
-            await site.go_on.wait()
-            await response.write(
-                b"".join(marked_event(i) for i in range(3, COUNT)) + with_resume_point(DONE, ResumePoint(0, (), "stop"))
-            )
-
-        site.behave = continued_stream(COUNT, until=3, ending=pause)
-        site.status_fields = {"ready": False}
-        async with running.chat() as response:
-            await running.until_states(ams1="unhealthy")
-            await asyncio.sleep(0.8)
-            site.go_on.set()
-            assert await response.read() == WHOLE
-        assert counts(running)["disturbed"] == 0
-
-
 async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_loses_it_when_there_is() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[1].status_fields = {"models": (model_status("another"),)}
         await running.until(lambda: running.edge.backends["iad1"].view().model("ember") is None)
 
@@ -306,7 +231,7 @@ async def test_a_draining_site_ends_its_stream_itself_where_the_only_other_site_
 
 async def test_what_a_site_says_between_its_notice_and_its_first_event_is_not_lost() -> None:
     """The notice comes while the stream has only heartbeats, as a tool call's stream has before its first part."""
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
 
         async def drain(site: FakeSite, request: Any, response: Any) -> None:
             await response.write(b": hb\n\n" + DRAIN_NOTICE)
@@ -347,10 +272,7 @@ async def refusing(running: Router, fakes: list[FakeSite]) -> dict[str, Any]:
     [answer(503, {"error": {"message": "full", "code": "overloaded"}}), answer(400, {"error": "what?"}), stream_of(3)],
 )
 async def test_where_no_site_can_continue_the_client_gets_an_error_in_time(other: Any) -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), continue_within_s=0.3) as running,
-    ):
+    async with routed_sites("ams1", "iad1", continue_within_s=0.3) as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=3, ending=reset_it)
         fakes[1].behave = other
 
@@ -382,39 +304,15 @@ async def one_more_then_reset(site: FakeSite, request: Any) -> Any:
     return await continued_stream(9, until=len(delivery) + 1, ending=reset_it)(site, request)
 
 
-async def test_an_error_that_is_the_requests_own_ends_the_stream() -> None:
-    late = b'data: {"error": {"message": "not complete after 600 s", "code": "request_timeout"}}\n\n'
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = continued_stream(COUNT, until=3, ending=write_and_end(late))
-        async with running.chat() as response:
-            assert await response.read() == event(0) + event(1) + event(2) + late
-        assert fakes[1].bodies == []
-
-
 async def test_a_stream_without_marks_is_not_continued() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = raw_stream(event(0), event(1), event(2), end="reset")
         await refusing(running, fakes)
         assert fakes[1].bodies == []
 
 
-async def test_a_stream_too_long_to_be_handed_over_is_not_continued_and_its_client_gets_the_reason() -> None:
-    limits = RouterLimits(answers=AnswerLimits(max_delivered_bytes=1))
-    policy = FirstThen("ams1", "iad1")
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=policy, limits=limits) as running:
-        fakes[0].behave = continued_stream(COUNT, until=3, ending=end_it)
-        async with running.chat() as response:
-            body = await response.read()
-        assert body.startswith(b"".join(event(i) for i in range(3)))
-        assert last_error(body)["error"]["code"] == "upstream_lost"
-        assert (len(fakes[1].seen), counts(running)) == (0, {"disturbed": 1, "continued": 0, "lost": 1})
-        async with running.chat() as response:  # a stream that has not started
-            fakes[0].behave = continued_stream(COUNT)
-            assert response.status == 200
-
-
 async def test_a_client_that_leaves_between_two_sites_leaves_nothing_behind() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = continued_stream(COUNT, until=3, ending=reset_it)
         fakes[1].behave = hang
         async with running.chat() as response:
@@ -438,7 +336,7 @@ async def test_a_clients_own_continuation_headers_and_marks_mean_nothing() -> No
 async def test_every_try_is_signed_anew() -> None:
     """A signature is valid for a minute, but a stream may last longer."""
     now = time.time()
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
 
         async def much_later(site: FakeSite, request: Any, response: Any) -> None:
             running.edge.clocks.record("iad1", now + 3600)
@@ -451,15 +349,6 @@ async def test_every_try_is_signed_anew() -> None:
         second = fakes[1].seen[0]
         request_id = second.headers["x-request-id"]
         assert hop_is_genuine(second.headers[HOP], SECRET, now + 3600, Hop("POST", second.path, request_id, "iad1"))
-
-
-async def test_a_whole_answer_has_the_same_name_and_seed_at_its_second_site() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = reset_before_first_byte
-        fakes[1].behave = answer(200, {"id": "x"})
-        async with running.chat(stream=False) as response:
-            assert (await response.json()) == {"id": "x"}
-        assert fakes[0].seen[0].headers[ANSWER] == fakes[1].seen[0].headers[ANSWER]
 
 
 async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -> None:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from pilotlight.edge_router.routing.views import MAX_DECLINES, BackendView, Preference, RouteRequest
 from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
-from tests.clock import Clock
 from tests.edge_router.fakes import DONE, Behaviour, FakeSite, continued_stream, event, refuse, router, sites
 from tests.edge_router.nearest import NearestPolicy
 
@@ -58,16 +57,6 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
         assert running.proxy.selector.retries.left > 40  # a decline costs nothing of the retry budget
 
 
-async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient()) as running:
-        for fake in fakes:
-            fake.behave = declines_if_it_may(continued_stream(4))
-        async with running.chat() as response:
-            assert response.status == 200
-            assert (await response.read()).endswith(DONE)
-        assert [MAX_QUEUE_WAIT in request.headers for fake in fakes for request in fake.seen] == [True, False, True]
-
-
 async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
     names = ("ams1", "iad1", "sin1")
     async with sites(*names) as fakes, router(fakes, policy=Patient()) as running:
@@ -103,19 +92,6 @@ async def test_a_site_that_declines_what_it_was_not_free_to_decline_has_failed()
         assert len(fakes[0].seen) == 2
 
 
-async def test_without_a_budget_left_a_failed_try_is_the_last_one() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient()) as running:
-        fakes[0].behave, fakes[1].behave = refuse("overloaded"), continued_stream(4)
-        async with running.chat() as response:
-            assert response.status == 200
-        retries = running.proxy.selector.retries
-        retries._clock = Clock(retries._clock())
-        while retries.withdraw():
-            pass
-        async with running.chat() as response:
-            assert response.status == 503
-
-
 async def test_a_site_learns_the_digests_of_the_conversation_and_nothing_of_it_without_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,26 +107,3 @@ async def test_a_site_learns_the_digests_of_the_conversation_and_nothing_of_it_w
         async with running.chat() as response:
             await response.read()
         assert PREFIXES not in fakes[0].seen[0].headers
-
-
-async def test_a_client_s_wish_for_a_site_comes_first_while_that_site_answers() -> None:
-    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, policy=Patient()) as running:
-        for fake in fakes:
-            fake.behave = continued_stream(2)
-        for wish, expected in (("sin1", "sin1"), ("iad1", "iad1"), ("nowhere", "ams1")):
-            async with running.chat(headers={"prefer": f"site={wish}"}) as response:
-                assert f"site={expected}" in response.headers["x-pilotlight-route"]
-        assert MAX_QUEUE_WAIT not in fakes[2].seen[0].headers, "a request without a limit waits"
-        fakes[2].behave = refuse("overloaded")
-        async with running.chat(headers={"prefer": "site=sin1"}) as response:
-            assert (response.status, "site=ams1" in response.headers["x-pilotlight-route"]) == (200, True)
-
-
-async def test_a_request_that_fails_in_the_same_words_at_two_sites_goes_to_no_third() -> None:
-    async with sites("ams1", "iad1", "sin1") as fakes, router(fakes, policy=Patient()) as running:
-        for fake in fakes:
-            fake.behave = refuse("engine_error", 500, "a step failed")
-        async with running.chat() as response:
-            assert response.status == 500
-            assert (await response.json())["error"]["message"].endswith(": a step failed")
-        assert [len(fake.seen) for fake in fakes] == [1, 1, 0]

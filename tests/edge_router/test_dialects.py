@@ -14,7 +14,7 @@ from pilotlight.wire.hop.continuation import (
     with_resume_point,
 )
 from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder, encode_event
-from tests.edge_router.fakes import FirstThen, answer, begin, raw_stream, refuse, router, sites
+from tests.edge_router.fakes import answer, begin, raw_stream, refuse, routed_sites, router, sites
 
 pytestmark = pytest.mark.process
 
@@ -88,7 +88,7 @@ async def test_an_error_event_of_the_sites_own_is_gone_on_behind(monkeypatch: py
 
         return behave
 
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave, fakes[1].behave = site(0), site(1)
         async with running.http.post(running.url + PATH, json=ASKED) as response:
             assert await response.read() == WHOLE

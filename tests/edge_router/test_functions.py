@@ -9,11 +9,11 @@ import pytest
 from pilotlight.edge_router.backends.backend import EJECT_AFTER
 from tests.edge_router.fakes import (
     DRAINING,
-    FirstThen,
     answer,
     raw_stream,
     refuse,
     reset_before_first_byte,
+    routed_sites,
     router,
     sites,
 )
@@ -50,20 +50,11 @@ async def test_a_functions_upload_may_be_larger_than_a_prompt() -> None:
                 assert (response.status, f"(relay.{setting})" in await response.text()) == (413, True)
 
 
-async def test_pieces_arrive_while_the_function_still_works() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(b"first", end="on command")
-        async with running.http.get(running.url + "/fn/f") as response:
-            assert await response.content.readany() == b"first"
-            fakes[0].go_on.set()
-            assert await response.read() == b'data: {"i":99}\n\ndata: [DONE]\n\n'
-
-
 @pytest.mark.parametrize(("method", "status", "tries"), [("POST", 502, 0), ("GET", 200, 1), ("PUT", 200, 1)])
 async def test_only_what_may_be_repeated_is_tried_elsewhere_once_it_may_have_run(
     method: str, status: int, tries: int
 ) -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = reset_before_first_byte
         fakes[1].behave = answer(200, {})
         async with running.http.request(method, running.url + "/fn/f") as response:
@@ -72,7 +63,7 @@ async def test_only_what_may_be_repeated_is_tried_elsewhere_once_it_may_have_run
 
 
 async def test_a_draining_site_has_not_run_it_and_a_functions_own_503_is_an_answer() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = refuse("draining")
         fakes[1].behave = answer(503, {"mine": True})
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
@@ -84,7 +75,7 @@ async def test_a_draining_site_has_not_run_it_and_a_functions_own_503_is_an_answ
 @pytest.mark.parametrize("body", [DRAINING, {"error": {"code": "overloaded"}}, {"errors": [{"code": 3040}]}])
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_what_a_function_says_in_its_body_is_never_taken_for_its_sites_word(status: int, body: object) -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = answer(status, body)
         for _ in range(2 * EJECT_AFTER):
             async with running.http.post(running.url + "/fn/f", data=b"x") as response:
@@ -94,18 +85,8 @@ async def test_what_a_function_says_in_its_body_is_never_taken_for_its_sites_wor
         assert fakes[1].seen == []
 
 
-async def test_a_function_that_is_busy_costs_its_site_no_trust() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = refuse("overloaded")
-        fakes[1].behave = answer(200, {})
-        for _ in range(2 * EJECT_AFTER):
-            async with running.http.post(running.url + "/fn/f", data=b"x") as response:
-                assert response.status == 200
-        assert not running.proxy.selector.backends["ams1"].view().is_ejected
-
-
 async def test_a_stream_that_breaks_off_has_no_end_for_its_client_either() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = raw_stream(b"some", end="reset")
         async with running.http.get(running.url + "/fn/f") as response:
             assert await response.content.readany() == b"some"

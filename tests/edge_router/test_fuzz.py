@@ -14,7 +14,17 @@ from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward, Stream
 from pilotlight.wire.errors import ERRORS
 from pilotlight.wire.hop.continuation import RESUME_POINTS
 from pilotlight.wire.sse import EventDecoder
-from tests.edge_router.fakes import DONE, FakeSite, begin, event, marked_event, reset_connection, router, sites
+from tests.edge_router.fakes import (
+    DONE,
+    FakeSite,
+    begin,
+    event,
+    marked_event,
+    reset_connection,
+    routed_sites,
+    router,
+    sites,
+)
 from tests.edge_router.raw import status_of, wire
 
 pytestmark = pytest.mark.process
@@ -92,9 +102,9 @@ async def test_a_site_that_sends_anything_in_any_pieces_is_survived(
         examples.append((cut(b"".join(pieces), at), how))
 
     collect()
-    async with (
-        sites("ams1") as fakes,
-        router(fakes, continue_within_s=0, idle_timeout_s=0.5, first_byte_timeout_s=0.5) as running,
+    async with routed_sites("ams1", continue_within_s=0, idle_timeout_s=0.5, first_byte_timeout_s=0.5) as (
+        fakes,
+        running,
     ):
         fakes[0].behave = anything
         for parts, how in examples:

@@ -161,30 +161,6 @@ async def test_connections_of_one_address_are_limited() -> None:
             assert b"retry-after: 1" in heard
 
 
-async def test_more_pipelined_requests_than_any_client_needs_are_refused() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
-        fakes[0].behave = hang
-        await client.say(post(CHAT, STREAM) * 200)
-        await client.hear_all()  # until the connection is closed
-        async with asyncio.timeout(60):
-            await running.until(lambda: fakes[0].active == 0)
-
-
-async def test_the_trace_continues_at_the_site_and_hop_by_hop_headers_do_not() -> None:
-    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    headers = {
-        "traceparent": trace, "tracestate": "a=b", "connection": "keep-alive, x-private", "x-private": "1", "te": "trailers",
-        "proxy-authorization": "secret", "x-kept": "2", "x-pilotlight-marks": "1", "x-pilotlight-answer": "1.2.3",
-    }  # fmt: skip
-    async with sites("ams1") as fakes, router(fakes) as running:
-        async with running.chat(headers=headers) as response:
-            await response.read()
-        seen = fakes[0].seen[0].headers
-        assert (seen["traceparent"], seen["tracestate"], seen["x-kept"]) == (trace, "a=b", "2")
-        for name in ("x-private", "te", "proxy-authorization", "x-pilotlight-marks", "x-pilotlight-answer"):
-            assert name not in seen
-
-
 async def test_small_events_leave_at_once_on_both_sides() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")

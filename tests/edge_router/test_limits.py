@@ -17,7 +17,7 @@ from pilotlight.sites.network import CustomerConfig, DoorConfig, NetworkConfig, 
 from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
 from tests.edge_router.builders import Clock, network
-from tests.edge_router.fakes import answer, event, hang, raw_stream, router, sites
+from tests.edge_router.fakes import answer, event, raw_stream, router, sites
 
 ALICE, BOB = {"authorization": "Bearer alice"}, {"authorization": "Bearer bob"}
 
@@ -412,20 +412,3 @@ async def test_parallel_streams_cannot_pass_the_minutes_tokens(most: int | None,
         async with running.chat(headers=ALICE, max_tokens=20) as response:
             assert response.status == 200, "unused reservations are returned"
             await response.read()
-
-
-@pytest.mark.process
-async def test_open_streams_of_a_tenant_are_limited_and_come_back_when_they_end() -> None:
-    async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"max_open": 1}}) as running:
-        fakes[0].behave = raw_stream(event(0), end="on command")
-        async with running.chat(headers=ALICE) as first:
-            assert await first.content.readany()
-            async with running.chat(headers=ALICE) as second:
-                assert second.status == 429
-            fakes[0].go_on.set()
-            await first.read()
-        async with running.chat(headers=ALICE) as third:
-            assert third.status == 200
-            await third.read()
-        fakes[0].behave = hang
-        assert running.proxy.admission.limits.num_open == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.edge_router.fakes import Behaviour, FirstThen, event, last_error, raw_stream, router, sites
+from tests.edge_router.fakes import Behaviour, event, last_error, raw_stream, routed_sites, router, sites
 
 pytestmark = pytest.mark.process
 
@@ -19,7 +19,7 @@ DEATHS: dict[str, Behaviour] = {
 @pytest.mark.parametrize("path", ["/ai/v1/chat/completions", "/client/v4/accounts/a/ai/run/ember"])
 @pytest.mark.parametrize("death", DEATHS)
 async def test_a_site_lost_in_mid_stream_ends_with_an_honest_event_after_whole_events(death: str, path: str) -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = DEATHS[death]
         async with running.chat(path) as response:
             body = await response.read()

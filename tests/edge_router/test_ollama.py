@@ -10,7 +10,7 @@ from pilotlight.edge_router.requests.request import Head, RequestParser
 from pilotlight.wire.hop.continuation import RESUME_POINTS, ResumePoint, with_resume_point
 from pilotlight.wire.sse import CONTENT_TYPE, DONE, HEARTBEAT, encode_event
 from tests.edge_router.builders import model_status
-from tests.edge_router.fakes import FakeSite, FirstThen, answer, begin, raw_stream, refuse, router, sites
+from tests.edge_router.fakes import FakeSite, answer, begin, raw_stream, refuse, routed_sites, router, sites
 
 pytestmark = pytest.mark.process
 
@@ -42,7 +42,7 @@ async def test_a_stream_continues_at_another_site(monkeypatch: pytest.MonkeyPatc
             request.transport.abort()
         return response
 
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = fakes[1].behave = behave
         async with running.http.post(running.url + "/api/chat", json=ASKED) as response:
             assert (await response.read()).split(b"\n") == [*LINES, b""]

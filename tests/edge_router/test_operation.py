@@ -9,12 +9,11 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from tests.edge_router.fakes import (
     DONE,
     WHOLE,
-    FirstThen,
     continued_stream,
     event,
     last_error,
     raw_stream,
-    refuse,
+    routed_sites,
     router,
     sites,
 )
@@ -35,17 +34,6 @@ async def test_a_drain_that_finds_a_client_still_sending_its_body_does_not_forwa
         writer.close()
         await drain
         assert fakes[0].bodies == []
-
-
-async def test_a_site_that_refuses_because_it_drains_is_left_alone_until_it_says_otherwise() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = refuse("draining")
-        fakes[0].status_fields = {"draining": True}
-        async with running.chat() as response:
-            assert "site=iad1" in response.headers["x-pilotlight-route"]
-        assert running.proxy.selector.backends["ams1"].state == "draining"
-        fakes[0].status_fields = {}
-        await running.until_states(ams1="healthy")
 
 
 async def test_a_drain_lets_streams_finish_refuses_new_ones_and_reports_those_it_cuts() -> None:
@@ -113,7 +101,7 @@ async def test_own_pages_say_what_the_router_sees() -> None:
 
 async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         for fake in fakes:
             fake.secret, fake.behave = "s3cret", continued_stream(4)
         fakes[0].secret = "another"

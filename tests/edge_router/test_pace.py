@@ -10,19 +10,19 @@ import pytest
 from msgspec.structs import replace
 
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
-from pilotlight.edge_router.forwarding.relay import DeliveryLog, Forward
-from pilotlight.edge_router.forwarding.request_state import MAX_MOVES, SETTLED_S, RequestState, RetryBudget
+from pilotlight.edge_router.forwarding.relay import DeliveryLog
+from pilotlight.edge_router.forwarding.request_state import MAX_MOVES, SETTLED_S, RequestState
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.forwarding.timeouts import AttemptLimits
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, UpstreamAttempt
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
-from pilotlight.edge_router.routing.selection import AttemptPace, first_token_limit_s, stall_limit_s
-from pilotlight.edge_router.routing.views import Preference, RouteRequest
+from pilotlight.edge_router.routing.selection import first_token_limit_s, stall_limit_s
+from pilotlight.edge_router.routing.views import Preference
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.hop.continuation import ResumePoint
 from pilotlight.wire.sse import HEARTBEAT
 from tests.asgi import eventually
-from tests.edge_router.builders import Clock, model_status, view
+from tests.edge_router.builders import model_status, view
 from tests.edge_router.fakes import marked_event
 
 RELAY = RelayConfig(stall_s=2.0)
@@ -94,31 +94,6 @@ def test_each_site_that_is_silent_while_it_takes_over_leaves_the_next_one_twice_
     assert proxied.first_stall_s == 4.0
 
 
-def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_next_try_paid_for() -> None:
-    sites = [view("ams1"), view("iad1")]
-    retries = RetryBudget(Clock())
-
-    def rank(request: ValidRequest) -> tuple[RouteRequest, list[Preference]]:
-        return RouteRequest("ember"), [Preference(site, 1.0, {}, "only") for site in sites]
-
-    class Site:
-        name = "ams1"
-
-    def pace(proxied: RequestState, retries: RetryBudget) -> AttemptPace:
-        return AttemptPace(proxied, Site(), RELAY, rank, retries)
-
-    proxied = RequestState(request(), RELAY, 0.0)
-    before = retries.left
-    assert pace(proxied, retries).may_leave()
-    assert proxied.tries.is_paid
-    assert retries.left == before - 1
-    while retries.withdraw():
-        pass
-    assert not pace(RequestState(request(), RELAY, 0.0), retries).may_leave()
-    sites.pop()
-    assert not pace(RequestState(request(), RELAY, 0.0), RetryBudget(Clock())).may_leave()
-
-
 class _Pace:
     """A pace by which a request leaves at once and a stream stalls after 2 s."""
 
@@ -159,27 +134,6 @@ async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[SiteConnections,
         yield upstream, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         upstream.pool.close()
         await ended.wait()
-
-
-@pytest.mark.process
-async def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_silence_of_the_site() -> None:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-pilotlight-marks: 1\r\n\r\n"
-    pace = _Pace()
-    async with silent_site(head + b":pl [0,[1],null,0]\ndata: a\n\n") as (upstream, url):
-        attempt = UpstreamAttempt(upstream, "ams1", url, request(), LIMITS, pace, DeliveryLog())
-        with await attempt.response() as response:
-            assert await anext(response) == [Forward(b"data: a\n\n")]
-            waiting = asyncio.ensure_future(anext(response))
-            await asyncio.sleep(0)
-            started = time.monotonic()
-            response.look(started + 12.0, awake_since=started + 12.0)
-            assert pace.asked == [0.0]
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            response.look(started + 14.5, awake_since=started + 12.0)
-            with pytest.raises(StreamLost) as lost:
-                await waiting
-            assert lost.value.cause == "stalled"
 
 
 @pytest.mark.process

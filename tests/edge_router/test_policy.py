@@ -45,42 +45,9 @@ def test_the_nearer_of_two_idle_sites_is_chosen() -> None:
     assert names(rank(ASK, view("iad1", rtt_ms=90.0), view("ams1", rtt_ms=2.0))) == ["ams1", "iad1"]
 
 
-def test_a_queue_longer_than_the_detour_sends_the_request_away() -> None:
-    near = view("ams1", rtt_ms=2.0, model={"queued_tokens": 400, "prefill_tokens_per_s": 2000.0})
-    far = view("iad1", rtt_ms=90.0, model={"prefill_tokens_per_s": 2000.0})
-    assert names(rank(ASK, near, far)) == ["iad1", "ams1"]
-
-
-def test_what_was_sent_since_the_status_counts_as_queued() -> None:
-    assert term(ASK, view(pending_tokens=4000), "queue_ahead") == pytest.approx(2000.0)
-    near, far = view("ams1", pending_tokens=4000, pending_requests=4), view("iad1", rtt_ms=90.0)
-    assert names(rank(ASK, near, far)) == ["iad1", "ams1"]
-
-
-def test_cached_tokens_are_not_prefilled_at_home_and_only_there() -> None:
-    at_home = replace(ASK, home=Home("ams1", 900, by_name=False))
-    assert term(at_home, view("ams1"), "prefill") == pytest.approx(50.0)
-    assert term(at_home, view("iad1"), "prefill") == pytest.approx(500.0)
-
-
 def at(store: str, queued_tokens: int = 0, rate: float = 20_000.0) -> dict[str, object]:
     """Return the fields of a model whose site reads from the KV store `store`."""
     return {"queued_tokens": queued_tokens, "kv_store": store, "kv_store_tokens_per_s": rate}
-
-
-def prefills(*backends: BackendView) -> dict[str, float]:
-    at_home = replace(ASK, home=Home("home", 900, by_name=False))
-    return {each.backend.name: each.terms["prefill"] for each in rank(at_home, *backends)}
-
-
-def test_what_a_site_lacks_it_reads_from_the_store_that_it_shares_with_its_holder() -> None:
-    found = prefills(view("home", model=at("one")), view("same", model=at("one")), view("other", model=at("another")))
-    assert found == pytest.approx({"home": 50.0, "same": 50.0 + 900 / 20, "other": 500.0})
-
-
-@pytest.mark.parametrize("rate", [0.0, 1000.0])
-def test_a_store_that_was_not_read_from_or_is_slower_than_computing_counts_for_nothing(rate: float) -> None:
-    assert prefills(view("home", model=at("one")), view("same", model=at("one", rate=rate)))["same"] == 500.0
 
 
 def test_beside_a_store_a_conversation_leaves_a_home_that_is_busy_for_less_than_it_would_without() -> None:
@@ -149,18 +116,6 @@ def test_a_far_site_is_not_within_reach_of_placement() -> None:
     assert {rank(RouteRequest("ember", 10, f"{i}".encode()), *sites)[0].backend.name for i in range(50)} == {"ams1"}
 
 
-def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
-    assert term(ASK, view(model={"residency": "host", "wake_ms": 300.0}), "wake") == 300.0
-    assert term(ASK, view(model={"residency": "disk"}), "wake") == Assumptions().wake_ms
-    assert term(ASK, view(model={"residency": "device", "wake_ms": 300.0}), "wake") == 0.0
-
-
-def test_a_site_whose_decodes_crowd_each_other_costs_its_published_step_once() -> None:
-    """The published rate includes the effect of other sequences, so a full cache adds nothing."""
-    crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 25.0}
-    assert term(ASK, view(model=crowded), "decode_step") == pytest.approx(40.0)
-
-
 def test_a_site_without_a_free_permit_is_nearly_the_last_resort() -> None:
     full = view("ams1", site={"inflight": 255}, pending_requests=1)
     assert names(rank(ASK, full, view("iad1", rtt_ms=900.0))) == ["iad1", "ams1"]
@@ -171,19 +126,6 @@ def test_the_queue_that_a_full_first_choice_may_have_is_no_longer_for_its_being_
     first = rank(ASK, full, view("iad1", site={"inflight": 256}, rtt_ms=301.0))[0]
     assert (first.backend.name, first.terms["full"]) == ("ams1", Assumptions().full_ms)
     assert first.max_queue_ms == pytest.approx(300.0 + Assumptions().queue_slack_ms)
-
-
-@pytest.mark.parametrize("guessed", [{"status": None, "status_is_fresh": False}, {"status_is_fresh": False}])
-def test_a_site_that_has_not_said_lately_pays_for_the_doubt_and_the_terms_show_it(guessed: dict[str, object]) -> None:
-    silent = replace(view("ams1"), **guessed)
-    assert term(ASK, silent, "doubt") == pytest.approx(150 + 512)
-    assert term(ASK, view("ams1"), "doubt") == 0.0
-    assert names(rank(ASK, silent, view("iad1", rtt_ms=90.0))) == ["iad1", "ams1"]
-
-
-def test_a_measured_rate_outlives_a_stale_status() -> None:
-    stale = view(status_is_fresh=False, model={"prefill_tokens_per_s": 10_000.0})
-    assert term(ASK, stale, "prefill") == pytest.approx(100.0)
 
 
 def test_a_client_place_ranks_by_its_distance_plus_the_excess_we_measured() -> None:
@@ -246,13 +188,6 @@ def test_an_ejected_site_is_left_out_until_too_few_would_be_left(policy: type[Po
     assert sorted(names(policy().rank(ASK, ejected))) == ["ams1", "iad1", "sin1"]
 
 
-def test_a_site_that_publishes_a_prefix_is_believed_to_hold_it() -> None:
-    request = replace(ASK, digests=((7, 900), (5, 400)))
-    assert term(request, view("ams1", prefixes=frozenset({5, 99})), "prefill") == pytest.approx(300.0)
-    assert term(request, view("ams1", prefixes=frozenset({7})), "prefill") == pytest.approx(50.0)
-    assert term(request, view("ams1", prefixes=frozenset({8})), "prefill") == pytest.approx(500.0)
-
-
 def test_a_site_that_has_just_come_back_takes_its_share_of_new_conversations_and_always_the_same_ones() -> None:
     back, other = view("ams1", slow_start=0.25), view("iad1")
     keys = [f"{i}".encode() for i in range(400)]
@@ -294,12 +229,6 @@ def test_a_model_that_this_router_has_woken_costs_only_the_rest_of_the_wake() ->
     assert term(replace(ASK, now_s=103.0), asleep, "wake") == pytest.approx(1000.0)
 
 
-def test_requests_after_an_unanswered_request_count_as_queued_whatever_the_status_says() -> None:
-    assert term(ASK, view(unanswered_tokens=4000), "queue_ahead") == pytest.approx(2000.0)
-    quiet = view("ams1", unanswered_tokens=4000, status_at_s=100.0, model={"queued_tokens": 0})
-    assert names(rank(replace(ASK, now_s=150.0), quiet, view("iad1", rtt_ms=90.0))) == ["iad1", "ams1"]
-
-
 def test_a_site_whose_answers_come_late_is_as_much_dearer_and_expected_no_later() -> None:
     late, other = view("ams1", lateness_ms=400.0), view("iad1", rtt_ms=90.0)
     order = rank(ASK, late, other)
@@ -322,11 +251,6 @@ def test_a_published_queue_is_worked_off_while_its_news_ages() -> None:
     assert term(replace(ASK, now_s=101.5), backend, "queue_ahead") == pytest.approx(500.0)
     assert term(replace(ASK, now_s=109.0), backend, "queue_ahead") == 0.0
     assert term(replace(ASK, now_s=-5.0), backend, "queue_ahead") == pytest.approx(2000.0)  # a clock that was set back
-
-
-def test_a_queue_shrinks_more_slowly_where_others_keep_sending() -> None:
-    busy = {"queued_tokens": 4000, "prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
-    assert term(replace(ASK, now_s=101.0), view(status_at_s=100.0, model=busy), "queue_ahead") == pytest.approx(1500.0)
 
 
 def test_what_this_router_sent_a_moment_ago_is_still_ahead_however_old_the_status_is() -> None:

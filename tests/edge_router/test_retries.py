@@ -1,28 +1,20 @@
 """A site that fails before its first byte costs the client only time."""
 
 import asyncio
-from typing import Any
 
 import pytest
-from aiohttp import web
 
-from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.backends.backend import EJECT_AFTER
-from pilotlight.edge_router.forwarding.timeouts import AnswerLimits
 from pilotlight.wire.http.client import ConnectionPool, Origin, UpstreamConnection
 from tests.edge_router.fakes import (
-    DONE,
     WHOLE,
     Behaviour,
-    FakeSite,
-    FirstThen,
     answer,
-    event,
     hang,
     raw_stream,
     refuse,
     reset_before_first_byte,
-    reset_connection,
+    routed_sites,
     router,
     sites,
     stream_of,
@@ -53,7 +45,7 @@ FAILURES: dict[str, Behaviour] = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_failure_before_the_first_byte_costs_the_client_nothing(failure: str) -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = FAILURES[failure]
         async with running.chat() as response:
             assert response.status == 200
@@ -66,7 +58,7 @@ async def test_a_failure_before_the_first_byte_costs_the_client_nothing(failure:
 
 
 async def test_a_site_that_cannot_load_one_model_is_well_where_others_are_concerned() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = FAILURES["500 model_load_failed"]
         for _ in range(2 * EJECT_AFTER):
             async with running.chat() as response:
@@ -83,10 +75,7 @@ async def test_a_site_that_cannot_load_one_model_is_well_where_others_are_concer
 
 @pytest.mark.parametrize("behaviour", [hang, raw_stream(end="hang"), raw_stream(b"data: ", end="hang")])
 async def test_a_silent_site_is_left_for_the_next(behaviour: Behaviour) -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=0.1) as running,
-    ):
+    async with routed_sites("ams1", "iad1", first_byte_timeout_s=0.1) as (fakes, running):
         fakes[0].behave = behaviour
         async with running.chat() as response:
             assert await response.read() == WHOLE
@@ -96,10 +85,7 @@ async def test_a_silent_site_is_left_for_the_next(behaviour: Behaviour) -> None:
 
 @pytest.mark.parametrize("wants_stream", [True, False])
 async def test_a_frozen_site_is_left_as_soon_as_its_probes_fail(wants_stream: bool) -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=60) as running,
-    ):
+    async with routed_sites("ams1", "iad1", first_byte_timeout_s=60) as (fakes, running):
         fakes[0].behave = hang
         fakes[1].behave = stream_of(4) if wants_stream else answer(200, {"id": "x"})
         waiting = [asyncio.ensure_future(running.chat(stream=wants_stream).__aenter__()) for _ in range(3)]
@@ -115,10 +101,7 @@ async def test_a_frozen_site_is_left_as_soon_as_its_probes_fail(wants_stream: bo
 
 
 async def test_a_site_that_froze_while_another_one_did_is_not_waited_for() -> None:
-    async with (
-        sites("ams1", "iad1", "sin1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), first_byte_timeout_s=60) as running,
-    ):
+    async with routed_sites("ams1", "iad1", "sin1", first_byte_timeout_s=60) as (fakes, running):
         fakes[0].behave = fakes[1].behave = hang
         waiting = asyncio.ensure_future(running.chat().__aenter__())
         await fakes[0].asked.wait()
@@ -132,39 +115,8 @@ async def test_a_site_that_froze_while_another_one_did_is_not_waited_for() -> No
         assert fakes[1].bodies == []
 
 
-async def test_a_site_that_came_back_while_another_one_froze_is_asked() -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), first_byte_timeout_s=60) as running,
-    ):
-        fakes[1].status_body = b"frozen"
-        await running.until_states(iad1="unhealthy")
-        fakes[0].behave = hang
-        waiting = asyncio.ensure_future(running.chat().__aenter__())
-        await fakes[0].asked.wait()
-        fakes[1].status_body = None
-        await running.until_states(iad1="healthy")
-        fakes[0].status_body = b"frozen"
-        response = await waiting
-        assert "site=iad1" in response.headers["x-pilotlight-route"]
-        assert await response.read() == WHOLE
-        response.close()
-
-
-async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_gets_comments() -> None:
-    async with sites("ams1") as fakes, router(fakes, first_byte_timeout_s=0.1) as running:
-        fakes[0].behave = raw_stream(b": keep-alive\n\n", end="on command")
-        async with running.chat() as response:
-            assert await response.content.readany() == b": keep-alive\n\n"
-            fakes[0].go_on.set()
-            assert await response.read() == event(99) + DONE
-
-
 async def test_refused_connections_make_a_site_unhealthy_before_any_probe_does() -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), probe_interval_s=300) as running,
-    ):
+    async with routed_sites("ams1", "iad1", probe_interval_s=300) as (fakes, running):
         await fakes[0].stop()
         for _ in range(2):
             async with running.chat() as response:
@@ -174,28 +126,8 @@ async def test_refused_connections_make_a_site_unhealthy_before_any_probe_does()
             assert "tries=1" in response.headers["x-pilotlight-route"]
 
 
-async def test_a_whole_answer_lost_half_way_is_made_good_elsewhere() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
-        fakes[0].behave = half_of_a_json_answer
-        fakes[1].behave = answer(200, {"id": "whole"})
-        async with running.chat(stream=False) as response:
-            assert await response.json() == {"id": "whole"}
-
-
-async def test_a_whole_answer_too_large_to_hold_is_not_held() -> None:
-    limits = RouterLimits(answers=AnswerLimits(max_body_bytes=1 << 20))
-    async with sites("ams1") as fakes, router(fakes, limits=limits) as running:
-        fakes[0].behave = answer(200, {"text": "x" * (1 << 20)})
-        async with running.chat(stream=False) as response:
-            assert response.status == 503
-            assert "larger than 1 MiB" in (await response.json())["error"]["message"]
-
-
 async def test_a_connection_is_not_tried_at_more_sites_than_allowed() -> None:
-    async with (
-        sites("ams1", "iad1", "sin1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), max_tries=2) as running,
-    ):
+    async with routed_sites("ams1", "iad1", "sin1", max_tries=2) as (fakes, running):
         fakes[0].behave = fakes[1].behave = refuse("draining", message="the site drains", retry_after="7")
         async with running.chat() as response:
             assert response.status == 503
@@ -211,7 +143,7 @@ async def test_a_connection_is_not_tried_at_more_sites_than_allowed() -> None:
 async def test_a_site_that_answers_with_plain_failures_is_left_for_the_next_and_put_aside(
     status: int, wants_stream: bool
 ) -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = answer(status, {"error": {"message": "a proxy before it crashed"}})
         for _ in range(EJECT_AFTER):
             async with running.chat(stream=wants_stream) as response:
@@ -241,7 +173,7 @@ async def test_a_plain_failure_is_passed_on_where_there_is_no_other_site_or_a_fu
     None
 ):
     body = {"error": {"message": "no"}}
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = answer(500, body)
         for method in ("GET", "POST"):
             async with running.http.request(method, running.url + "/fn/notes/") as response:
@@ -254,10 +186,7 @@ async def test_a_plain_failure_is_passed_on_where_there_is_no_other_site_or_a_fu
 
 
 async def test_a_site_that_missed_its_probes_is_asked_before_a_request_is_refused() -> None:
-    async with (
-        sites("ams1", "iad1", "sin1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1", "sin1"), probe_interval_s=300) as running,
-    ):
+    async with routed_sites("ams1", "iad1", "sin1", probe_interval_s=300) as (fakes, running):
         for _ in range(3):
             running.proxy.selector.backends["sin1"].failed("its probe was late")
         assert running.proxy.selector.backends["sin1"].state == "unhealthy"
@@ -269,29 +198,8 @@ async def test_a_site_that_missed_its_probes_is_asked_before_a_request_is_refuse
         assert "tries=3" in response.headers["x-pilotlight-route"]
 
 
-async def test_a_site_whose_last_answers_were_failures_is_asked_before_a_request_is_refused() -> None:
-    async with (
-        sites("ams1", "iad1", "sin1") as fakes,
-        router(fakes, policy=FirstThen("sin1", "ams1", "iad1"), probe_interval_s=300) as running,
-    ):
-        fakes[2].behave = reset_before_first_byte
-        for _ in range(EJECT_AFTER):
-            async with running.chat() as response:
-                assert await response.read() == WHOLE
-        assert running.proxy.selector.backends["sin1"].view().is_ejected
-        fakes[2].behave = stream_of(4)
-        await fakes[0].stop()
-        await fakes[1].stop()
-        async with running.chat() as response:
-            assert await response.read() == WHOLE
-        assert "site=sin1" in response.headers["x-pilotlight-route"]
-
-
 async def test_a_site_without_the_model_is_not_asked_for_it_because_those_that_have_it_failed() -> None:
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1")) as running,
-    ):
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[1].status_fields = {"models": ()}
         await running.until(lambda: running.proxy.selector.backends["iad1"].view().model("ember") is None)
         fakes[0].behave = reset_before_first_byte
@@ -301,58 +209,8 @@ async def test_a_site_without_the_model_is_not_asked_for_it_because_those_that_h
         assert fakes[1].bodies == []
 
 
-async def test_a_site_whose_status_flaps_still_gets_every_request_answered() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
-        for i in range(12):
-            fakes[0].status_body, num_probes = b"not a status" if i % 2 else None, fakes[0].num_probes
-            async with running.chat() as response:
-                assert await response.read() == WHOLE
-            await running.until(lambda before=num_probes: fakes[0].num_probes > before)
-
-
-async def half_of_a_json_answer(site: FakeSite, request: Any) -> Any:
-    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "500"})
-    await response.prepare(request)
-    await response.write(b'{"id": "ha')
-    await asyncio.sleep(0.02)
-    reset_connection(request)
-    return response
-
-
-async def test_a_kept_connection_that_its_site_closes_under_the_next_request_costs_nothing() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        async with running.chat() as response:
-            await response.read()
-        sockets: list[Any] = []
-
-        async def close_the_first(site: FakeSite, request: web.Request) -> web.StreamResponse:
-            sockets.append(request.transport)
-            if len(sockets) == 1:
-                reset_connection(request)
-                return web.Response()
-            return await stream_of(2)(site, request)
-
-        fakes[0].behave = close_the_first
-        async with running.chat() as response:
-            assert response.status == 200
-            assert await response.read() == event(0) + event(1) + DONE
-        assert len(sockets) == 2
-        assert sockets[0] is not sockets[1]
-
-
-async def test_what_a_function_may_have_done_is_not_asked_for_again_over_another_connection() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        async with running.http.post(running.url + "/fn/notes/add", data=b"1") as response:
-            await response.read()
-        before = len(fakes[0].seen)
-        fakes[0].behave = reset_before_first_byte
-        async with running.http.post(running.url + "/fn/notes/add", data=b"1") as response:
-            assert response.status == 502
-        assert len(fakes[0].seen) == before + 1
-
-
 async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_elsewhere() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave, fakes[1].behave = refuse("signature", 403), answer(200, {})
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
             assert response.status == 200
@@ -377,7 +235,7 @@ async def test_a_site_that_accepts_and_closes_at_once_costs_the_client_nothing(
             return connection
 
     monkeypatch.setattr("pilotlight.edge_router.forwarding.upstream.ConnectionPool", Closing)
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         port = fakes[0].port
         fakes[1].behave = answer(200, {})
         for _ in range(3):

@@ -262,11 +262,7 @@ def test_a_bundle_in_huge_pages_has_the_same_bytes(
     if num_pages is not None:
         monkeypatch.setattr(pages, "make_huge", lambda *where: given.append(1) or len(given) <= num_pages)
     # the header, tensors of three and a half pages, and one across a page boundary
-    wanted = [
-        *WANTED,
-        TensorSpec("large", "U8", (5 * HUGE_PAGE // 2,)),
-        TensorSpec("last", "U8", (HUGE_PAGE,)),
-    ]
+    wanted = [*WANTED, TensorSpec("large", "U8", (5 * HUGE_PAGE // 2,)), TensorSpec("last", "U8", (HUGE_PAGE,))]
     bundle = lay_out(IDENTITY, FACTS, wanted)
     plain, huge = tmp_path / "plain", tmp_path / "huge"
     written = write(plain, bundle)

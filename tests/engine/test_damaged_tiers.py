@@ -68,12 +68,7 @@ def test_a_damaged_disk_tier_changes_no_answer(
 
 @pytest.mark.process
 @pytest.mark.parametrize("damage", STORE)
-def test_a_damaged_store_changes_no_answer(
-    model: Path,
-    expected: list[list[int]],
-    tmp_path: Path,
-    damage: str,
-) -> None:
+def test_a_damaged_store_changes_no_answer(model: Path, expected: list[list[int]], tmp_path: Path, damage: str) -> None:
     check(damaged_store(model, PROMPTS, tmp_path, damage), expected, STORE[damage][1])
 
 
@@ -98,11 +93,7 @@ def test_damage_between_two_hosts_changes_no_answer(
 @pytest.mark.process
 @pytest.mark.parametrize("tier", ["host", "disk", "store", "peer"])
 def test_without_its_check_a_tier_would_answer_wrongly(
-    model: Path,
-    expected: list[list[int]],
-    tmp_path: Path,
-    tier: str,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, expected: list[list[int]], tmp_path: Path, tier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove_check(monkeypatch, tier)
     if tier == "host":

@@ -166,13 +166,3 @@ def test_a_non_finite_value_after_a_refused_draft_ends_its_sequence_and_poisons_
     assert "not finite" in (heard["a"].error or "")
     assert heard["b"].token_ids == expected_tokens([9, 8, 7], 9)
     assert runner.scrubbed
-
-
-def test_a_sequence_with_drafts_in_flight_is_preempted_and_reported_whole() -> None:
-    engine, runner = fake_engine(depth=2, speculation=Exact(4, 3))
-    engine.submit(submit("a", PROMPT, max_tokens=20))
-    while not runner.num_drafts:
-        engine.step()
-    assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    heard: dict[str, Heard] = {}
-    assert drain(engine, [], heard=heard)["a"].token_ids == expected_tokens(PROMPT, 20)

@@ -146,31 +146,5 @@ def test_a_scan_of_thousands_of_blocks_leaves_the_hot_set_cached() -> None:
     assert hot_hits_beside_a_scan(Cache(100), between=200) == 1.0
 
 
-def test_a_set_that_a_scan_pushed_out_once_is_known_when_it_returns() -> None:
-    cache = Cache(100)
-    for block_hash in HOT:
-        cache.ask(block_hash)
-    for i in range(70):  # 10 too many: the 10 oldest of the hot set are evicted
-        cache.ask(b"scan %d" % i)
-    missed = [block_hash for block_hash in HOT[:10] if not cache.ask(block_hash)]
-    assert missed == HOT[:10]
-    for i in range(70, 3000):
-        cache.ask(b"scan %d" % i)
-    assert all(cache.ask(block_hash) for block_hash in HOT[:10])
-
-
 def test_without_a_scan_nothing_is_lost_against_lru() -> None:
     assert hot_hits_beside_a_scan(Cache(100), between=0) == 1.0
-
-
-def test_what_was_hot_gives_way_to_what_is_hot_now() -> None:
-    cache = Cache(100)
-    for _ in range(3):
-        for block_hash in HOT:
-            cache.ask(block_hash)
-    new = [b"new %d" % i for i in range(90)]
-    for _ in range(6):
-        for block_hash in new:
-            cache.ask(block_hash)
-    assert sum(cache.pool.has(block_hash) for block_hash in new) >= 85
-    cache.pool.assert_consistent()

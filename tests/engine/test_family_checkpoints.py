@@ -120,10 +120,7 @@ def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None
 
 # A tensor of every layout that is fused or stacked when it is read, with its shape according to config.json.
 LAYOUTS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
-    "qwen3, biased, windows from layer 1": [
-        ("self_attn.q_norm.weight", (10,)),
-        ("self_attn.k_proj.bias", (20,)),
-    ],
+    "qwen3, biased, windows from layer 1": [("self_attn.q_norm.weight", (10,)), ("self_attn.k_proj.bias", (20,))],
     "qwen3-moe, three of five experts, renormalised": [
         ("mlp.experts.4.up_proj.weight", (27, 42)),
         ("mlp.experts.0.down_proj.weight", (42, 27)),

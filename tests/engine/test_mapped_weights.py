@@ -152,23 +152,9 @@ def damage_header(path: Path) -> None:
     path.write_bytes(content)
 
 
-def cut_off(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 100)
-
-
-def make_version_2(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"1"', b'"version":"2"'))
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [
-        (damage_header, "its seal does not match"),
-        (cut_off, "cut off"),
-        (make_version_2, "it has version 2; this engine reads 1"),
-        (lambda path: path.write_bytes(b""), "cannot hold its header"),
-        (lambda path: path.write_bytes(random_bytes(5000)), "not a bundle"),
-    ],
+    [(damage_header, "its seal does not match"), (lambda path: path.write_bytes(b""), "cannot hold its header")],
 )
 def test_a_damaged_bundle_is_refused_by_name_and_made_again(
     damage: Any, words: str, directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
@@ -184,10 +170,6 @@ def test_a_damaged_bundle_is_refused_by_name_and_made_again(
     assert str(kept_at) in record.getMessage()
     assert words in record.getMessage()
     assert load(directory, kept_at, memory).engine.info.mapped
-
-
-def random_bytes(count: int) -> bytes:
-    return bytes(torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(1)).tolist())
 
 
 def change_weights(directory: Path) -> None:
@@ -249,29 +231,21 @@ def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     assert "but the model needs TensorSpec(name='model.layers.0.input_layernorm.weight'" in caplog.text
 
 
+@pytest.mark.parametrize("is_full_from_the_start", [True, False])
 def test_a_full_file_system_costs_the_file_and_not_the_answer(
-    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_full_from_the_start: bool,
+    directory: Path,
+    kept_at: Path,
+    memory: KvMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     _, expected = answer(directory, None, memory)
-    full_file_system(monkeypatch)
+    (full_file_system if is_full_from_the_start else file_system_that_fills_up)(monkeypatch)
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
-    assert "MiB and" in caplog.text
-    assert "has 0.1 MiB free: give it more room" in caplog.text
-    assert list(kept_at.parent.iterdir()) == []
-
-
-def test_a_file_system_that_fills_up_while_weights_are_read_costs_no_answer_either(
-    directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, expected = answer(directory, None, memory)
-
-    file_system_that_fills_up(monkeypatch)
-    info, heard = answer(directory, kept_at, memory)
-    assert not info.mapped
-    assert heard.logprobs == expected.logprobs
-    assert "give it more room" in caplog.text
+    assert ("has 0.1 MiB free: " if is_full_from_the_start else "") + "give it more room" in caplog.text
     assert list(kept_at.parent.iterdir()) == []
 
 

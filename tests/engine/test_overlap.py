@@ -14,7 +14,7 @@ from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.scheduling.plan import SchedulerLimits
-from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit
+from tests.engine.driver import Heard, drain, load_engine, random_prompt, submit
 from tests.engine.fake_runner import (
     FakeForwarded,
     FakeLaunched,
@@ -126,32 +126,6 @@ def test_a_token_is_published_one_step_late_and_the_last_step_only_collects() ->
     assert runner.batch_tokens == [6, 1], "an end by length is known in advance, so no step is wasted"
 
 
-def test_a_sequence_that_stops_is_computed_once_too_often_and_its_blocks_return() -> None:
-    second = expected_tokens(PROMPT, 2)[-1]
-    engine, runner = fake_engine(depth=2, eos_token_ids=(second,))
-    heard = one(engine, submit("a", PROMPT, max_tokens=9, ignore_eos=False))
-    assert (heard.token_ids, heard.finish_reason) == (expected_tokens(PROMPT, 2), "stop")
-    assert runner.batch_tokens == [6, 1, 1]
-
-
-def test_an_abort_in_flight_frees_its_blocks_at_once_and_publishes_no_later_token() -> None:
-    engine, _ = fake_engine(depth=2)
-    engine.submit(submit("a", PROMPT, max_tokens=50))
-    engine.submit(submit("b", PROMPT * 2, max_tokens=5))
-    engine.step()
-    engine.step()
-    engine.sequences.abort("a")
-    free = engine.load().free_blocks
-    engine.sequences.abort("b")
-    assert engine.load().free_blocks > free
-    assert engine.load().free_blocks == 32
-    ends = [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason == "abort"]
-    assert ends == ["a", "b"]
-    while engine.has_work:
-        engine.step()
-    assert engine.sequences.take_outputs() == []
-
-
 def test_an_id_taken_again_while_its_old_step_is_in_flight_hears_only_its_own() -> None:
     engine, _ = fake_engine(depth=2)
     engine.submit(submit("a", PROMPT, max_tokens=5))
@@ -174,46 +148,6 @@ def test_siblings_wait_for_the_results_of_their_prompt() -> None:
     assert heard["b"].token_ids == heard["a"].token_ids == expected_tokens(list(prompt), 4)
 
 
-def test_a_failed_launch_also_fails_steps_in_flight() -> None:
-    engine, runner = fake_engine(depth=2)
-    engine.submit(submit("a", PROMPT, max_tokens=50))
-    engine.step()
-    runner.explode = True
-    with pytest.raises(RuntimeError):
-        engine.step()
-    engine.fail_all("engine_error", "a step failed")
-    assert [(o.sequence_id, o.error_code) for o in engine.sequences.take_outputs()] == [("a", "engine_error")]
-    assert not engine.has_work
-    runner.explode = False
-    assert one(engine, submit("b", PROMPT, max_tokens=3)).token_ids == expected_tokens(PROMPT, 3)
-
-
-def test_bad_logits_in_flight_poison_no_cache() -> None:
-    engine, runner = fake_engine(depth=2)
-    runner.bad_prompts.add((*PROMPT, *PROMPT))
-    heard = drain(engine, [submit("bad", PROMPT * 2), submit("good", PROMPT, max_tokens=4)])
-    assert heard["bad"].finish_reason == "error"
-    assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
-    runner.bad_prompts.clear()
-    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, (
-        "only blocks of the good sequence may be found"
-    )
-
-
-def test_a_prompt_preempted_in_its_middle_while_in_flight_is_reported_whole() -> None:
-    engine, _ = fake_engine(depth=2, num_blocks=12, max_num_batched_tokens=8)
-    prompt = list(range(30))
-    engine.submit(submit("a", prompt, max_tokens=3, prompt_logprobs=True))
-    engine.step()
-    engine.step()  # the second chunk is in flight
-    assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    assert engine.load().waiting_tokens == 30
-    heard = drain(engine, [])["a"]
-    assert heard.token_ids == expected_tokens(prompt, 3)
-    assert heard.prompt_logprobs == prompt_logprobs_of(prompt)
-    assert (engine.load().waiting, engine.load().waiting_tokens) == (0, 0)
-
-
 def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None:
     engine, _ = fake_engine(depth=2, num_blocks=12, max_num_batched_tokens=8)
     prompt = list(range(22))
@@ -226,34 +160,6 @@ def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None
     heard = drain(engine, [])["a"]
     assert heard.token_ids == expected_tokens(prompt, 3)
     assert heard.prompt_logprobs == prompt_logprobs_of(prompt)
-
-
-def test_a_token_in_flight_at_a_preemption_is_chosen_again() -> None:
-    engine, _ = fake_engine(depth=2)
-    engine.submit(submit("a", PROMPT, max_tokens=4))
-    engine.step()
-    engine.step()  # the first token is published, the second in flight
-    assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    assert drain(engine, [])["a"].token_ids == expected_tokens(PROMPT, 4)
-
-
-def test_penalties_count_every_token_where_steps_overlap(checkpoint: Path) -> None:
-    """Counted tokens are earlier outputs, biased tokens and prompt tokens."""
-    penalised = [
-        {"presence_penalty": 0.7, "frequency_penalty": 0.3, "logit_bias": ((7, 9.0), (8, 8.8), (9, 8.6))},
-        {"repetition_penalty": 1.3, "temperature": 0.8, "seed": 2, "top_k": 4},
-    ]
-
-    def run(depth: int, kinds: list[dict[str, Any]]) -> dict[str, list[int]]:
-        engine = load_engine(checkpoint, depth=depth, kv_tokens=2048)
-        requests = [
-            submit(str(i), random_prompt(9 + i, seed=i), max_tokens=40, **(kinds[i] if i < len(kinds) else {}))
-            for i in range(8)
-        ]
-        return {name: heard.token_ids for name, heard in drain(engine, requests).items()}
-
-    for kinds in (penalised[:1], penalised, penalised * 4):
-        assert run(1, kinds) == run(2, kinds)
 
 
 class TimedRunner(FakeRunner):

@@ -12,13 +12,7 @@ import pytest
 
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.frames import FetchEvent
-from pilotlight.functions.deployed import (
-    ASK_AGAIN_S,
-    HEALTHY,
-    PAUSE_AFTER_FAILURE_S,
-    DeployedFunctions,
-    pool_name,
-)
+from pilotlight.functions.deployed import ASK_AGAIN_S, HEALTHY, PAUSE_AFTER_FAILURE_S, DeployedFunctions, pool_name
 from pilotlight.functions.host.site_functions import Response
 from pilotlight.functions.manifest import Manifest
 from pilotlight.wire.hop.bundles import digest_of, pack

@@ -13,18 +13,9 @@ from load_tests.scenarios import engine
 pytestmark = pytest.mark.process
 
 LACKING = {
-    "msgspec",
-    "zmq",
-    "starlette",
-    "hypercorn",
-    "orjson",
-    "pydantic",
-    "rich",
-    "typer",
-    "aiohttp",
-    "huggingface_hub",
-    "transformers",
-}
+    "msgspec", "zmq", "starlette", "hypercorn", "orjson", "pydantic", "rich", "typer", "aiohttp",
+    "huggingface_hub", "transformers",
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -41,11 +41,7 @@ def opened(
 ) -> "Iterator[Page]":
     """Open a page at this address. At the end fail if a script raised an exception or the console has an error. Errors of requests that are `refused`
     or cut are expected."""
-    context = chromium.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme=theme,
-        reduced_motion=motion,
-    )
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion=motion)
     page = context.new_page()
     page.set_default_timeout(30_000)
     troubles: list[str] = []

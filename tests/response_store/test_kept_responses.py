@@ -20,12 +20,10 @@ async def test_a_reader_gets_each_event_and_the_end() -> None:
     events, is_last = await response.after(1)
     (last,) = (parse_event(raw) for raw in events)
     told = json.loads(last.data or b"")
-    assert (is_last, last.name, told["type"], told["sequence_number"]) == (
-        True,
-        b"response.failed",
-        "response.failed",
-        1,
-    )
+    assert is_last
+    assert last.name == b"response.failed"
+    assert told["type"] == "response.failed"
+    assert told["sequence_number"] == 1
     assert told["response"] == response.fields
     assert response.fields["error"] == {"code": "engine_error", "message": "it broke"}
     assert await response.after(2) == ([], True)

@@ -207,15 +207,6 @@ def test_keeping_one_again_is_keeping_what_it_is_by_now(connection: RowConnectio
     assert found(connection, "a").fields["status"] == "completed"
 
 
-def test_what_an_earlier_process_was_making_has_failed(connection: RowConnection) -> None:
-    add(connection, response("a", status="queued", model="m"), response("b"))
-    rows.end_all(connection)
-    fields = found(connection, "a").fields
-    assert (fields["status"], fields["error"]["code"]) == ("failed", "aborted")
-    assert (fields["model"], fields["output"]) == ("m", [])
-    assert found(connection, "b").fields["status"] == "completed"
-
-
 def test_the_tenant_that_has_most_makes_room_and_of_its_own_the_oldest(connection: RowConnection) -> None:
     add(connection, response("quiet", "q" * 100, tenant="u"))
     size = num_bytes(connection)

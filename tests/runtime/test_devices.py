@@ -64,20 +64,14 @@ async def test_every_device_has_a_budget_of_its_own(
         ({"hosts": [{"devices": ["cpu", "tpu"]}]}, "'tpu' does not name one device"),
         ({"hosts": [{"device": "cpu", "devices": ["cpu", "cpu"]}]}, "device and devices are both set"),
         ({"devices": [[]]}, "at least 1 item"),
-        (
-            {"devices": [["cpu", "cpu", "cpu"]], "stages": 2},
-            "3 devices cannot be divided into 2 equal stages",
-        ),
+        ({"devices": [["cpu", "cpu", "cpu"]], "stages": 2}, "3 devices cannot be divided into 2 equal stages"),
         ({"devices": ["cpu", "cpu"], "stages": 2}, "stages needs a group of devices"),
         ({"devices": [["cpu", "cpu"]], "redundant_experts": 2}, "redundant_experts needs expert_parallel"),
         (
             {"devices": [["cpu", "cpu"]], "expert_parallel": True, "redundant_experts": 3},
             "redundant_experts is 3, but must be a multiple of 2",
         ),
-        (
-            {"devices": [["cpu", "cpu"]], "data_parallel": 2},
-            "data_parallel needs expert_parallel: set it",
-        ),
+        ({"devices": [["cpu", "cpu"]], "data_parallel": 2}, "data_parallel needs expert_parallel: set it"),
         (
             {"devices": [["cpu"] * 4], "expert_parallel": True, "data_parallel": 3},
             "data_parallel is 3, but must divide the 4 devices",

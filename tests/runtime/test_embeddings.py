@@ -132,10 +132,8 @@ async def test_dimensions_keep_the_first_numbers_at_length_one(embedder: Site) -
 @pytest.mark.parametrize(
     ("change", "param", "said"),
     [
-        ({"input": ""}, "input", "text 0 is empty"),
         ({"input": []}, "input", "not empty"),
         ({"input": ["a", ""]}, "input", "text 1 is empty"),
-        ({"input": [[1], []]}, "input", "text 1 is empty"),
         ({"input": [[1, -1]]}, "input", "neither a text nor a list of token ids"),
         ({"input": 5}, "input", "must be a text"),
         ({"input": None}, "input", "required"),
@@ -143,8 +141,6 @@ async def test_dimensions_keep_the_first_numbers_at_length_one(embedder: Site) -
         ({"input": [1, 2, 999]}, "input", "999, outside the vocabulary of 261"),
         ({"input": ["a", [999]]}, "input[1]", "input[1] has the token id 999"),
         ({"dimensions": 5}, "dimensions", "embeddings of 4 numbers: dimensions must be from 1 to 4"),
-        ({"dimensions": 0}, "dimensions", "dimensions: must be at least 1"),
-        ({"encoding_format": "int8"}, "encoding_format", 'must be "base64" or "float"'),
     ],
 )
 async def test_mistakes_are_named(embedder: Site, change: dict[str, Any], param: str, said: str) -> None:
@@ -170,11 +166,9 @@ async def test_a_text_that_is_too_long_says_which_and_by_how_much(embedder: Site
 
 async def test_a_chat_model_makes_no_embeddings(site: Site) -> None:
     answer = await call(site.app, PATH, ASKED)
-    assert (answer.status, answer.json["error"]["code"], answer.json["error"]["param"]) == (
-        400,
-        "invalid_request",
-        "model",
-    )
+    assert answer.status == 400
+    assert answer.json["error"]["code"] == "invalid_request"
+    assert answer.json["error"]["param"] == "model"
     assert "makes no embeddings; embedding models of this site: none" in answer.json["error"]["message"]
     native = await call(site.app, RUN, {"text": ["Hello"]})
     assert (native.status, native.json["errors"][0]["code"]) == (400, 5004)

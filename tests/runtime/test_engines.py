@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.protocol import StepOutput, TokenOutput
 from pilotlight.runtime.hosts.device_host import HOPELESS_AFTER
 from pilotlight.runtime.hosts.supervisor import Supervisor
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S
@@ -49,12 +48,10 @@ async def test_the_status_is_what_a_router_reads(site: Site) -> None:
     assert (first.site, first.ready, first.draining, first.inflight) == ("ams1", True, False, 0)
     assert second.sequence > first.sequence
     (model,) = first.models
-    assert (model.name, model.aliases, model.residency, model.context_length) == (
-        "tiny",
-        ("@test/tiny",),
-        "device",
-        512,
-    )
+    assert model.name == "tiny"
+    assert model.aliases == ("@test/tiny",)
+    assert model.residency == "device"
+    assert model.context_length == 512
     assert (model.kv_blocks_free, model.kv_blocks_total) == (60, 64)
     assert model.wake_ms > 0
     assert [process.role for process in first.processes] == ["site", "engine"]
@@ -163,41 +160,6 @@ async def test_a_prompt_whose_step_takes_longer_than_the_deadline_is_answered(ma
         answer = await call(site.app, CHAT, HELLO)
         assert answer.status == 200
         assert len(site.launcher.hosts) == 3, "0.2 and 0.4 s were too little"
-
-
-async def test_heartbeats_without_steps_are_not_progress(make_site: SiteMaker) -> None:
-    async with make_site(engine={"step_deadline_s": 0.2}) as site:
-
-        async def beat() -> None:
-            client = site.launcher.hosts[0].client
-            while client.death is None:
-                client.heartbeat()
-                await asyncio.sleep(0.01)
-
-        site.engine.script = [beat]
-        assert (await call(site.app, CHAT, HELLO)).status == 200
-        assert len(site.launcher.hosts) == 2
-
-
-async def test_errors_are_not_progress(make_site: SiteMaker) -> None:
-    async with make_site(engine={"step_deadline_s": 0.2}) as site:
-        error = TokenOutput("another", finish_reason="error", error_code="engine_error", error_message="a step failed")
-
-        async def fail() -> None:
-            client = site.launcher.hosts[0].client
-            while client.death is None:
-                client.publish(StepOutput(client.num_steps, (error,), client.loads))
-                await asyncio.sleep(0.01)
-
-        site.engine.script = [fail]
-        assert (await call(site.app, CHAT, HELLO)).status == 200
-        assert len(site.launcher.hosts) == 2
-
-
-async def test_an_idle_host_may_be_silent(make_site: SiteMaker) -> None:
-    async with make_site(engine={"step_deadline_s": 0.05}) as site:
-        await asyncio.sleep(0.3)
-        assert len(site.launcher.hosts) == 1
 
 
 async def test_a_host_that_is_never_ready_is_replaced(make_site: SiteMaker) -> None:

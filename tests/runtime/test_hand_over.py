@@ -35,9 +35,7 @@ def split(make_site: SiteMaker) -> Callable[..., Any]:
 
     @asynccontextmanager
     async def make(
-        prepare: Callable[[FakeEngineClient], None] = lambda client: None,
-        timings: SiteTimings = QUICK,
-        **engine: Any,
+        prepare: Callable[[FakeEngineClient], None] = lambda client: None, timings: SiteTimings = QUICK, **engine: Any
     ) -> AsyncIterator[Pair]:
         launchers = FakeLauncher(prepare), FakeLauncher(prepare)
         for launcher, name in zip(launchers, ("prefill", "decode"), strict=True):
@@ -128,9 +126,7 @@ async def test_an_idle_host_computes_its_own_prompts(split: Callable[..., Any]) 
         assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
 
 
-async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(
-    split: Callable[..., Any],
-) -> None:
+async def test_a_host_for_prompts_answers_while_answers_wait_and_goes_back(split: Callable[..., Any]) -> None:
     async with split(
         timings=QUICK._replace(hot_for_s=0.0), shift_roles=True, scale_up_wait_s=0.05, scale_down_after_s=0.1
     ) as pair:

@@ -45,13 +45,15 @@ async def test_leaving_while_the_model_loads_leaves_the_load_to_others(make_site
         await eventually(lambda: site.launcher.hosts)
         site.engine.load_gate = asyncio.Event()
         leaver, stayer = start(site.app, CHAT, HELLO), start(site.app, CHAT, HELLO)
-        await eventually(lambda: site.admission.inflight == 2)
+        demand = site.app.site.models.states["tiny"].demand
+        await eventually(lambda: demand.queued == 2)
         leaver.disconnect()
         await leaver.done()
         assert site.admission.inflight == 1
         site.engine.load_gate.set()
         assert (await stayer.done()).status == 200
         assert site.engine.loaded == ["tiny"]
+        assert (demand.queued, demand.waiters, demand.users) == (0, 0, 0)
 
 
 async def test_after_many_mixed_ends_every_counter_is_zero(site: Site) -> None:

@@ -43,11 +43,9 @@ async def test_a_whole_chat_is_one_object(site: Site) -> None:
     answer = await call(site.app, CHAT, {**ASKED, "stream": False})
     body = answer.json
     assert answer.headers["content-type"] == "application/json"
-    assert (body["message"], body["done"], body["done_reason"]) == (
-        {"role": "assistant", "content": "Hello"},
-        True,
-        "length",
-    )
+    assert body["message"] == {"role": "assistant", "content": "Hello"}
+    assert body["done"]
+    assert body["done_reason"] == "length"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -129,11 +127,9 @@ async def test_a_prompt_is_a_users_message_and_a_raw_one_is_the_text_itself(site
     ).json
     assert (body["response"], body["done"]) == ("Hello", True)
     *pieces, last = lines(await call(site.app, GENERATE, {"model": "tiny", "prompt": "Hi", "raw": True}))
-    assert ("".join(piece["response"] for piece in pieces), last["response"], last["done_reason"]) == (
-        "Hello",
-        "",
-        "stop",
-    )
+    assert "".join(piece["response"] for piece in pieces) == "Hello"
+    assert last["response"] == ""
+    assert last["done_reason"] == "stop"
     told, raw = [submit.prompt_token_ids for submit in site.engine.submits]
     assert (told, raw) == (ids("<|im_start|>system\nBe brief.<|im_end|>\n" + PROMPT), ids("Hi"))
 

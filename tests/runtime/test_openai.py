@@ -354,12 +354,6 @@ async def test_a_stop_string_ends_the_answer_and_is_not_shown(site: Site, per_st
     assert site.engine.aborted == [site.engine.submits[0].sequence_id]
 
 
-async def test_text_that_only_began_like_a_stop_string_is_shown(site: Site) -> None:
-    site.engine.script = says("the EN")
-    answer = await call(site.app, CHAT, {**HELLO, "stop": "END"})
-    assert answer.json["choices"][0]["message"]["content"] == "the EN"
-
-
 async def test_models_are_listed_by_both_prefixes_and_found_by_alias(site: Site) -> None:
     for prefix in ("/ai/v1", "/v1", "/client/v4/accounts/a/ai/v1"):
         listed = await call(site.app, f"{prefix}/models")
@@ -458,10 +452,6 @@ def bytes_of(site: Site) -> bytes:
     from tests.fakes import TOKENIZER
 
     return TOKENIZER.decode(list(site.engine.submits[-1].prompt_token_ids), skip_special_tokens=False).encode()
-
-
-def test_the_end_token_is_special() -> None:
-    assert EOS == 258
 
 
 async def test_a_steps_host_time_is_charted_by_phase(site: Site) -> None:

@@ -96,39 +96,6 @@ async def test_a_20_mb_body_is_refused_and_the_next_request_is_served(server: Si
         assert (await client.post(CHAT, json=HELLO)).status_code == 200
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_closing_before_the_first_byte_aborts(server: Site, stream: bool) -> None:
-    server.engine.script = [30]
-    _, writer = await connect(server)
-    writer.write(request_bytes({**HELLO, "stream": stream}))
-    await eventually(lambda: server.engine.open)
-    await close(writer)
-    await server.is_idle()
-    assert len(server.engine.aborted) == 1
-
-
-async def test_closing_in_mid_stream_aborts(server: Site) -> None:
-    server.engine.script = [*says("Hello", finish=None), 30]
-    reader, writer = await connect(server)
-    writer.write(request_bytes({**HELLO, "stream": True}))
-    await reader.readuntil(b"ello")
-    await close(writer)
-    await server.is_idle()
-    assert len(server.engine.aborted) == 1
-
-
-async def test_closing_only_the_sending_half_counts_as_leaving(server: Site) -> None:
-    """The HTTP server reports it as a disconnect. The test checks that the request holds nothing afterwards."""
-    server.engine.script = [*says("Hello", finish=None), 30]
-    reader, writer = await connect(server)
-    writer.write(request_bytes({**HELLO, "stream": True}))
-    await reader.readuntil(b"ello")
-    writer.write_eof()
-    await server.is_idle()
-    assert len(server.engine.aborted) == 1
-    await close(writer)
-
-
 @pytest.mark.parametrize("has_data", [False, True])
 async def test_resetting_an_http2_stream_aborts_it_alone(make_server: SiteMaker, has_data: bool) -> None:
     async with make_server(door={"http2": True}) as server:

@@ -123,9 +123,7 @@ async def test_a_busy_site_prepares_none(make_site: SiteMaker) -> None:
         await eventually(lambda: is_ready(site))
 
 
-async def test_a_standby_that_dies_is_replaced_after_longer_and_longer_pauses(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_standby_that_dies_is_replaced_after_longer_and_longer_pauses(caplog: pytest.LogCaptureFixture) -> None:
     launcher = FakeLauncher()
     launcher.failures = [OSError("no more processes")] * 2
     standby = Standby(
@@ -145,9 +143,7 @@ async def test_a_standby_that_dies_is_replaced_after_longer_and_longer_pauses(
     assert pauses == ["0.01 s", "0.02 s", "0.04 s"]
 
 
-async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for wanted, launches in ((None, 0), (False, 0), (True, 1)):
         launcher = FakeLauncher()

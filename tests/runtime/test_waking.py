@@ -264,17 +264,6 @@ async def test_a_host_that_dies_while_the_text_side_is_still_read_is_followed_by
     assert small.engine.loaded == ["a"]
 
 
-async def test_streams_of_a_waking_model_hear_a_heartbeat(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
-    async with make_site(timings=QUICK, models=entries, limits={"heartbeat_s": 0.03}) as site:
-        await eventually(lambda: site.launcher.hosts)
-        site.engine.load_gate = asyncio.Event()
-        exchange = start(site.app, CHAT, ask("a", stream=True))
-        await exchange.until(b": keep-alive\n\n: keep-alive\n\n")
-        site.engine.load_gate.set()
-        answer = await exchange.done()
-        assert (answer.status, answer.events[-1]) == (200, "[DONE]")
-
-
 async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, entries: list[dict[str, Any]]) -> None:
     async with make_site(timings=QUICK, models=entries, limits={"max_waking": 2}) as site:
         await eventually(lambda: site.launcher.hosts)
@@ -289,18 +278,6 @@ async def test_the_queue_before_a_waking_model_is_bounded(make_site: SiteMaker, 
         assert [(await exchange.done()).status for exchange in waiting] == [200, 200]
         assert site.engine.loaded == ["a"], "woken once"
         assert site.app.site.models.states["a"].demand.queued == 0
-
-
-async def test_a_client_that_leaves_the_queue_leaves_no_trace(small: Site) -> None:
-    small.engine.load_gate = asyncio.Event()
-    exchange = start(small.app, CHAT, ask("a"))
-    await eventually(lambda: small.app.site.models.states["a"].demand.queued == 1)
-    exchange.disconnect()
-    await exchange.done()
-    small.engine.load_gate.set()
-    state = small.app.site.models.states["a"]
-    await eventually(lambda: state.loaded is not None)
-    assert (state.demand.queued, state.demand.waiters, state.demand.users) == (0, 0, 0)
 
 
 async def test_a_model_that_can_never_fit_is_refused_with_the_arithmetic(
@@ -382,21 +359,6 @@ async def test_a_model_that_failed_to_load_is_offered_again_after_a_while_and_a_
     models.hint("a")
     await eventually(lambda: state.loaded is not None)
     assert (state.history.failures, (await residencies(small))["a"]) == (0, "device")
-
-
-async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(small: Site) -> None:
-    state = small.app.site.models.states["a"]
-    small.engine.load_error = EngineError("model_load_failed", "it is truncated")
-    patience_s = []
-    for _ in range(7):
-        assert (await call(small.app, CHAT, ask("a"))).status == 500, "a request for it makes it try"
-        failed_at = state.history.failed_at
-        for after_s in (10, 20, 40, 80, 160, 300):
-            state.history.failed_at = failed_at - after_s
-            if not state.history.is_given_up:
-                patience_s.append(after_s)
-                break
-    assert patience_s == [10, 20, 40, 80, 160, 300, 300]
 
 
 async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_asked_for(make_site: SiteMaker) -> None:

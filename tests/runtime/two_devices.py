@@ -105,11 +105,9 @@ def make_pair(make_site: SiteMaker) -> Callable[..., Any]:
             await site.is_idle()
             for state in site.app.site.models.states.values():
                 for replica in state.replicas:
-                    assert (replica.work.sequences, replica.work.prefill_tokens, replica.work.decode_tokens) == (
-                        0,
-                        0,
-                        0,
-                    )
+                    assert replica.work.sequences == 0
+                    assert replica.work.prefill_tokens == 0
+                    assert replica.work.decode_tokens == 0
 
     return make
 

@@ -177,8 +177,7 @@ def test_a_file_of_the_form_before_accounts_says_what_to_write_instead() -> None
 
 
 @pytest.mark.parametrize(
-    ("otlp", "taken"),
-    [("http://127.0.0.1:4318/", "http://127.0.0.1:4318"), ("http://c:1", "http://c:1"), (None, None)],
+    ("otlp", "taken"), [("http://127.0.0.1:4318/", "http://127.0.0.1:4318"), ("http://c:1", "http://c:1"), (None, None)]
 )
 def test_a_collectors_url_is_taken_with_or_without_its_last_slash(otlp: str | None, taken: str | None) -> None:
     telemetry = {} if otlp is None else {"otlp": otlp}

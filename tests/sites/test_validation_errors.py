@@ -171,10 +171,7 @@ def test_mistakes_in_several_places_are_all_named_at_once(data: st.DataObject) -
             {"engine": {"devices": ["cpu"], "device": "auto"}},
             "engine: device and devices are both set: remove one of them",
         ),
-        (
-            {"engine": {"device": datetime.date(2020, 1, 2)}},
-            "engine.device: must be a string, not 2020-01-02",
-        ),
+        ({"engine": {"device": datetime.date(2020, 1, 2)}}, "engine.device: must be a string, not 2020-01-02"),
         (
             {"models": [{"name": "", "source": "s"}]},
             "models.0.name: must have at least 1 character and at most 200 characters, not 0",

@@ -8,9 +8,7 @@ import pytest
 from pilotlight.support.background import for_each, run_all, running, start, stop
 
 
-async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_work_that_raises_is_logged_with_its_traceback_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
     starts: list[int] = []
     is_well = asyncio.Event()
 

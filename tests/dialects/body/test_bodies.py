@@ -78,9 +78,7 @@ RAW: list[tuple[str, list[bytes]]] = [
         b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]} x', b"{'model': 'tiny'}",
         b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "seed": 01}', b'\x1f\x8b',
     ]),
-    ("400 invalid_request None", [
-        b'[1, 2]', b'"text"', b'null', b'3',
-    ]),
+    ("400 invalid_request None", [b'[1, 2]', b'"text"', b'null', b'3']),
     ("ok", [
         b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud83d\\ude00"}]}',
         b'{"model": "tiny", "messages": [{"role": "user", "content": "a\\u0000b"}]}',
@@ -152,16 +150,12 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"model": "nope"}', '{"model": ""}', '{"model": "nope", "stream_options": {}}',
         '{"model": "nope", "messages": [{"role": "user"}]}',
     ]),
-    ("400 invalid_request model", [
-        '{"model": 3}', '{"model": null}', '{"model": ["tiny"]}',
-    ]),
+    ("400 invalid_request model", ['{"model": 3}', '{"model": null}', '{"model": ["tiny"]}']),
     ("400 invalid_request messages", [
         '{"messages": null}', '{"messages": []}', '{"messages": "Hi"}', '{"messages": {}}',
         '{"messages": [], "n": 0}',
     ]),
-    ("400 invalid_request messages[0]", [
-        '{"messages": [null]}', '{"messages": ["Hi"]}', '{"messages": [[]]}',
-    ]),
+    ("400 invalid_request messages[0]", ['{"messages": [null]}', '{"messages": ["Hi"]}', '{"messages": [[]]}']),
     ("400 invalid_request messages[0].role", [
         '{"messages": [{}]}', '{"messages": [{"role": "wizard", "content": "Hi"}]}',
         '{"messages": [{"role": 3, "content": "Hi"}]}', '{"messages": [{"role": ["user"], "content": "Hi"}]}',
@@ -188,35 +182,21 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]}]}',
         '{"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}',
     ]),
-    ("400 unknown_parameter messages[0].contnt", [
-        '{"messages": [{"role": "user", "content": "Hi", "contnt": "Hi"}]}',
-    ]),
+    ("400 unknown_parameter messages[0].contnt", ['{"messages": [{"role": "user", "content": "Hi", "contnt": "Hi"}]}']),
     ("400 invalid_request messages[0].name", [
         '{"messages": [{"role": "user", "content": "Hi", "name": 3}]}',
         '{"messages": [{"role": "user", "content": "Hi", "contnt": 1, "name": 3}]}',
     ]),
-    ("400 invalid_request messages[0].tool_call_id", [
-        '{"messages": [{"role": "user", "content": "Hi", "tool_call_id": 3}]}',
-    ]),
-    ("400 unknown_parameter messages[0].strict", [
-        '{"messages": [{"role": "user", "content": "Hi", "strict": true}]}',
-    ]),
+    ("400 invalid_request messages[0].tool_call_id", ['{"messages": [{"role": "user", "content": "Hi", "tool_call_id": 3}]}']),
+    ("400 unknown_parameter messages[0].strict", ['{"messages": [{"role": "user", "content": "Hi", "strict": true}]}']),
     ("400 invalid_request messages[0].audio", [
         '{"messages": [{"role": "user", "content": "Hi", "audio": {}}]}',
         '{"messages": [{"role": "assistant", "content": "a", "foreign": 1, "audio": {"id": "x"}}]}',
     ]),
-    ("400 invalid_request messages[0].function_call", [
-        '{"messages": [{"role": "user", "content": "Hi", "function_call": {}}]}',
-    ]),
-    ("400 invalid_request messages[0].annotations", [
-        '{"messages": [{"role": "user", "content": "Hi", "annotations": {}}]}',
-    ]),
-    ("400 invalid_request messages[0].refusal", [
-        '{"messages": [{"role": "user", "content": "Hi", "refusal": 1}]}',
-    ]),
-    ("400 invalid_request messages[0].reasoning_content", [
-        '{"messages": [{"role": "user", "content": "Hi", "reasoning_content": []}]}',
-    ]),
+    ("400 invalid_request messages[0].function_call", ['{"messages": [{"role": "user", "content": "Hi", "function_call": {}}]}']),
+    ("400 invalid_request messages[0].annotations", ['{"messages": [{"role": "user", "content": "Hi", "annotations": {}}]}']),
+    ("400 invalid_request messages[0].refusal", ['{"messages": [{"role": "user", "content": "Hi", "refusal": 1}]}']),
+    ("400 invalid_request messages[0].reasoning_content", ['{"messages": [{"role": "user", "content": "Hi", "reasoning_content": []}]}']),
     ("400 invalid_request messages[0].tool_calls", [
         '{"messages": [{"role": "user", "content": "Hi", "tool_calls": {}}]}',
         '{"messages": [{"role": "user", "content": "Hi", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]}',
@@ -258,62 +238,37 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"messages": [{"role": "assistant", "tool_calls": [{"index": 1.0, "function": {"name": "f", "arguments": "{}"}}]}]}',
         '{"messages": [{"role": "assistant", "tool_calls": [{"index": -18446744073709551615, "function": {"name": "f", "arguments": "{}"}}]}]}',
     ]),
-    ("400 unknown_parameter temprature", [
-        '{"temprature": 0.5}',
-    ]),
+    ("400 unknown_parameter temprature", ['{"temprature": 0.5}']),
     ("400 invalid_request temperature", [
         '{"temperature": "0.5"}', '{"temperature": -1}', '{"temperature": -1e-300}', '{"temperature": 5.0000001}',
         '{"temperature": true}', '{"temperature": 18446744073709551616}', '{"temperature": 9223372036854775808}',
         '{"temperature": []}', '{"n": 0, "temperature": 9, "model": 3}',
         '{"messages": [{"role": "user", "content": [3]}], "temperature": 9, "tool_choice": 3}',
     ]),
-    ("400 malformed_json None", [
-        '{"temperature": 1e999}', '{"temperature": NaN}', '{"temperature": Infinity}',
-    ]),
-    ("400 invalid_request top_p", [
-        '{"top_p": -0.1}', '{"top_p": 1.1}', '{"top_p": "0"}',
-    ]),
-    ("400 invalid_request min_p", [
-        '{"min_p": 1.5}',
-    ]),
-    ("400 invalid_request top_k", [
-        '{"top_k": -2}', '{"top_k": 2.5}', '{"top_k": 18446744073709551616}', '{"top_k": false}',
-    ]),
+    ("400 malformed_json None", ['{"temperature": 1e999}', '{"temperature": NaN}', '{"temperature": Infinity}']),
+    ("400 invalid_request top_p", ['{"top_p": -0.1}', '{"top_p": 1.1}', '{"top_p": "0"}']),
+    ("400 invalid_request min_p", ['{"min_p": 1.5}']),
+    ("400 invalid_request top_k", ['{"top_k": -2}', '{"top_k": 2.5}', '{"top_k": 18446744073709551616}', '{"top_k": false}']),
     ("400 invalid_request max_tokens", [
         '{"max_tokens": 0}', '{"max_tokens": -5}', '{"max_tokens": 1.5}', '{"max_tokens": 0.0}', '{"max_tokens": 1e300}',
         '{"max_tokens": true}', '{"max_tokens": "5"}', '{"max_tokens": 99999999999999999999}',
         '{"seed": "1", "max_tokens": 0}',
     ]),
-    ("400 invalid_request max_completion_tokens", [
-        '{"max_completion_tokens": 0}',
-    ]),
-    ("400 invalid_request stream", [
-        '{"stream": "yes"}', '{"stream": 1}',
-    ]),
-    ("400 invalid_request stop", [
-        '{"stop": ["a", 3]}',
-        '{"stop": {}}', '{"stop": 3}', '{"stop": false}',
-    ]),
+    ("400 invalid_request max_completion_tokens", ['{"max_completion_tokens": 0}']),
+    ("400 invalid_request stream", ['{"stream": "yes"}', '{"stream": 1}']),
+    ("400 invalid_request stop", ['{"stop": ["a", 3]}', '{"stop": {}}', '{"stop": 3}', '{"stop": false}']),
     ("400 invalid_request stop_token_ids[0]", [
         '{"stop_token_ids": [-1]}', '{"stop_token_ids": [true]}', '{"stop_token_ids": [1.0]}',
         '{"stop_token_ids": ["1"]}',
     ]),
-    ("400 invalid_request stop_token_ids", [
-        '{"stop_token_ids": 3}', '{"stop_token_ids": [' + ONES + ', 1]}',
-    ]),
-    ("400 invalid_request stop_token_ids[2]", [
-        '{"stop_token_ids": [0, 1, null]}',
-    ]),
+    ("400 invalid_request stop_token_ids", ['{"stop_token_ids": 3}', '{"stop_token_ids": [' + ONES + ', 1]}']),
+    ("400 invalid_request stop_token_ids[2]", ['{"stop_token_ids": [0, 1, null]}']),
     ("400 invalid_request seed", [
         '{"seed": 9223372036854775808}', '{"seed": 18446744073709551615}', '{"seed": 1180591620717411303424}',
         '{"seed": -9223372036854775809}', '{"seed": 1.5}', '{"seed": "1"}',
     ]),
-    ("400 invalid_request presence_penalty", [
-        '{"presence_penalty": -3}',
-    ]),
-    ("400 invalid_request frequency_penalty", [
-        '{"frequency_penalty": 2.5}', '{"frequency_penalty": "1"}',
-    ]),
+    ("400 invalid_request presence_penalty", ['{"presence_penalty": -3}']),
+    ("400 invalid_request frequency_penalty", ['{"frequency_penalty": 2.5}', '{"frequency_penalty": "1"}']),
     ("400 invalid_request repetition_penalty", [
         '{"repetition_penalty": false}', '{"repetition_penalty": 0.001}', '{"repetition_penalty": 100.5}',
         '{"repetition_penalty": -1}', '{"repetition_penalty": "1"}',
@@ -324,32 +279,20 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"logit_bias": {"5": 100.5}}', '{"logit_bias": {"5": true}}', '{"logit_bias": {"5": null}}',
         '{"logit_bias": {"5": "1"}}', '{"stop": "", "n": 0, "logit_bias": 3}',
     ]),
-    ("400 invalid_request ignore_eos", [
-        '{"ignore_eos": 0}',
-    ]),
-    ("400 invalid_request n", [
-        '{"n": 0}', '{"n": 17}', '{"n": true}', '{"n": 1.5}', '{"model": "nope", "n": 0}',
-    ]),
-    ("400 invalid_request logprobs", [
-        '{"logprobs": 3}',
-    ]),
+    ("400 invalid_request ignore_eos", ['{"ignore_eos": 0}']),
+    ("400 invalid_request n", ['{"n": 0}', '{"n": 17}', '{"n": true}', '{"n": 1.5}', '{"model": "nope", "n": 0}']),
+    ("400 invalid_request logprobs", ['{"logprobs": 3}']),
     ("400 invalid_request top_logprobs", [
         '{"logprobs": true, "top_logprobs": 21}', '{"logprobs": false, "top_logprobs": 2}', '{"top_logprobs": 0}',
         '{"top_logprobs": -1}', '{"model": "nope", "top_logprobs": 1}',
     ]),
-    ("400 invalid_request prompt_logprobs", [
-        '{"prompt_logprobs": 21}', '{"prompt_logprobs": 1, "stream": true}',
-    ]),
+    ("400 invalid_request prompt_logprobs", ['{"prompt_logprobs": 21}', '{"prompt_logprobs": 1, "stream": true}']),
     ("400 invalid_request stream_options", [
         '{"stream_options": {"include_usage": true}}', '{"stream": true, "stream_options": "x"}',
         '{"stream": true, "stream_options": []}',
     ]),
-    ("400 unknown_parameter stream_options.include_usge", [
-        '{"stream": true, "stream_options": {"include_usge": true}}',
-    ]),
-    ("400 unknown_parameter stream_options.strict", [
-        '{"stream": true, "stream_options": {"strict": true}}',
-    ]),
+    ("400 unknown_parameter stream_options.include_usge", ['{"stream": true, "stream_options": {"include_usge": true}}']),
+    ("400 unknown_parameter stream_options.strict", ['{"stream": true, "stream_options": {"strict": true}}']),
     ("400 invalid_request stream_options.include_usage", [
         '{"stream": true, "stream_options": {"include_usage": null}}',
         '{"stream": true, "stream_options": {"include_usage": 1}}',
@@ -358,16 +301,12 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"tools": {}}',
         '{"tools": [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}]}',
     ]),
-    ("400 invalid_request tools[0]", [
-        '{"tools": [3]}', '{"tools": [null]}',
-    ]),
+    ("400 invalid_request tools[0]", ['{"tools": [3]}', '{"tools": [null]}']),
     ("400 invalid_request tools[0].type", [
         '{"tools": [{}]}', '{"tools": [{"type": "web_search", "function": {"name": "f"}}]}',
         '{"tools": [{"function": {"name": "f"}}]}',
     ]),
-    ("400 invalid_request tools[0].function", [
-        '{"tools": [{"type": "function"}]}', '{"tools": [{"type": "function", "function": "f"}]}',
-    ]),
+    ("400 invalid_request tools[0].function", ['{"tools": [{"type": "function"}]}', '{"tools": [{"type": "function", "function": "f"}]}']),
     ("400 invalid_request tools[0].function.name", [
         '{"tools": [{"type": "function", "function": {"name": ""}}]}',
         '{"tools": [{"type": "function", "function": {"name": "' + "é" * 129 + '"}}]}',
@@ -378,24 +317,14 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"tools": [{"type": "function", "function": {"name": "f", "strict": 0}}]}',
         '{"tools": [{"type": "function", "function": {"name": "f", "strict": "no"}}]}',
     ]),
-    ("400 unknown_parameter tools[0].function.strictt", [
-        '{"tools": [{"type": "function", "function": {"name": "f", "strictt": true}}]}',
-    ]),
-    ("400 unknown_parameter tools[0].strict", [
-        '{"tools": [{"type": "function", "strict": true, "function": {"name": "f"}}]}',
-    ]),
-    ("400 invalid_request tools[0].function.parameters", [
-        '{"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}',
-    ]),
-    ("400 invalid_request tools[0].function.description", [
-        '{"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}',
-    ]),
+    ("400 unknown_parameter tools[0].function.strictt", ['{"tools": [{"type": "function", "function": {"name": "f", "strictt": true}}]}']),
+    ("400 unknown_parameter tools[0].strict", ['{"tools": [{"type": "function", "strict": true, "function": {"name": "f"}}]}']),
+    ("400 invalid_request tools[0].function.parameters", ['{"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}']),
+    ("400 invalid_request tools[0].function.description", ['{"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}']),
     ("400 invalid_request tools[1].function.name", [
         '{"tools": [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": 3}}]}',
     ]),
-    ("400 unknown_parameter tools[0].functoin", [
-        '{"tools": [{"type": "function", "function": {"name": "f"}, "functoin": 1}]}',
-    ]),
+    ("400 unknown_parameter tools[0].functoin", ['{"tools": [{"type": "function", "function": {"name": "f"}, "functoin": 1}]}']),
     ("400 invalid_request tool_choice", [
         '{"tool_choice": "required"}', '{"tool_choice": {"type": "function", "function": {"name": "f"}}}',
         '{"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "function", "function": {"name": "g"}}}',
@@ -414,15 +343,9 @@ CHATS: list[tuple[str, list[str]]] = [
         ),
         '{"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"name": "f"}]}}}',
     ]),
-    ("400 invalid_request parallel_tool_calls", [
-        '{"parallel_tool_calls": "no"}',
-    ]),
-    ("400 unsupported_parameter echo", [
-        '{"echo": true}', '{"echo": 0}',
-    ]),
-    ("400 unsupported_parameter best_of", [
-        '{"best_of": true}', '{"best_of": 2}',
-    ]),
+    ("400 invalid_request parallel_tool_calls", ['{"parallel_tool_calls": "no"}']),
+    ("400 unsupported_parameter echo", ['{"echo": true}', '{"echo": 0}']),
+    ("400 unsupported_parameter best_of", ['{"best_of": true}', '{"best_of": 2}']),
     ("400 invalid_request response_format", [
         '{"response_format": {"type": "yaml"}}', '{"response_format": "json_object"}', '{"response_format": {}}',
         '{"response_format": {"type": "json_schema"}}', '{"response_format": {"type": "json_schema", "json_schema": []}}',
@@ -435,21 +358,11 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"structured_outputs": {"json": "{"}}', '{"structured_outputs": {"json": [1]}}', '{"structured_outputs": []}',
         '{"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}',
     ]),
-    ("400 invalid_request guided_choice", [
-        '{"guided_choice": []}', '{"guided_choice": [1]}', '{"guided_choice": "a"}', '{"guided_choice": [""]}',
-    ]),
-    ("400 unsupported_parameter audio", [
-        '{"audio": {"voice": "x"}}', '{"audio": 1, "unknown": 1}',
-    ]),
-    ("400 unsupported_parameter modalities", [
-        '{"modalities": ["text", "audio"]}',
-    ]),
-    ("400 unsupported_parameter functions", [
-        '{"functions": [{}]}',
-    ]),
-    ("400 invalid_request reasoning_effort", [
-        '{"reasoning_effort": "huge"}', '{"reasoning_effort": 3}',
-    ]),
+    ("400 invalid_request guided_choice", ['{"guided_choice": []}', '{"guided_choice": [1]}', '{"guided_choice": "a"}', '{"guided_choice": [""]}']),
+    ("400 unsupported_parameter audio", ['{"audio": {"voice": "x"}}', '{"audio": 1, "unknown": 1}']),
+    ("400 unsupported_parameter modalities", ['{"modalities": ["text", "audio"]}']),
+    ("400 unsupported_parameter functions", ['{"functions": [{}]}']),
+    ("400 invalid_request reasoning_effort", ['{"reasoning_effort": "huge"}', '{"reasoning_effort": 3}']),
     ("400 invalid_request chat_template_kwargs", [
         '{"chat_template_kwargs": {"messages": []}}', '{"chat_template_kwargs": [1]}',
         '{"chat_template_kwargs": {"x": ' + DEEP[0] + "{}" + DEEP[1] + "}}",
@@ -458,33 +371,17 @@ CHATS: list[tuple[str, list[str]]] = [
         '{"continue_final_message": true}', '{"continue_final_message": 1}',
         '{"messages": [{"role": "assistant", "content": "a"}], "continue_final_message": true, "add_generation_prompt": true}',
     ]),
-    ("400 invalid_request min_tokens", [
-        '{"min_tokens": -1}', '{"min_tokens": 5, "max_tokens": 4}', '{"min_tokens": 1.5}',
-    ]),
-    ("400 unsupported_parameter skip_special_tokens", [
-        '{"skip_special_tokens": false}',
-    ]),
-    ("400 unsupported_parameter lora", [
-        '{"lora": "x"}',
-    ]),
-    ("400 unknown_parameter prompt", [
-        '{"prompt": "Hi"}',
-    ]),
-    ("400 unknown_parameter ", [
-        '{"": 1}',
-    ]),
-    ("400 unknown_parameter temperature ", [
-        '{"temperature ": null}',
-    ]),
-    ("400 unknown_parameter n\x00", [
-        '{"n\\u0000": 1}',
-    ]),
+    ("400 invalid_request min_tokens", ['{"min_tokens": -1}', '{"min_tokens": 5, "max_tokens": 4}', '{"min_tokens": 1.5}']),
+    ("400 unsupported_parameter skip_special_tokens", ['{"skip_special_tokens": false}']),
+    ("400 unsupported_parameter lora", ['{"lora": "x"}']),
+    ("400 unknown_parameter prompt", ['{"prompt": "Hi"}']),
+    ("400 unknown_parameter ", ['{"": 1}']),
+    ("400 unknown_parameter temperature ", ['{"temperature ": null}']),
+    ("400 unknown_parameter n\x00", ['{"n\\u0000": 1}']),
     ("400 unknown_parameter xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", [
         '{"' + "x" * 300 + '": 1}',
     ]),
-    ("400 unknown_parameter unknown", [
-        '{"unknown": 1, "temperature": 9}', '{"temperature": 9, "unknown": 1}',
-    ]),
+    ("400 unknown_parameter unknown", ['{"unknown": 1, "temperature": 9}', '{"temperature": 9, "unknown": 1}']),
 ]  # fmt: skip
 
 COMPLETIONS: list[tuple[str, list[str]]] = [
@@ -501,40 +398,20 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
         '{"logprobs": 0}', '{"logprobs": 20}', '{"n": 16}',
         '{"stream": true, "stream_options": {"include_usage": false}}',
     ]),
-    ("400 invalid_request echo", [
-        '{"echo": "yes"}', '{"prompt": "", "echo": 3}', '{"echo": 3, "logprobs": -1, "n": 0}',
-    ]),
+    ("400 invalid_request echo", ['{"echo": "yes"}', '{"prompt": "", "echo": 3}', '{"echo": 3, "logprobs": -1, "n": 0}']),
     ("400 invalid_request max_tokens", [
         '{"max_tokens": 0}', '{"max_tokens": -2, "echo": true}', '{"max_tokens": 0, "model": "nope"}',
         '{"prompt": "", "max_tokens": -2}',
     ]),
-    ("404 model_not_found model", [
-        '{"max_tokens": 0, "echo": true, "model": "nope"}',
-    ]),
-    ("400 invalid_request prompt_logprobs", [
-        '{"prompt_logprobs": 1, "stream": true}',
-    ]),
-    ("400 unsupported_parameter best_of", [
-        '{"best_of": 3}',
-    ]),
-    ("400 unsupported_parameter suffix", [
-        '{"suffix": "x"}',
-    ]),
-    ("400 invalid_request logprobs", [
-        '{"logprobs": true}', '{"logprobs": 21}',
-    ]),
-    ("400 unknown_parameter messages", [
-        '{"messages": []}',
-    ]),
-    ("400 unknown_parameter tools", [
-        '{"tools": []}',
-    ]),
-    ("400 invalid_request stream_options", [
-        '{"stream_options": {"include_usage": false}}',
-    ]),
-    ("400 invalid_request model", [
-        '{"prompt": "", "model": 3}',
-    ]),
+    ("404 model_not_found model", ['{"max_tokens": 0, "echo": true, "model": "nope"}']),
+    ("400 invalid_request prompt_logprobs", ['{"prompt_logprobs": 1, "stream": true}']),
+    ("400 unsupported_parameter best_of", ['{"best_of": 3}']),
+    ("400 unsupported_parameter suffix", ['{"suffix": "x"}']),
+    ("400 invalid_request logprobs", ['{"logprobs": true}', '{"logprobs": 21}']),
+    ("400 unknown_parameter messages", ['{"messages": []}']),
+    ("400 unknown_parameter tools", ['{"tools": []}']),
+    ("400 invalid_request stream_options", ['{"stream_options": {"include_usage": false}}']),
+    ("400 invalid_request model", ['{"prompt": "", "model": 3}']),
 ]  # fmt: skip
 
 RUNS: list[tuple[str, list[str]]] = [
@@ -549,55 +426,25 @@ RUNS: list[tuple[str, list[str]]] = [
         '{"prompt": "Hi", "tools": [{"name": "f"}, {"type": "function", "function": {"name": "g"}}]}',
         '{"messages": [{"role": "assistant", "content": "a", "x": 1}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]}',
     ]),
-    ("400 invalid_request raw", [
-        '{"prompt": "Hi", "raw": 1}',
-    ]),
-    ("400 invalid_request messages", [
-        '{"messages": []}',
-    ]),
-    ("400 unknown_parameter model", [
-        '{"prompt": "Hi", "model": "tiny"}',
-    ]),
-    ("400 unsupported_parameter n", [
-        '{"prompt": "Hi", "n": 2}',
-    ]),
-    ("400 unsupported_parameter requests", [
-        '{"prompt": "Hi", "requests": []}',
-    ]),
-    ("400 unsupported_parameter prompt_logprobs", [
-        '{"prompt": "Hi", "prompt_logprobs": 3}',
-    ]),
-    ("400 unknown_parameter promt", [
-        '{"promt": "Hi"}',
-    ]),
+    ("400 invalid_request raw", ['{"prompt": "Hi", "raw": 1}']),
+    ("400 invalid_request messages", ['{"messages": []}']),
+    ("400 unknown_parameter model", ['{"prompt": "Hi", "model": "tiny"}']),
+    ("400 unsupported_parameter n", ['{"prompt": "Hi", "n": 2}']),
+    ("400 unsupported_parameter requests", ['{"prompt": "Hi", "requests": []}']),
+    ("400 unsupported_parameter prompt_logprobs", ['{"prompt": "Hi", "prompt_logprobs": 3}']),
+    ("400 unknown_parameter promt", ['{"promt": "Hi"}']),
     ("400 invalid_request tools[0].function.name", [
         '{"prompt": "Hi", "tools": [{"name": ""}]}', '{"prompt": "Hi", "tools": [{}]}',
         '{"prompt": "Hi", "tools": [{"nme": "f"}]}',
     ]),
-    ("400 invalid_request tools[0].function.strict", [
-        '{"prompt": "Hi", "tools": [{"name": "f", "strict": 1}]}',
-    ]),
-    ("400 invalid_request tools[0].type", [
-        '{"prompt": "Hi", "tools": [{"name": "f", "function": {}}]}',
-    ]),
-    ("400 invalid_request tools[0].function", [
-        '{"prompt": "Hi", "tools": [{"type": "function"}]}',
-    ]),
-    ("400 invalid_request tools[0]", [
-        '{"prompt": "Hi", "tools": [3]}',
-    ]),
-    ("400 invalid_request tools", [
-        '{"prompt": "Hi", "tools": "f"}',
-    ]),
-    ("400 invalid_request max_tokens", [
-        '{"prompt": "Hi", "max_tokens": 0}',
-    ]),
-    ("400 unknown_parameter stream_options", [
-        '{"prompt": "Hi", "stream": true, "stream_options": {}}',
-    ]),
-    ("400 unknown_parameter messages[0].x", [
-        '{"messages": [{"role": "user", "content": "a", "x": 1}]}',
-    ]),
+    ("400 invalid_request tools[0].function.strict", ['{"prompt": "Hi", "tools": [{"name": "f", "strict": 1}]}']),
+    ("400 invalid_request tools[0].type", ['{"prompt": "Hi", "tools": [{"name": "f", "function": {}}]}']),
+    ("400 invalid_request tools[0].function", ['{"prompt": "Hi", "tools": [{"type": "function"}]}']),
+    ("400 invalid_request tools[0]", ['{"prompt": "Hi", "tools": [3]}']),
+    ("400 invalid_request tools", ['{"prompt": "Hi", "tools": "f"}']),
+    ("400 invalid_request max_tokens", ['{"prompt": "Hi", "max_tokens": 0}']),
+    ("400 unknown_parameter stream_options", ['{"prompt": "Hi", "stream": true, "stream_options": {}}']),
+    ("400 unknown_parameter messages[0].x", ['{"messages": [{"role": "user", "content": "a", "x": 1}]}']),
 ]  # fmt: skip
 
 EMBEDDINGS: list[tuple[str, list[str]]] = [
@@ -612,47 +459,27 @@ EMBEDDINGS: list[tuple[str, list[str]]] = [
         '{"input": [18446744073709551615]}', '{"input": [' + TEXTS + ']}', '{"encoding_format": "float"}',
         '{"encoding_format": "base64"}', '{"encoding_format": null}', '{"dimensions": 1}', '{"user": "u"}',
     ]),
-    ("400 invalid_request encoding_format", [
-        '{"encoding_format": "int8"}', '{"encoding_format": 3}', '{"dimensions": 0, "encoding_format": "x"}',
-    ]),
+    ("400 invalid_request encoding_format", ['{"encoding_format": "int8"}', '{"encoding_format": 3}', '{"dimensions": 0, "encoding_format": "x"}']),
     ("400 invalid_request dimensions", [
         '{"dimensions": 0}', '{"dimensions": 1.0}', '{"dimensions": true}', '{"dimensions": 18446744073709551616}',
         '{"model": "nope", "dimensions": 0}',
     ]),
-    ("400 unknown_parameter dimenions", [
-        '{"dimenions": 3}',
-    ]),
-    ("404 model_not_found model", [
-        '{"model": "nope"}',
-    ]),
-    ("400 invalid_request model", [
-        '{"model": null}',
-    ]),
-    ("400 unknown_parameter stream", [
-        '{"stream": true}',
-    ]),
+    ("400 unknown_parameter dimenions", ['{"dimenions": 3}']),
+    ("404 model_not_found model", ['{"model": "nope"}']),
+    ("400 invalid_request model", ['{"model": null}']),
+    ("400 unknown_parameter stream", ['{"stream": true}']),
 ]  # fmt: skip
 
 RUN_EMBEDDINGS: list[tuple[str, list[str]]] = [
-    ("400 invalid_request text", [
-        '{}', '{"text": ""}', '{"text": [""]}',
-    ]),
+    ("400 invalid_request text", ['{}', '{"text": ""}', '{"text": [""]}']),
     ("ok", [
         '{"text": "Hi"}', '{"text": ["a", "b"]}', '{"text": "Hi", "pooling": "cls"}',
         '{"text": "Hi", "pooling": "mean"}', '{"text": "Hi", "pooling": null}',
     ]),
-    ("400 invalid_request pooling", [
-        '{"text": "Hi", "pooling": "max"}',
-    ]),
-    ("400 unknown_parameter truncate_inputs", [
-        '{"text": "Hi", "truncate_inputs": true}',
-    ]),
-    ("400 unknown_parameter input", [
-        '{"input": "Hi"}',
-    ]),
-    ("400 unknown_parameter prompt", [
-        '{"text": "Hi", "prompt": "x"}',
-    ]),
+    ("400 invalid_request pooling", ['{"text": "Hi", "pooling": "max"}']),
+    ("400 unknown_parameter truncate_inputs", ['{"text": "Hi", "truncate_inputs": true}']),
+    ("400 unknown_parameter input", ['{"input": "Hi"}']),
+    ("400 unknown_parameter prompt", ['{"text": "Hi", "prompt": "x"}']),
 ]  # fmt: skip
 
 MESSAGES: list[tuple[str, list[str]]] = [
@@ -710,9 +537,7 @@ RESPONSES: list[tuple[str, list[str]]] = [
     ("400 invalid_request input[0].content", ['{"input": [{"role": "user"}]}', '{"input": [{"role": "user", "content": [1]}]}']),
     ("400 unsupported_parameter input[0].content[0]", ['{"input": [{"role": "user", "content": [{"type": "input_file"}]}]}']),
     ("400 unsupported_parameter input[0].type", ['{"input": [{"type": "song"}]}']),
-    ("400 invalid_request input[0].arguments", [
-        '{"input": [{"type": "function_call"}]}',
-    ]),
+    ("400 invalid_request input[0].arguments", ['{"input": [{"type": "function_call"}]}']),
     ("400 invalid_request input[0].call_id", ['{"input": [{"type": "function_call_output", "output": ""}]}']),
     ("400 invalid_request model", ['{"model": 1}', '{"model": null}']),
     ("404 model_not_found model", ['{"model": "other"}']),
@@ -790,12 +615,10 @@ def test_numbers_come_out_as_the_engine_takes_them() -> None:
     assert (sampling.temperature, type(sampling.temperature)) == (1.0, float)
     assert (sampling.seed, sampling.repetition_penalty, sampling.max_tokens, sampling.top_k) == (2**63 - 1, None, 7, -1)
     assert (sampling.logit_bias, sampling.stop, sampling.stop_token_ids) == (((5, 1.0),), ("x",), ())
-    assert (sampling.top_p, sampling.presence_penalty, sampling.ignore_eos, sampling.num_logprobs) == (
-        None,
-        0.0,
-        False,
-        None,
-    )
+    assert sampling.top_p is None
+    assert sampling.presence_penalty == 0.0
+    assert not sampling.ignore_eos
+    assert sampling.num_logprobs is None
 
 
 def test_an_echoed_answer_keeps_what_templates_know() -> None:
@@ -830,10 +653,7 @@ def test_tools_come_out_as_templates_expect_them() -> None:
     plain = {"strict": False, "parameters": parameters, "description": "Does f.", "name": "f"}
     tools = [{"type": "function", "function": plain}, {"function": {"name": "g", "strict": None}, "type": "function"}]
     expected = (
-        {
-            "type": "function",
-            "function": {"name": "f", "description": "Does f.", "parameters": parameters},
-        },
+        {"type": "function", "function": {"name": "f", "description": "Does f.", "parameters": parameters}},
         {"type": "function", "function": {"name": "g"}},
     )
     for endpoint, sent in (("chat", tools), ("run", tools), ("run", [tool["function"] for tool in tools])):

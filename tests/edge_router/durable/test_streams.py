@@ -24,7 +24,6 @@ from pilotlight.wire.sse import Event, EventDecoder, encode_event
 from tests.edge_router.builders import Clock
 from tests.edge_router.fakes import (
     DONE,
-    FirstThen,
     Router,
     answer,
     continued_stream,
@@ -32,6 +31,7 @@ from tests.edge_router.fakes import (
     hang,
     raw_stream,
     reset_it,
+    routed_sites,
     router,
     sites,
     stream_of,
@@ -210,7 +210,7 @@ async def test_a_stopped_stream_frees_its_site_and_notifies_its_readers() -> Non
 
 async def test_a_durable_stream_outlives_its_client_and_then_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = continued_stream(6, until=3, ending=reset_it)
         fakes[1].behave = continued_stream(6)
         async with running.chat(headers={**ALICE, "prefer": "respond-async"}) as response:

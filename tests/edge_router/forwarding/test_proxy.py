@@ -13,15 +13,14 @@ from tests.edge_router.fakes import (
     DONE,
     WHOLE,
     FakeSite,
-    FirstThen,
     answer,
     begin,
     event,
     raw_stream,
     reset_before_first_byte,
+    routed_sites,
     router,
     sites,
-    stream_of,
 )
 from tests.edge_router.nearest import NearestPolicy
 
@@ -73,7 +72,7 @@ async def test_a_whole_answer_passes_through_with_its_length() -> None:
 
 
 async def test_a_long_prompt_reaches_the_site_whole_also_at_the_second_try() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = reset_before_first_byte
         body = json.dumps({"model": "ember", "stream": True, "prompt": "lorem ipsum " * 300_000}).encode()
         async with running.http.post(running.url + "/v1/completions", data=io.BytesIO(body)) as response:
@@ -97,7 +96,7 @@ async def test_connections_to_a_site_are_used_again() -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 422])
 async def test_what_is_the_clients_own_affair_passes_through_untouched(status: int) -> None:
     body = {"error": {"message": "no", "code": "model_not_found"}}
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave = answer(status, body, retry_after="3")
         async with running.chat() as response:
             assert (response.status, await response.json(), response.headers["retry-after"]) == (status, body, "3")
@@ -110,14 +109,6 @@ async def test_a_tenants_own_quota_in_the_workers_dialect_passes_through() -> No
         fakes[0].behave = answer(429, body)
         async with running.chat("/client/v4/accounts/a/ai/run/ember") as response:
             assert (response.status, await response.json()) == (429, body)
-
-
-async def test_a_stream_that_dribbles_byte_by_byte_arrives_whole() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        text = event(0).replace(b"\n", b"\r\n") + b": note\n\n" + event(1) + DONE
-        fakes[0].behave = raw_stream(*(text[i : i + 1] for i in range(len(text))))
-        async with running.chat() as response:
-            assert await response.read() == text
 
 
 async def test_a_client_that_pauses_gets_every_event_once_and_in_order() -> None:
@@ -141,27 +132,6 @@ async def test_a_sites_own_error_event_is_the_end_and_nothing_is_added() -> None
         fakes[0].behave = raw_stream(event(0), failed)
         async with running.chat() as response:
             assert await response.read() == event(0) + failed
-
-
-async def test_a_site_that_keeps_talking_after_the_end_is_cut_off() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(event(0) + DONE, end="hang")
-        async with running.chat() as response:
-            assert await response.read() == event(0) + DONE
-        await running.until(lambda: fakes[0].active == 0)
-
-
-async def test_many_streams_at_once_each_get_their_own_bytes() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
-        for fake in fakes:
-            fake.behave = stream_of(50)
-
-        async def one(i: int) -> bytes:
-            async with running.chat(messages=[{"role": "user", "content": f"stream {i}"}]) as response:
-                return await response.read()
-
-        expected = b"".join(event(i) for i in range(50)) + DONE
-        assert set(await asyncio.gather(*(one(i) for i in range(40)))) == {expected}
 
 
 async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
@@ -188,10 +158,8 @@ async def test_a_fault_of_the_router_itself_is_reported_and_counted_and_frees_it
         async with running.chat(headers={"x-request-id": "mine-1"}) as response:
             assert response.status == 500
             told = (await response.json())["error"]
-        assert (told["code"], "its log has the reason under this request id" in told["message"]) == (
-            "internal_error",
-            True,
-        )
+        assert told["code"] == "internal_error"
+        assert "its log has the reason under this request id" in told["message"]
         assert "request mine-1 failed inside the router" in caplog.text
         assert running.counted("pilotlight_router_requests_total", site="", outcome="internal_error") == 1
         assert running.counted("pilotlight_router_open_requests") == 0

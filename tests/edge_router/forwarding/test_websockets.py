@@ -10,7 +10,7 @@ from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.forwarding.websockets import Tunnel
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV, Hop, hop_is_genuine
 from pilotlight.wire.http.websocket import SocketTimings, WebSocketClose
-from tests.edge_router.fakes import FakeSite, FirstThen, answer, refuse, reset_before_first_byte, router, sites
+from tests.edge_router.fakes import FakeSite, answer, refuse, reset_before_first_byte, routed_sites, router, sites
 from tests.edge_router.raw import wire
 from tests.handshakes import handshake_of
 
@@ -77,7 +77,7 @@ async def test_messages_pass_in_both_directions_and_so_does_the_close() -> None:
 
 
 async def test_a_site_that_refuses_is_heard_and_one_that_cannot_is_passed_over() -> None:
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave, fakes[1].behave = answer(403, {"no": "entry"}), echo
         with pytest.raises(WSServerHandshakeError) as refused:
             await running.http.ws_connect(running.url + "/fn/f/ws")

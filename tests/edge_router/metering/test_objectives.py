@@ -20,13 +20,13 @@ from pilotlight.sites.network import ObjectiveConfig, RelayConfig
 from pilotlight.wire.errors import ApiError
 from tests.edge_router.builders import Clock, network
 from tests.edge_router.fakes import (
-    FirstThen,
     Router,
     answer,
     continued_stream,
     fall_silent,
     refuse,
     reset_it,
+    routed_sites,
     router,
     sites,
 )
@@ -168,10 +168,7 @@ def test_objectives_that_promise_nothing_or_twice_are_refused(tmp_path: Path, mo
 async def judging(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Router, list[Any]]]:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     tables = {"objectives": [TABLE], "ledger": {"directory": str(directory)}}
-    async with (
-        sites("ams1", "iad1") as fakes,
-        router(fakes, policy=FirstThen("ams1", "iad1"), tables=tables) as running,
-    ):
+    async with routed_sites("ams1", "iad1", tables=tables) as (fakes, running):
         yield running, fakes
 
 

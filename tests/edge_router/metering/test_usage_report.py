@@ -73,6 +73,18 @@ async def metered(
         yield running
 
 
+@pytest.fixture
+async def fakes() -> AsyncIterator[list[FakeSite]]:
+    async with sites("ams1", "iad1") as made:
+        yield made
+
+
+@pytest.fixture
+async def running(fakes: list[FakeSite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Router]:
+    async with metered(fakes, tmp_path, monkeypatch) as made:
+        yield made
+
+
 async def usage(running: Router, headers: dict[str, str] = ROOT, **query: str) -> list[dict[str, Any]]:
     async with running.http.get(running.url + "/usage", params=query, headers=headers) as response:
         assert response.status == 200, await response.read()
@@ -94,16 +106,13 @@ def used(output: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_a_stream_that_loses_its_site_is_written_down_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = continued_stream(8, until=5, ending=reset_it)
-        fakes[1].behave = continued_stream(8)
-        async with running.chat(headers=ACME) as response:
-            assert (await response.read()).count(b"data: {") == 8
-        (row,) = await usage(running, by="account,model,site,outcome")
-        assert row == used(8, site="iad1", outcome="complete", reasoning_tokens=1)
+async def test_a_stream_that_loses_its_site_is_written_down_once(fakes: list[FakeSite], running: Router) -> None:
+    fakes[0].behave = continued_stream(8, until=5, ending=reset_it)
+    fakes[1].behave = continued_stream(8)
+    async with running.chat(headers=ACME) as response:
+        assert (await response.read()).count(b"data: {") == 8
+    (row,) = await usage(running, by="account,model,site,outcome")
+    assert row == used(8, site="iad1", outcome="complete", reasoning_tokens=1)
 
 
 async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
@@ -144,137 +153,126 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
         assert len(fakes[0].seen) == 1
 
 
-async def test_usage_is_written_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = continued_stream(2)
-        async with running.chat(headers=ACME) as response:
-            await response.read()
-        store = SqliteStore(tmp_path / "usage.sqlite")
-        await eventually(lambda: [row["requests"] for row in store.usage(UsageQuery(by=("account",)))] == [1])
-        store.close()
+async def test_usage_is_written_without_a_request(fakes: list[FakeSite], running: Router, tmp_path: Path) -> None:
+    fakes[0].behave = continued_stream(2)
+    async with running.chat(headers=ACME) as response:
+        await response.read()
+    store = SqliteStore(tmp_path / "usage.sqlite")
+    await eventually(lambda: [row["requests"] for row in store.usage(UsageQuery(by=("account",)))] == [1])
+    store.close()
 
 
-async def test_retries_of_refused_requests_are_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = refuse("overloaded")
-        told = {USAGE.replace("-", "_"): "7,3,20,4", WORK.replace("-", "_"): "40,20,20000"}
-        fakes[1].behave = answer(200, {"choices": []}, **told)
-        async with running.chat(headers=ACME, stream=False) as response:
-            assert response.status == 200
-            assert not {USAGE, WORK} & {*response.headers}, "clients do not get these headers"
-        assert await usage(running) == [used(20, reasoning_tokens=4)]
-        fakes[1].behave = answer(400, {"error": {"message": "no"}})
-        async with running.chat(headers=ACME, stream=False) as response:
-            assert response.status == 400
-        assert (await usage(running))[0]["requests"] == 1, "a refused request is not recorded"
+async def test_retries_of_refused_requests_are_one_request(fakes: list[FakeSite], running: Router) -> None:
+    fakes[0].behave = refuse("overloaded")
+    told = {USAGE.replace("-", "_"): "7,3,20,4", WORK.replace("-", "_"): "40,20,20000"}
+    fakes[1].behave = answer(200, {"choices": []}, **told)
+    async with running.chat(headers=ACME, stream=False) as response:
+        assert response.status == 200
+        assert not {USAGE, WORK} & {*response.headers}, "clients do not get these headers"
+    assert await usage(running) == [used(20, reasoning_tokens=4)]
+    fakes[1].behave = answer(400, {"error": {"message": "no"}})
+    async with running.chat(headers=ACME, stream=False) as response:
+        assert response.status == 400
+    assert (await usage(running))[0]["requests"] == 1, "a refused request is not recorded"
 
 
-async def test_a_client_that_leaves_has_what_it_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = continued_stream(8, until=3, ending=fall_silent)
-        response = await running.chat(headers=ACME)
-        received = b""
-        while received.count(b"data: {") < 3:
-            received += await response.content.readany()
-        response.close()
-        async with asyncio.timeout(60):
-            while not (found := await usage(running, by="account,model,outcome")):
-                await asyncio.sleep(0.02)
-        assert found == [used(3, outcome="cut")]
+async def test_a_client_that_leaves_has_what_it_was_sent(fakes: list[FakeSite], running: Router) -> None:
+    fakes[0].behave = continued_stream(8, until=3, ending=fall_silent)
+    response = await running.chat(headers=ACME)
+    received = b""
+    while received.count(b"data: {") < 3:
+        received += await response.content.readany()
+    response.close()
+    async with asyncio.timeout(60):
+        while not (found := await usage(running, by="account,model,outcome")):
+            await asyncio.sleep(0.02)
+    assert found == [used(3, outcome="cut")]
 
 
 async def test_a_durable_stream_is_paid_for_once_however_often_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: list[FakeSite], running: Router
 ) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = continued_stream(8)
-        async with running.chat(headers=ACME, stream_options={"durable": True}) as response:
-            name, body = response.headers["x-pilotlight-stream"], await response.read()
-        for holder, status in (("alice", 200), ("al", 200), ("bob", 404)):
-            headers = {"authorization": f"Bearer {holder}"}
-            async with running.http.get(f"{running.url}/streams/{name}", headers=headers) as again:
-                assert again.status == status
-                assert (await again.read() == body) == (status == 200), "all keys of an account can read its stream"
-        assert await usage(running) == [used(8, reasoning_tokens=1)]
+    fakes[0].behave = continued_stream(8)
+    async with running.chat(headers=ACME, stream_options={"durable": True}) as response:
+        name, body = response.headers["x-pilotlight-stream"], await response.read()
+    for holder, status in (("alice", 200), ("al", 200), ("bob", 404)):
+        headers = {"authorization": f"Bearer {holder}"}
+        async with running.http.get(f"{running.url}/streams/{name}", headers=headers) as again:
+            assert again.status == status
+            assert (await again.read() == body) == (status == 200), "all keys of an account can read its stream"
+    assert await usage(running) == [used(8, reasoning_tokens=1)]
 
 
 async def test_an_account_sees_its_own_usage_and_an_admin_key_everybodys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: list[FakeSite], running: Router
 ) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = continued_stream(2)
-        for headers in (ACME, {"authorization": "Bearer al"}, BOB):
-            async with running.chat(headers=headers) as response:
-                await response.read()
-        own = await usage(running, ACME, by="account,key")
-        assert [(row["account"], row["key"]) for row in own] == [("acme", "al"), ("acme", "alice")]
-        assert [row["account"] for row in await usage(running, BOB)] == ["bob"]
-        assert [row["account"] for row in await usage(running)] == ["acme", "bob"]
-        assert [row["account"] for row in await usage(running, account="bob")] == ["bob"]
-        (total,) = await usage(running, by="")
-        assert ("account" in total, total["requests"]) == (False, 3)
-        url = running.url + "/usage"
-        for query, headers, status in (
-            ({"account": "acme"}, BOB, 403),
-            ({"by": "cost"}, ROOT, 400),
-            ({"format": "xml"}, ROOT, 400),
-            ({"from": "yesterday"}, ROOT, 400),
-            ({}, {}, 401),
-        ):
-            async with running.http.get(url, params=query, headers=headers) as response:
-                assert response.status == status, query
-        assert await usage(running, **{"from": "2999-01-01"}) == []
-        async with running.http.get(url, params={"format": "csv", "by": "account"}, headers=ROOT) as response:
-            assert response.content_type == "text/csv"
-            rows = [*csv.DictReader(io.StringIO(await response.text()))]
-        assert [(row["account"], row["requests"], row["output_tokens"]) for row in rows] == [
-            ("acme", "2", "4"),
-            ("bob", "1", "2"),
-        ]
-
-
-async def test_an_adapter_and_the_bytes_of_bodies_are_written_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        for fake in fakes:
-            fake.status_fields = {"models": (model_status(aliases=("@x/ember:8b",)),)}
-            fake.behave = continued_stream(2)
-        async with asyncio.timeout(60):
-            await running.until(lambda: running.proxy.selector.own_name("@x/ember:8b") == "ember")
-        num_bytes = 0
-        for more in (
-            {"model": "ember:french"},
-            {"lora": "french"},
-            {"model": "@x/ember:8b:french"},
-            {"model": "@x/ember:8b"},
-        ):
-            async with running.chat(headers=ACME, **more) as response:
-                num_bytes += len(await response.read())
-        query = {"by": "model,adapter", "format": "csv"}
-        async with running.http.get(running.url + "/usage", params=query, headers=ROOT) as response:
-            plain, french = csv.DictReader(io.StringIO(await response.text()))
-        assert [(row["model"], row["adapter"], row["requests"]) for row in (plain, french)] == [
-            ("ember", "", "1"),
-            ("ember", "french", "3"),
-        ]
-        assert int(plain["bytes_out"]) + int(french["bytes_out"]) == num_bytes
-        bodies = sum(len(body) for fake in fakes for body in fake.bodies)
-        assert int(plain["bytes_in"]) + int(french["bytes_in"]) == bodies
-        assert (french["device_s"], french["drafted_tokens"], french["accepted_tokens"]) == ("0.006", "12", "6")
-
-
-async def test_no_spreadsheet_takes_a_models_name_for_a_formula(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with sites("ams1", "iad1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
-        fakes[0].behave = continued_stream(1)
-        async with running.chat(headers=ACME, model='=HYPERLINK("x")') as response:
+    fakes[0].behave = continued_stream(2)
+    for headers in (ACME, {"authorization": "Bearer al"}, BOB):
+        async with running.chat(headers=headers) as response:
             await response.read()
-        url = running.url + "/usage"
-        async with running.http.get(url, params={"format": "csv", "by": "model"}, headers=ROOT) as response:
-            (row,) = csv.DictReader(io.StringIO(await response.text()))
-        assert row["model"] == '\'=HYPERLINK("x")'
+    own = await usage(running, ACME, by="account,key")
+    assert [(row["account"], row["key"]) for row in own] == [("acme", "al"), ("acme", "alice")]
+    assert [row["account"] for row in await usage(running, BOB)] == ["bob"]
+    assert [row["account"] for row in await usage(running)] == ["acme", "bob"]
+    assert [row["account"] for row in await usage(running, account="bob")] == ["bob"]
+    (total,) = await usage(running, by="")
+    assert ("account" in total, total["requests"]) == (False, 3)
+    url = running.url + "/usage"
+    for query, headers, status in (
+        ({"account": "acme"}, BOB, 403),
+        ({"by": "cost"}, ROOT, 400),
+        ({"format": "xml"}, ROOT, 400),
+        ({"from": "yesterday"}, ROOT, 400),
+        ({}, {}, 401),
+    ):
+        async with running.http.get(url, params=query, headers=headers) as response:
+            assert response.status == status, query
+    assert await usage(running, **{"from": "2999-01-01"}) == []
+    async with running.http.get(url, params={"format": "csv", "by": "account"}, headers=ROOT) as response:
+        assert response.content_type == "text/csv"
+        rows = [*csv.DictReader(io.StringIO(await response.text()))]
+    assert [(row["account"], row["requests"], row["output_tokens"]) for row in rows] == [
+        ("acme", "2", "4"),
+        ("bob", "1", "2"),
+    ]
+
+
+async def test_an_adapter_and_the_bytes_of_bodies_are_written_down(fakes: list[FakeSite], running: Router) -> None:
+    for fake in fakes:
+        fake.status_fields = {"models": (model_status(aliases=("@x/ember:8b",)),)}
+        fake.behave = continued_stream(2)
+    async with asyncio.timeout(60):
+        await running.until(lambda: running.proxy.selector.own_name("@x/ember:8b") == "ember")
+    num_bytes = 0
+    for more in (
+        {"model": "ember:french"},
+        {"lora": "french"},
+        {"model": "@x/ember:8b:french"},
+        {"model": "@x/ember:8b"},
+    ):
+        async with running.chat(headers=ACME, **more) as response:
+            num_bytes += len(await response.read())
+    query = {"by": "model,adapter", "format": "csv"}
+    async with running.http.get(running.url + "/usage", params=query, headers=ROOT) as response:
+        plain, french = csv.DictReader(io.StringIO(await response.text()))
+    assert [(row["model"], row["adapter"], row["requests"]) for row in (plain, french)] == [
+        ("ember", "", "1"),
+        ("ember", "french", "3"),
+    ]
+    assert int(plain["bytes_out"]) + int(french["bytes_out"]) == num_bytes
+    bodies = sum(len(body) for fake in fakes for body in fake.bodies)
+    assert int(plain["bytes_in"]) + int(french["bytes_in"]) == bodies
+    assert (french["device_s"], french["drafted_tokens"], french["accepted_tokens"]) == ("0.006", "12", "6")
+
+
+async def test_no_spreadsheet_takes_a_models_name_for_a_formula(fakes: list[FakeSite], running: Router) -> None:
+    fakes[0].behave = continued_stream(1)
+    async with running.chat(headers=ACME, model='=HYPERLINK("x")') as response:
+        await response.read()
+    url = running.url + "/usage"
+    async with running.http.get(url, params={"format": "csv", "by": "model"}, headers=ROOT) as response:
+        (row,) = csv.DictReader(io.StringIO(await response.text()))
+    assert row["model"] == '\'=HYPERLINK("x")'
 
 
 async def test_without_a_ledger_usage_says_where_one_would_be(monkeypatch: pytest.MonkeyPatch) -> None:

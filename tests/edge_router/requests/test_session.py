@@ -216,9 +216,7 @@ ASKED = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(ASKED, st.sampled_from("abcdef"), st.sampled_from([0.0, 1.0, 30.0, 60.0])), max_size=20))
-def test_a_table_knows_the_last_site_and_for_how_long(
-    steps: list[tuple[ConversationFingerprint, str, float]],
-) -> None:
+def test_a_table_knows_the_last_site_and_for_how_long(steps: list[tuple[ConversationFingerprint, str, float]]) -> None:
     sessions, clock = table(entries=5)
     plain = PlainTable(60.0)
     for asked, site, passed in steps:

@@ -11,13 +11,7 @@ from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLos
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
 from pilotlight.edge_router.routing.data_places import DataPlaces
-from pilotlight.edge_router.routing.selection import (
-    MAX_RETRY_AFTER_S,
-    TRY_AGAIN_S,
-    AttemptPace,
-    SiteSelector,
-    first_token_limit_s,
-)
+from pilotlight.edge_router.routing.selection import MAX_RETRY_AFTER_S, TRY_AGAIN_S, AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.sites.network import RelayConfig
@@ -306,8 +300,6 @@ def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_o
 def test_only_a_stream_of_a_model_that_is_awake_and_measured_is_held_to_a_first_token() -> None:
     measured = view(model={"prefill_tokens_per_s": 1000.0})
     preference = Preference(measured, 1.0, {"queue_ahead": 1000.0, "lateness": 9999.0}, "next")
-    assert first_token_limit_s(preference, "ember", 1.0) == 4.0
-    assert first_token_limit_s(preference, "none", 1.0) == first_token_limit_s(preference, None, 1.0) == INFINITE
     assert pace(streaming(num_tokens=0)).first_stall_s(preference) == 4.0
     whole = RequestParser("secret", 4, lambda *_: None).parse(
         Head("POST", "/v1/completions", "/v1/completions", []), b'{"model": "ember", "prompt": "a"}', "id", "1.2.3.4"

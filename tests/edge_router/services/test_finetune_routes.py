@@ -129,10 +129,8 @@ async def test_the_nearest_site_that_answers_judges_what_is_created() -> None:
     sites.answers["ams1"] = LOST
     assert (await sites.ask("POST", NEW))[0] == 200
     (_, path, headers) = sites.posted[-1]
-    assert (path, headers) == (
-        "/client/v4/accounts/-/ai/finetunes",
-        {"authorization": "Bearer ann", "content-type": "x/y"},
-    )
+    assert path == "/client/v4/accounts/-/ai/finetunes"
+    assert headers == {"authorization": "Bearer ann", "content-type": "x/y"}
     assert ACCOUNT not in headers
     sites.answers["iad1"] = LOST
     told = await sites.refusal("POST", NEW)

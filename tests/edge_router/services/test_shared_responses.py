@@ -253,28 +253,6 @@ async def test_a_router_that_stops_leaves_what_it_was_making_failed_for_the_othe
         assert (events, is_last) == (made.events, True)
 
 
-async def test_all_that_routers_keep_has_one_limit_and_the_largest_owner_makes_room(server: Postgres) -> None:
-    async with opened(server, 100_000) as a, opened(server, 100_000) as b:
-        assert await a.keep(response("quiet", tenant="u"))
-        for i in range(40):
-            assert await (a, b)[i % 2].keep(response(f"loud{i}", size=10_000))
-        there = [bool(await status_of(a, f"loud{i}")) for i in range(40)]
-        assert there == [False] * (40 - sum(there)) + [True] * sum(there)
-        assert 7 <= sum(there) <= 9
-        assert await status_of(b, "quiet", "u") == "completed"
-        assert ask(server, "SELECT SUM(num_bytes) <= 100000 FROM responses") == [(True,)]
-
-
-async def test_after_its_days_a_response_is_gone(server: Postgres) -> None:
-    async with opened(server) as a, opened(server) as b:
-        for name in ("old", "new"):
-            await a.keep(response(name))
-        ask(server, f"UPDATE responses SET kept_s = kept_s - {30 * DAY_S + 1} WHERE id = 'old'")
-        assert [await status_of(b, name) for name in ("old", "new")] == ["", "completed"]
-        await b.sweep()
-        assert ask(server, "SELECT id FROM responses") == [("new",)]
-
-
 async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: Postgres) -> None:
     """Responses that others continue are deleted meanwhile, because of a limit on bytes."""
     async with opened(server) as a, opened(server) as b:
@@ -357,16 +335,6 @@ async def test_a_database_that_is_full_is_read_and_said_once_to_be_full(
         ask(server, MENDED)
         assert await a.keep(response("after"))
         assert a.fault is None
-
-
-async def test_a_router_that_has_been_failing_knows_by_itself_when_its_database_is_back(server: Postgres) -> None:
-    async with opened(server, answer_after_fault_s=0.0) as a:
-        assert await a.keep(response("before"))
-        await asyncio.to_thread(server.kill)
-        assert not await a.keep(response("lost"))
-        await asyncio.to_thread(server.start)
-        await until(lambda: is_well(a))
-        assert await a.keep(response("after"))
 
 
 async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgres) -> None:

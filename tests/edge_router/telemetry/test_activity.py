@@ -11,7 +11,7 @@ from pilotlight.page.source import TimeHistogram
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.status import Place
 from tests.edge_router.builders import Clock
-from tests.edge_router.fakes import FirstThen, Router, continued_stream, end_it, router, sites
+from tests.edge_router.fakes import Router, continued_stream, end_it, routed_sites, router, sites
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +37,7 @@ async def test_browsers_get_the_page_and_programs_what_they_got_before() -> None
 
 async def test_a_moved_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")  # with a secret, streams have resume points and can move
-    async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
+    async with routed_sites("ams1", "iad1") as (fakes, running):
         fakes[0].behave, fakes[1].behave = continued_stream(5, until=3, ending=end_it), continued_stream(5)
         async with running.chat() as answer:
             await answer.read()

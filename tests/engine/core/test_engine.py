@@ -4,7 +4,7 @@ from collections.abc import Sequence as SequenceOf
 
 import pytest
 
-from pilotlight.engine.api.protocol import SamplingParams, Submit
+from pilotlight.engine.api.protocol import Submit
 from pilotlight.engine.core.step import ChoiceRow, RunResult
 from pilotlight.engine.kv.tier_protocol import Tiers
 from tests.engine.driver import drain, one, submit
@@ -41,25 +41,8 @@ def test_a_sequence_ends_with_length_when_the_context_is_full() -> None:
     [
         (submit("a", []), "empty"),
         (submit("a", [1, VOCAB, 2]), f"token id {VOCAB}"),
-        (submit("a", [1, -1]), "token id -1"),
-        (submit("a", [1], max_tokens=0), "max_tokens is 0"),
         (submit("a", [1], temperature=-0.1), "temperature is -0.1"),
-        (submit("a", [1], temperature=float("nan")), "temperature is nan"),
-        (submit("a", [1], top_k=0), "top_k is 0"),
-        (submit("a", [1], top_p=0.0), "top_p is 0.0"),
-        (submit("a", [1], min_p=1.5), "min_p is 1.5"),
-        (submit("a", [1], num_logprobs=-1), "num_logprobs is -1"),
-        (submit("a", [1], num_prompt_logprobs=VOCAB + 1), f"num_prompt_logprobs is {VOCAB + 1}"),
-        (submit("a", [1], repetition_penalty=0.0), "repetition_penalty is 0.0"),
-        (submit("a", [1], repetition_penalty=float("nan")), "repetition_penalty is nan"),
-        (submit("a", [1], presence_penalty=2.5), "presence_penalty is 2.5"),
-        (submit("a", [1], frequency_penalty=-2.5), "frequency_penalty is -2.5"),
-        (submit("a", [1], logit_bias=((VOCAB, 1.0),)), f"token id {VOCAB}"),
-        (submit("a", [1], logit_bias=((3, 101.0),)), "logit_bias of token 3 is 101.0"),
-        (submit("a", [1], logit_bias=((3, 1.0), (3, 2.0))), "twice"),
         (submit("a", [1], num_delivered_tokens=1), "num_delivered_tokens is 1"),
-        (submit("a", [1], num_delivered_tokens=-1), "num_delivered_tokens is -1"),
-        (submit("a", [1], priority=9), "priority is 9"),
         (submit("a", [1] * 128), "at most 127"),
     ],
 )
@@ -79,8 +62,9 @@ def test_a_full_waiting_queue_refuses_the_next() -> None:
     assert (refused.sequence_id, refused.error_code) == ("c", "overloaded")
 
 
-def test_an_abort_returns_the_blocks_at_once() -> None:
-    engine, _ = fake_engine()
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_abort_returns_the_blocks_at_once_and_publishes_no_later_token(depth: int) -> None:
+    engine, _ = fake_engine(depth=depth)
     engine.submit(submit("a", PROMPT, max_tokens=50))
     engine.submit(submit("b", PROMPT * 3, max_tokens=50))
     engine.step()
@@ -90,8 +74,9 @@ def test_an_abort_returns_the_blocks_at_once() -> None:
     engine.sequences.abort("a")
     assert engine.load().free_blocks == 32
     assert [o.finish_reason for o in engine.sequences.take_outputs()[-2:]] == ["abort", "abort"]
-    assert not engine.has_work
     engine.sequences.abort("a")  # a second abort has no effect
+    while engine.has_work:
+        engine.step()
     assert engine.sequences.take_outputs() == []
 
 
@@ -112,14 +97,16 @@ def test_a_failed_step_ends_its_sequences_and_the_next_request_works() -> None:
     assert engine.load().prefix_queries == 3 * len(PROMPT)
 
 
-def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache() -> None:
-    engine, runner = fake_engine()
+# With two steps under way, the second has taken a block as well.
+@pytest.mark.parametrize(("depth", "num_scrubbed"), [(1, 3), (2, 4)])
+def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache(depth: int, num_scrubbed: int) -> None:
+    engine, runner = fake_engine(depth=depth)
     runner.bad_prompts.add((*PROMPT, *PROMPT))
     heard = drain(engine, [submit("bad", PROMPT * 2), submit("good", PROMPT, max_tokens=4)])
     assert heard["bad"].finish_reason == "error"
     assert "not finite" in (heard["bad"].error or "")
     assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
-    assert len(runner.scrubbed) == 3
+    assert len(runner.scrubbed) == num_scrubbed
     runner.bad_prompts.clear()
     assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, (
         "only blocks of the good sequence may be found"
@@ -148,16 +135,6 @@ def test_a_fully_cached_prompt_still_computes_its_last_token() -> None:
     assert heard.token_ids == expected_tokens(prompt, 1)
 
 
-def test_decodes_go_before_prompts_and_prompts_fill_the_budget() -> None:
-    engine, runner = fake_engine(max_num_batched_tokens=10)
-    engine.submit(submit("a", PROMPT, max_tokens=20))
-    engine.step()
-    engine.submit(submit("b", list(range(25)), max_tokens=2))
-    while engine.has_work:
-        engine.step()
-    assert runner.batch_tokens[:5] == [6, 10, 10, 8, 2]
-
-
 def test_load_counts_what_was_computed() -> None:
     engine, _ = fake_engine()
     drain(engine, [submit("a", PROMPT, max_tokens=3), submit("b", PROMPT, max_tokens=4)])
@@ -168,20 +145,6 @@ def test_load_counts_what_was_computed() -> None:
     assert engine.load().waiting_tokens == 6
 
 
-def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
-    engine, _ = fake_engine(num_blocks=6, block_size=4)
-    engine.submit(Submit("old", "tiny", tuple(PROMPT), SamplingParams(18)))
-    engine.submit(Submit("young", "tiny", tuple(PROMPT), SamplingParams(18)))
-    ended = []
-    old = engine.scheduler.waiting.ready.peek()
-    while engine.has_work:
-        engine.step()
-        assert old.num_computed_tokens > 0
-        ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
-    assert ended == ["old", "young"]
-    assert engine.scheduler.counts.preemptions > 0
-
-
 def test_a_steps_time_is_reported_by_phase() -> None:
     engine, runner = fake_engine()
     ticks = iter([0, 100, 250, 300, 1000])  # start; end of scheduling, computing, publishing; end of the step
@@ -190,15 +153,6 @@ def test_a_steps_time_is_reported_by_phase() -> None:
     engine.step()
     assert engine.stats.last_step == (100, 850, 0.0, 50), "the fake device takes no time"
     assert runner.batch_tokens == [len(PROMPT)]
-
-
-def test_a_newcomer_waits_while_a_running_sequence_would_need_its_blocks_for_the_next_tokens() -> None:
-    engine, _ = fake_engine(num_blocks=4, block_size=4)
-    engine.submit(submit("a", list(range(7)), max_tokens=4))
-    engine.step()
-    engine.submit(submit("b", list(range(20, 28)), max_tokens=2))
-    assert set(drain(engine, [])) == {"a", "b"}
-    assert engine.scheduler.counts.preemptions == 0
 
 
 def test_closing_waits_for_the_step_in_flight() -> None:

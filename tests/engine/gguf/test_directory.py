@@ -424,10 +424,7 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "lacks the metadata llama.expert_used_count"),
         ({"split.count": 2}, "is a part of several; join them first"),
         ({"llama.block_count": 10**9}, "has llama.block_count = 1000000000; it may be 1024"),
-        (
-            {"llama.rope.scaling.type": "longrope"},
-            "rotary scaling 'longrope'; supported are linear, yarn and none",
-        ),
+        ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'; supported are linear, yarn and none"),
         ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
         ({"llama.rope.freq_base_swa": 900.0}, "rotates layers with windows by the base 900.0; supported for llama is"),
         ({"llama.attention.causal": False}, "has llama.attention.causal = False, which is not supported for LlamaFor"),

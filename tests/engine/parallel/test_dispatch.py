@@ -42,7 +42,6 @@ pytestmark = pytest.mark.process
 
 GROUPED = "qwen3-moe, every second layer, tied"
 WINDOWED = "mixtral, one of four experts, window"
-FAMILIES = (GROUPED, WINDOWED, LATENT, "glm-4.5, half of each head turns, normed and biased")
 
 
 def write(directory: Path, family: str) -> None:
@@ -81,14 +80,6 @@ def shares_of(ranks: Ranks, directory: Path, asked: list[Submit], **changes: Any
         found = {sequence.share for sequence in model.engine.scheduler.running}
         drain(model.engine, [])
     return found
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_compute_the_logits_of_one(tmp_path: Path, pair: Ranks, family: str) -> None:
-    write(tmp_path, family)
-    expected = drain(load_engine(tmp_path), several(prompt_logprobs=True))
-    with pair.loaded(tmp_path) as model:
-        assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
 
 
 def test_rows_in_bf16_go_between_ranks(tmp_path: Path, pair: Ranks) -> None:
@@ -259,27 +250,6 @@ def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: Ranks) -> None:
     expected = drain(load_engine(tmp_path / "base"), messages)
     with pair.loaded(tmp_path / "base") as shared:
         assert_same(drain(shared.engine, messages), expected)
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        pytest.param(dp_of(4, 2), id="two stages"),
-        pytest.param(dp_of(4), id="four ranks", marks=pytest.mark.slow),
-        pytest.param(
-            group_of(8, stages=2, expert_parallel=True, data_parallel=2),
-            id="two stages, two ranks for each copy",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-@pytest.mark.parametrize("family", [pytest.param(GROUPED, marks=pytest.mark.slow), LATENT])
-def test_more_ranks_and_stages_compute_the_logits_of_one(tmp_path: Path, host: HostConfig, family: str) -> None:
-    write(tmp_path, family)
-    asked = several(prompt_logprobs=True, temperature=0.9, seed=5)
-    expected = drain(load_engine(tmp_path), asked)
-    with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
-        assert_same(drain(model.engine, asked), expected)
 
 
 @pytest.mark.parametrize("copies", HOSTS)

@@ -49,16 +49,6 @@ LATENT, CHUNKS = (
     "deepseek-v3, three experts in two of four groups, yarn",
     "scout, chunks of 23, two experts, biased, no norm",
 )
-FAMILIES = (
-    DENSE,
-    WINDOWS,
-    SPARSE,
-    "qwen3-moe, one dense layer, biased, window",
-    "llama, six heads over two",
-    LATENT,
-    CHUNKS,
-    "glm-4.5, half of each head turns, normed and biased",
-)
 
 
 def group_of(size: int, **changes: Any) -> HostConfig:
@@ -125,11 +115,9 @@ def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
     assert actual.keys() == expected.keys()
     for name, theirs in expected.items():
         ours = actual[name]
-        assert (ours.token_ids, ours.finish_reason, ours.error) == (
-            theirs.token_ids,
-            theirs.finish_reason,
-            theirs.error,
-        )
+        assert ours.token_ids == theirs.token_ids
+        assert ours.finish_reason == theirs.finish_reason
+        assert ours.error == theirs.error
         pairs = [*zip(ours.logprobs, theirs.logprobs, strict=True)]
         pairs += zip(ours.prompt_logprobs or (), theirs.prompt_logprobs or (), strict=True)
         for mine, wanted in pairs:
@@ -140,14 +128,6 @@ def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
 def several(**sampling: Any) -> list[Submit]:
     settings = {"max_tokens": 12, "num_logprobs": 3} | sampling
     return [submit(f"s{i}", random_prompt(20 + 7 * i, seed=i), **settings) for i in range(4)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_compute_the_logits_of_one(tmp_path: Path, pair: KvMemory, family: str) -> None:
-    write_family(tmp_path, family)
-    expected = drain(load_engine(tmp_path), several(prompt_logprobs=True))
-    with loaded(tmp_path, pair) as model:
-        assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
 
 
 def write_llama_of(directory: Path, heads: int, kv_heads: int) -> Path:
@@ -175,38 +155,7 @@ def test_four_ranks_hold_two_key_value_heads_twice(tmp_path: Path, ranks: Ranks)
         assert runner_of(model.engine).layout.layers[0].segments[0].num_heads == 1
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [pytest.param({"size": 4, "stages": 2}, marks=pytest.mark.slow), {"size": 3, "stages": 3}],
-    ids=["two stages of two ranks", "three stages"],
-    indirect=True,
-)
-@pytest.mark.parametrize("family", [WINDOWS, LATENT])
-def test_stages_of_uneven_layers_compute_the_logits_of_one_rank(tmp_path: Path, ranks: Ranks, family: str) -> None:
-    write_family(tmp_path, family)
-    asked = [*several(prompt_logprobs=True, temperature=0.9, seed=5)]
-    expected = drain(load_engine(tmp_path), asked)
-    with ranks.loaded(tmp_path) as model:
-        assert_same(drain(model.engine, asked), expected)
-
-
 EXPERTS = {"size": 2, "stages": 1, "expert_parallel": True}
-
-
-@pytest.mark.parametrize("family", ["qwen3-moe, every second layer, tied", LATENT])
-@pytest.mark.parametrize(
-    "ranks",
-    [EXPERTS, pytest.param(EXPERTS | {"size": 4, "stages": 2}, marks=pytest.mark.slow)],
-    ids=["one stage", "two stages"],
-    indirect=True,
-)
-def test_ranks_that_have_some_of_the_experts_compute_the_logits_of_one(
-    tmp_path: Path, ranks: Ranks, family: str
-) -> None:
-    write_family(tmp_path, family)
-    expected = drain(load_engine(tmp_path), several(prompt_logprobs=True))
-    with ranks.loaded(tmp_path) as model:
-        assert_same(drain(model.engine, several(prompt_logprobs=True)), expected)
 
 
 @pytest.mark.parametrize("ranks", [EXPERTS], ids=["one stage"], indirect=True)
@@ -544,7 +493,7 @@ def test_adapters_are_those_of_one_rank(tmp_path: Path, pair: KvMemory) -> None:
 
 
 def test_ranks_share_a_cache_in_fp8(tmp_path: Path, pair: KvMemory) -> None:
-    write_family(tmp_path, FAMILIES[0])
+    write_family(tmp_path, DENSE)
     asked = [submit(f"s{i}", random_prompt(20 + 7 * i, seed=i), max_tokens=12) for i in range(4)]
     expected = drain(load_engine(tmp_path, kv_dtype="fp8"), asked)
     model = load_model(ModelSpec("tiny", str(tmp_path), kv_tokens=1024, kv_dtype="fp8"), host_of(pair), pair)

@@ -13,13 +13,11 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelLoad, TokenOutput
 from pilotlight.functions.bindings.ai import AI as RuntimeAI
 from pilotlight.functions.bindings.ai import Run
-from pilotlight.functions.bindings.ai_batches import Batches
 from pilotlight.functions.bindings.binding import BindingError, BindingLimits, Services
 from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.inference import InferenceResponse
 from pilotlight.functions.manifest import BindingDeclaration
 from pilotlight.runtime.generation.inference import SiteInference
-from pilotlight.support.database import Databases
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.usage import ResourceUse
 from tests.asgi import eventually
@@ -172,15 +170,6 @@ async def test_a_function_that_dies_stops_its_models(site: Site, wired: Wired) -
     assert len(site.engine.aborted) == 1
 
 
-async def test_a_slow_reader_holds_back_no_more_than_a_window(site: Site, ai: AI) -> None:  # noqa: F811
-    site.engine.script = says("x" * 400, finish="length")
-    stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
-    await eventually(lambda: site.engine.num_steps > 0)
-    text = await stream.text()
-    assert text.count('"response":"x') >= 1
-    assert text.endswith("data: [DONE]\n\n")
-
-
 async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
     controller = AbortController()
@@ -204,13 +193,6 @@ async def test_a_signal_aborts_a_call_and_a_stream(site: Site, ai: AI) -> None: 
     with pytest.raises(AbortError, match="20 ms have passed"):
         await ai.run(MODEL, INTERACTIVE, signal=AbortSignal.timeout(20))
     await site.is_idle()
-
-
-async def test_a_broken_engine_ends_a_stream_with_an_error_event(site: Site, ai: AI) -> None:  # noqa: F811
-    site.engine.script = [*says("Hel", finish=None), EngineError("engine_error", "the step failed")]
-    text = await (await ai.run(MODEL, {**INTERACTIVE, "stream": True})).text()
-    assert '"response":"Hel"' in text
-    assert '"errors":[{"code":5000,"message":"the step failed"}]' in text
 
 
 async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
@@ -359,42 +341,6 @@ async def test_a_request_of_a_batch_that_is_too_large_does_not_stop_the_others(a
     await eventually(is_complete)
     first, second = answered.responses
     assert (first.success, first.errors[0].code, second.success) == (False, 3006, True)
-
-
-async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None:
-    def services() -> Services:
-        return Services(databases=Databases(), function="f")
-
-    is_asked = asyncio.Event()
-
-    async def never(model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        is_asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def answers(model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        return True, json.dumps({"response": inputs["prompt"]}).encode()
-
-    first = services()
-    batches = Batches.open(tmp_path, first)
-    batches.serve(never)
-    queued = await batches.put(MODEL, {"requests": [{"prompt": str(i)} for i in range(9)]})
-    await asyncio.wait_for(is_asked.wait(), 60)
-    await batches.close()
-    await first.databases.close()
-
-    second = services()
-    batches = Batches.open(tmp_path, second)
-    batches.serve(answers)
-    try:
-        found: Any = {}
-        while found.get("status") != "complete":
-            found = await batches.get(queued["request_id"])
-            await asyncio.sleep(0.01)
-        assert [response["result"]["response"] for response in found["responses"]] == [str(i) for i in range(9)]
-    finally:
-        await batches.close()
-        await second.databases.close()
 
 
 async def test_a_site_without_models_says_so(tmp_path: Path) -> None:

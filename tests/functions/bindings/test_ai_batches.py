@@ -38,6 +38,10 @@ class Made:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
+    async def close(self) -> None:
+        await self.batches.close()
+        await self.database.close()
+
     async def serve(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
@@ -63,16 +67,14 @@ class Made:
 async def made(tmp_path: Path) -> AsyncIterator[Made]:
     found = Made(tmp_path)
     yield found
-    await found.batches.close()
-    await found.database.close()
+    await found.close()
 
 
 @pytest.fixture
 async def small(tmp_path: Path) -> AsyncIterator[Made]:
     found = Made(tmp_path, max_bytes=1000, max_waiting=3)
     yield found
-    await found.batches.close()
-    await found.database.close()
+    await found.close()
 
 
 async def test_requests_are_answered_in_their_order_a_few_at_once(made: Made) -> None:
@@ -88,6 +90,19 @@ async def test_requests_are_answered_in_their_order_a_few_at_once(made: Made) ->
     assert await made.responses(second) == [{"id": 0, "success": True, "result": {"response": 100}}]
     assert (sorted(made.asked[:AT_ONCE]), made.asked[-1], made.most_at_once) == ([*range(AT_ONCE)], 100, AT_ONCE)
     assert (await made.responses(first))[1] == {"id": 1, "success": False, "errors": [{"code": 5004}]}
+
+
+async def test_a_batch_outlives_the_process_that_took_it(tmp_path: Path) -> None:
+    first = Made(tmp_path)
+    first.may_answer.clear()
+    first.batches.serve(first.serve)
+    batch = await first.put(*range(9))
+    await eventually(lambda: first.num_at_once > 0)
+    await first.close()
+    second = Made(tmp_path)
+    second.batches.serve(second.serve)
+    assert [response["id"] for response in await second.responses(batch)] == [*range(9)]
+    await second.close()
 
 
 async def test_an_answered_batch_is_kept_for_a_day_and_one_that_waits_until_it_is_answered(made: Made) -> None:

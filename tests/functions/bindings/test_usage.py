@@ -99,9 +99,7 @@ def test_more_than_one_answer_holds_comes_in_several(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_models_refuse_functions_while_nothing_can_be_written_down(
-    tmp_path: Path,
-) -> None:
+def test_models_refuse_functions_while_nothing_can_be_written_down(tmp_path: Path) -> None:
     kept = FunctionUsage(tmp_path, "ams1", lambda function: "acme", Clock(1000.0), max_unwritten=2)
     told(kept, "one")
     use(kept, 1)

@@ -130,10 +130,7 @@ async def test_insert_leaves_what_is_there_and_upsert_replaces_it_also_after_a_r
         (lambda v: v.query([1, 2], topK=101), "<= 100"),
         (lambda v: v.query([1, 2], filter={"n": {"$near": 1}}), r"no '\$near'"),
         (lambda v: v.query_by_id("nobody"), "no vector 'nobody'"),
-        (
-            lambda v: v.insert([{"id": "x", "values": [1, 2], "metadata": {"t": "x" * 10_240}}]),
-            "more than 10240 bytes",
-        ),
+        (lambda v: v.insert([{"id": "x", "values": [1, 2], "metadata": {"t": "x" * 10_240}}]), "more than 10240 bytes"),
     ],
 )
 async def test_what_cannot_be_is_refused_and_changes_nothing(

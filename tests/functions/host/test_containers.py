@@ -62,9 +62,7 @@ async def test_an_isolate_that_dies_is_replaced_within_the_same_container(contai
     assert _container_of(contained) == container
 
 
-async def test_a_killed_container_fails_its_requests_and_the_next_request_gets_another_one(
-    contained: Served,
-) -> None:
+async def test_a_killed_container_fails_its_requests_and_the_next_request_gets_another_one(contained: Served) -> None:
     contained.add(LOOKS)
     await contained.get("/write")
     os.kill(_container_of(contained), signal.SIGKILL)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pilotlight.functions.channel.streams import WINDOW_BYTES
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.site_functions import SiteFunctions
 from tests.functions.conftest import Served, quick
@@ -159,9 +158,7 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
     assert (fault.name, "File too large" in fault.message) == ("OSError", True) or "more than 16 MiB" in fault.message
 
 
-async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
-    sites: Sites,
-) -> None:
+async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(sites: Sites) -> None:
     """Tier 1 limits the size of each file, not the sum."""
     source = hostile(
         """
@@ -184,40 +181,10 @@ async def test_a_function_that_prints_a_gigabyte_waits_for_its_own_log(sites: Si
     assert "in fetch" in fault.detail
 
 
-async def test_a_stream_that_raises_ends_with_the_authors_traceback(sites: Sites) -> None:
-    source = hostile(
-        "async def pieces():\n    yield 'first'\n    raise ValueError('in the middle')\nreturn Response(pieces())"
-    )
-    async with beside_a_good_one(sites[2], source) as served:
-        response = await served.ask(name="bad")
-        assert response.stream is not None
-        assert await anext(response.stream) == b"first"
-        with pytest.raises(Fault, match="in the middle") as failed:
-            await anext(response.stream)
-    assert "in pieces" in failed.value.detail
-
-
 async def test_a_stream_of_the_wrong_type_is_named(sites: Sites) -> None:
     source = hostile("async def pieces():\n    yield 7\nreturn Response(pieces())")
     async with beside_a_good_one(sites[2], source) as served:
         assert "stream gave int" in (await fault_of(served)).message
-
-
-async def test_a_stream_whose_reader_is_slow_holds_no_more_than_a_window(sites: Sites) -> None:
-    source = hostile(
-        "if request.url.endswith('/sent'):\n    return Response(str(SENT[0]))\nasync def pieces():\n    while True:\n"
-        "        SENT[0] += 10_000\n        yield b'x' * 10_000\nreturn Response(pieces())"
-    ).replace("class Default", "SENT = [0]\n\nclass Default")
-    async with beside_a_good_one(sites[2], source) as served:
-        response = await served.ask(name="bad")
-        assert response.stream is not None
-        await anext(response.stream)
-        sent, before = int(await served.get("/sent", name="bad")), -1
-        while sent != before:  # until the isolate sends no more
-            await asyncio.sleep(0.01)
-            sent, before = int(await served.get("/sent", name="bad")), sent
-        assert sent <= WINDOW_BYTES + 20_000
-        await response.stream.aclose()  # type: ignore[attr-defined]
 
 
 @TIERS
@@ -309,25 +276,7 @@ async def test_a_request_beyond_its_wall_time_fails_and_the_function_continues(s
         assert await served.get("/quick", name="bad") == b"ok"
 
 
-async def test_more_subrequests_than_allowed_are_refused(sites: Sites) -> None:
-    source = hostile(
-        """
-for i in range(10):
-    try:
-        await fetch('http://127.0.0.1:1/')
-    except Exception as error:
-        last = str(error)
-return Response(last)
-"""
-    )
-    served = sites[2]
-    served.add(source, "bad", limits={"subrequests": 5})
-    assert b"5 subrequests, which is the limit" in await served.get(name="bad")
-
-
-async def test_subrequests_that_claim_no_request_are_counted_with_the_one_that_is_open(
-    sites: Sites,
-) -> None:
+async def test_subrequests_that_claim_no_request_are_counted_with_the_one_that_is_open(sites: Sites) -> None:
     source = hostile(
         """
 from workers.http.outbound import current_request
@@ -346,9 +295,7 @@ return Response(str(made))
     assert await served.get(name="bad") == b"5"
 
 
-async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(
-    sites: Sites,
-) -> None:
+async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(sites: Sites) -> None:
     """The kernel's default buffer is 208 KiB; a socket accepts one more chunk than that."""
     source = hostile(
         """
@@ -400,11 +347,3 @@ async def test_what_a_function_prints_or_raises_moves_no_terminal(sites: Sites) 
     assert printed == "\\x1b[2J\\rsite: forged\\x9b1A\\u202e\\u2028\\x00\\x7f\tend \xe9"
     assert printed in fault.message
     assert all(c in "\n\t" or c.isprintable() for line in [*lines, fault.message, fault.detail] for c in line)
-
-
-async def test_a_busy_function_gets_a_second_isolate_and_no_more_than_allowed(sites: Sites) -> None:
-    source = hostile("await asyncio.sleep(0.05)\nreturn Response(str(os.getpid()))")
-    served = sites[2]
-    served.add(source, "bad", limits={"concurrency": 2, "max_isolates": 2})
-    assert len(set(await asyncio.gather(*(served.get(name="bad") for _ in range(8))))) == 2
-    assert served.functions.pools["bad"].isolates.num_started == 2

@@ -32,9 +32,7 @@ def packages(folder: Path, installer: Installer | None, *layers: Path, clock: Cl
     return Packages(cast(Any, SimpleNamespace(name="f", directory=folder)), layers, installer, clock or Clock(1000.0))
 
 
-async def test_what_is_installed_comes_before_a_functions_own_layers_and_is_installed_once(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_installed_comes_before_a_functions_own_layers_and_is_installed_once(tmp_path: Path) -> None:
     given, vendored = tmp_path / "given", tmp_path / "python_modules"
     vendored.mkdir()
     installer = Installer(tmp_path / "x" / ".." / "layer")

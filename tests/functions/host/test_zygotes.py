@@ -49,11 +49,7 @@ def zygote_pid(served: Served, name: str = "bad") -> int:
 
 
 async def test_a_package_starts_no_process_when_it_is_imported(served: Served) -> None:
-    attempts = (
-        "os.fork()",
-        "subprocess.run(['/bin/true'])",
-        "os.posix_spawn('/bin/true', ['true'], {})",
-    )
+    attempts = ("os.fork()", "subprocess.run(['/bin/true'])", "os.posix_spawn('/bin/true', ['true'], {})")
     package = "import os, subprocess\nSAID = []\n"
     for attempt in attempts:
         package += f"try:\n    {attempt}\n    SAID.append('started')\nexcept OSError as e:\n    SAID.append(type(e).__name__)\n"

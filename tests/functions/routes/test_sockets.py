@@ -11,10 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
-from pilotlight.functions.cli.dev import DevOptions, dev_app, site_of
 from pilotlight.functions.manifest import load_manifest
-from pilotlight.runtime.serve import serve_app
-from pilotlight.wire.http.listen import bind
 from tests.asgi import eventually
 from tests.functions.routes.test_invocations import function_in
 from tests.handshakes import handshake_of
@@ -254,24 +251,6 @@ async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -
         await eventually(lambda: server.app.site.admission.attached == 0, 15)
 
 
-async def test_a_function_that_does_not_read_holds_its_client_up(server: Site) -> None:
-    async with aiohttp.ClientSession(server.url) as client:
-        socket = await client.ws_connect("/fn/f/deaf")
-        sent = 0
-
-        async def send() -> None:
-            nonlocal sent
-            while True:
-                await socket.send_bytes(b"d" * 100_000)
-                sent += 1
-
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(send(), 3)
-        assert 0 < sent < 300
-        handshake_of(socket).connection.transport.abort()
-        handshake_of(socket).close()
-
-
 async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refused(
     make_server: SiteMaker, tmp_path: Path
 ) -> None:
@@ -290,18 +269,3 @@ async def test_more_sockets_than_an_isolate_takes_open_another_and_then_are_refu
             assert await socket.receive_str(timeout=60) == "there is room"
         for each in sockets:
             await each.close()
-
-
-async def test_dev_serves_sockets_at_the_root(tmp_path: Path) -> None:
-    manifest = load_manifest(function_in(tmp_path / "f", SOURCE))
-    app = dev_app(manifest, site_of(manifest, DevOptions("127.0.0.1", 0)))
-    stop = asyncio.Event()
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve_app(app, bind("127.0.0.1", 0), stop=stop, on_ready=ready.set_result))
-    try:
-        async with aiohttp.ClientSession(await ready) as client, client.ws_connect("/echo") as socket:
-            await socket.send_str("here")
-            assert await socket.receive_str(timeout=60) == "here"
-    finally:
-        stop.set()
-        await asyncio.wait_for(serving, 60)

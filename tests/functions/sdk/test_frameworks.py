@@ -159,6 +159,7 @@ async def test_starlette_streams_both_ways_with_its_lifespan_and_the_env(served:
     add(served, STARLETTE)
     assert json.loads(await served.get("/what")) == [["started"], "lifespan", "value"]
     assert json.loads(await served.get("/what")) == [["started"], "lifespan", "value"]  # lifespan started once
+    assert (await served.ask("/nowhere")).status == 404
 
     async def upload() -> AsyncIterator[bytes]:
         for _ in range(30):

@@ -157,10 +157,7 @@ class Default(WorkerEntrypoint):
 
 def two_functions(folder: Path, manifest: str = MANIFEST) -> dict[str, Any]:
     """Return the [functions] table of a site file that serves two functions."""
-    for name, text, source in (
-        ("f", manifest, ENTRY),
-        ("other", 'name = "other"\nmain = "src/entry.py"\n', OTHER),
-    ):
+    for name, text, source in (("f", manifest, ENTRY), ("other", 'name = "other"\nmain = "src/entry.py"\n', OTHER)):
         (folder / name / "src").mkdir(parents=True)
         (folder / name / "src/entry.py").write_text(dedent(source))
         (folder / name / "wrangler.toml").write_text(text)

@@ -216,58 +216,6 @@ class Default(WorkerEntrypoint):
     ]
 
 
-async def test_an_asgi_application_streams_and_has_its_lifespan(served: Served) -> None:
-    served.add(
-        """
-        import asgi
-        from workers import WorkerEntrypoint
-
-        async def app(scope, receive, send):
-            if scope["type"] == "lifespan":
-                await receive()
-                scope["state"]["started"] = "yes"
-                await send({"type": "lifespan.startup.complete"})
-                await receive()
-                return
-            body = (await receive())["body"]
-            if scope["path"] == "/boom":
-                raise ValueError("inside the app")
-            await send({"type": "http.response.start", "status": 202, "headers": [(b"x-state", scope["state"]["started"].encode())]})
-            for piece in (b"a", b"b", body):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                return await asgi.fetch(app, request, self.env)
-        """
-    )
-    response = await served.ask("/x", method="POST", body=b"!")
-    assert (response.status, dict(response.headers)["x-state"]) == (202, "yes")
-    assert await served.get("/x", method="POST", body=b"!") == b"ab!"
-    with pytest.raises(Fault, match="inside the app"):
-        await served.get("/boom")
-
-
-async def test_a_wsgi_application_answers(served: Served) -> None:
-    served.add(
-        """
-        import wsgi
-        from workers import WorkerEntrypoint
-
-        def app(environ, start_response):
-            start_response("200 OK", [("content-type", "text/plain")])
-            yield environ["PATH_INFO"].encode()
-            yield environ["wsgi.input"].read()
-
-        class Default(WorkerEntrypoint):
-            async def fetch(self, request):
-                return await wsgi.fetch(app, request, self.env)
-        """
-    )
-    assert await served.get("/p", method="POST", body=b"+") == b"/p+"
-
-
 async def test_redirects_and_null_body_statuses_follow_the_standard(served: Served) -> None:
     served.add(default(
         """

@@ -176,9 +176,7 @@ async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served:
             assert await socket.get() == "message here"
 
 
-async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
-    make_served: ServedMaker,
-) -> None:
+async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(make_served: ServedMaker) -> None:
     share = 0.05  # a busy machine may not give the isolate half of a core
     source = """
     from js import WebSocketPair

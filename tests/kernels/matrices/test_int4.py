@@ -8,13 +8,7 @@ import torch
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.matrices.fp8 import Fp8Weight, fp8_linear, quantise_fp8, unpack_fp8
 from pilotlight.kernels.matrices.int4 import Int4Weight, int4_linear, pack_int4, unpack_codes
-from pilotlight.kernels.matrices.mxfp4 import (
-    Mxfp4Weight,
-    mxfp4_linear,
-    repack_mxfp4,
-    unpack_mxfp4,
-    unpack_mxfp4_weight,
-)
+from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight, mxfp4_linear, repack_mxfp4, unpack_mxfp4, unpack_mxfp4_weight
 from pilotlight.kernels.matrices.weight import Weight
 
 

@@ -20,15 +20,7 @@ from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 from tests.asgi import call, eventually
 from tests.fakes import FakeEngineClient, FakeLauncher, ids, says
-from tests.pictures import (
-    MARKER,
-    data_url,
-    moving,
-    picture,
-    png_of_size,
-    write_gemma_directory,
-    write_seeing_directory,
-)
+from tests.pictures import MARKER, data_url, moving, picture, png_of_size, write_gemma_directory, write_seeing_directory
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

@@ -179,10 +179,7 @@ async def test_what_cannot_be_created_is_named(
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (
-            adapter_files(columns=20),
-            r"of another model: layers.0.self_attn.k_proj is [8, 20] there, and [8, 16] here",
-        ),
+        (adapter_files(columns=20), r"of another model: layers.0.self_attn.k_proj is [8, 20] there, and [8, 16] here"),
         (adapter_files(rank=33), "it has rank 33; ranks up to 32 are supported here"),
         (adapter_files(value=np.nan), "lora_B.weight holds NaN or infinity"),
         (adapter_files(lora_alpha=0), "lora_alpha is 0, so that it changes nothing"),

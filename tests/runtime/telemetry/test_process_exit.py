@@ -27,8 +27,7 @@ def test_an_end_says_its_status_its_signal_and_whether_memory_had_run_out(
 
 
 @pytest.mark.parametrize(
-    ("group", "file"),
-    [("0::/own", "own/memory.events"), ("4:memory:/own\n0::/", "memory/own/memory.oom_control")],
+    ("group", "file"), [("0::/own", "own/memory.events"), ("4:memory:/own\n0::/", "memory/own/memory.oom_control")]
 )
 def test_the_kernels_count_is_that_of_the_control_group_where_it_has_one(group: str, file: str, tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text(f"9:name=systemd:/\n{group}\n")

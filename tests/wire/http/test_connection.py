@@ -187,10 +187,7 @@ async def test_who_reads_an_answer_late_has_the_time_that_is_left_to_its_connect
 
 @pytest.mark.parametrize(
     ("begins", "told", "cut", "status"),
-    [
-        (b"", ["close"], None, None),
-        (b"GET / HT", ["write_eof"], "request_timeout", b"408"),
-    ],
+    [(b"", ["close"], None, None), (b"GET / HT", ["write_eof"], "request_timeout", b"408")],
 )
 async def test_a_connection_that_timed_out_is_closed_with_a_reason_if_it_has_started_a_request(
     begins: bytes, told: list[str], cut: str | None, status: bytes | None

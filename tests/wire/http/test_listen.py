@@ -94,9 +94,7 @@ def test_a_port_below_1024_is_named_where_it_needs_privileges() -> None:
         bind("127.0.0.1", 70_000)
 
 
-def test_an_unwatched_process_follows_no_parent_and_its_children_see_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unwatched_process_follows_no_parent_and_its_children_see_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PARENT_PID_ENV, raising=False)
     assert follow_parent()
     monkeypatch.setenv(PARENT_PID_ENV, "1")

@@ -38,6 +38,7 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes(at: tuple[int, ...]) 
     heads = [event.head for event in events if isinstance(event, RequestStarted)]
     assert [(head.method, head.url) for head in heads] == [(b"POST", b"/v1/a%20b?c=d"), (b"PUT", b"/")]
     assert heads[0].headers == [(b"host", b"x"), (b"content-length", b"6")]
+    assert heads[1].headers == [(b"host", b"x"), (b"transfer-encoding", b"chunked")], "trailers are dropped"
     assert b"".join(event.data for event in events if isinstance(event, BodyPart)) == b"onetwoonetwo"
     assert len([event for event in events if isinstance(event, Ended)]) == 2
     assert not any(isinstance(event, Refused) for event in events)
@@ -171,8 +172,11 @@ def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
         ((b"GET", b"POST"), False),
         ((b"upgrade: WebSocket", b"upgrade: h2c"), False),
         ((b"upgrade: WebSocket", b"upgrade: h2c\r\nupgrade: websocket"), False),
+        ((b"upgrade: WebSocket", b"upgrade: websocket\r\nupgrade: h2c"), False),
+        ((b"upgrade: WebSocket", b"upgrade: websocket, h2c"), False),
         ((b"host: x", b"host: x\r\ncontent-length: 0"), True),
         ((b"host: x", b"host: x\r\ncontent-length: 00"), False),
+        ((b"host: x", b"host: x\r\ntransfer-encoding: chunked"), False),
     ],
 )
 def test_only_a_plain_wish_for_a_websocket_is_one(change: tuple[bytes, bytes], becomes_one: bool) -> None:
@@ -185,11 +189,12 @@ def test_only_a_plain_wish_for_a_websocket_is_one(change: tuple[bytes, bytes], b
         )
 
 
-def test_a_tunnel_and_http2_are_refused_by_name() -> None:
-    for asked, word in (
-        (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", "invalid_request"),
-        (b"PRI * HTTP/2.0\r\n\r\n", "http_version_not_supported"),
+def test_a_tunnel_and_other_versions_are_refused_by_name() -> None:
+    for asked, word, says in (
+        (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", "invalid_request", "target is not a URL"),
+        (b"PRI * HTTP/2.0\r\n\r\n", "http_version_not_supported", "HTTP/2 is not offered here"),
+        (b"GET /\r\n\r\n", "http_version_not_supported", "HTTP/1.1"),
     ):
         (refused,) = read(asked)
         assert isinstance(refused, Refused)
-        assert refused.error.word == word
+        assert (refused.error.word, says in refused.error.message) == (word, True)

@@ -69,10 +69,7 @@ class App:
 
 @asynccontextmanager
 async def served(
-    app: Any,
-    limits: HttpLimits | None = None,
-    host: str = "127.0.0.1",
-    **options: Any,
+    app: Any, limits: HttpLimits | None = None, host: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[Server]:
     listener = bind(host, 0)
     server = Server(app, limits, **options)
@@ -209,26 +206,6 @@ def test_memory_is_given_back_where_the_library_can() -> None:
     give_back_memory()
 
 
-async def test_a_small_answer_is_one_piece_with_its_head() -> None:
-    async with client_of(App()) as client:
-        await client.say(GET)
-        answer = await client.reader.read(1 << 16)  # the bytes of one write
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert answer.endswith(b"\r\n\r\nok")
-
-
-async def test_a_streams_head_leaves_before_its_first_part() -> None:
-    gate = asyncio.Event()
-    async with client_of(
-        App(start((b"content-type", b"text/event-stream")), gate, body(b"one", True), body(b""))
-    ) as client:
-        await client.say(GET)
-        head = await client.hear_until(b"\r\n\r\n")
-        assert b"transfer-encoding: chunked" in head
-        gate.set()
-        assert await client.hear_until(b"0\r\n\r\n") == b"3\r\none\r\n0\r\n\r\n"
-
-
 async def test_a_streams_first_part_comes_with_its_head_when_it_is_there() -> None:
     gate = asyncio.Event()
     async with client_of(App(start(), body(b"one", True), gate, body(b""))) as client:
@@ -278,14 +255,6 @@ async def test_an_answer_of_another_length_than_it_says_is_not_sent(length: byte
         assert len(app.errors) == 1
 
 
-@pytest.mark.parametrize("parts", [(b"fo", b"ur!"), (b"f", b"ou")])
-async def test_an_answer_that_has_started_with_a_wrong_length_is_cut(parts: tuple[bytes, bytes]) -> None:
-    app = App(start((b"content-length", b"4")), body(parts[0], True), body(parts[1]))
-    async with client_of(app) as client:
-        await client.say(GET)
-        assert parts_of(await client.hear_all())[1] == parts[0]
-
-
 async def test_a_listener_during_writes_to_a_full_client_notices_that_it_leaves() -> None:
     """Applications wait for http.disconnect while they stream to the client."""
     told = asyncio.Event()
@@ -311,26 +280,6 @@ async def test_a_listener_during_writes_to_a_full_client_notices_that_it_leaves(
         await eventually(lambda: any(connection.is_full for connection in server.connections))
         client.writer.transport.abort()
         await asyncio.wait_for(told.wait(), 60)
-
-
-async def test_a_client_that_does_not_read_holds_the_application_up() -> None:
-    sent = 0
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal sent
-        await send(start())
-        while sent < 10_000:
-            await send(body(b"x" * 100_000, True))
-            sent += 1
-
-    async with client_of(app) as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.say(GET)
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.2)
-        assert 0 < sent < 200  # 20 MB, which the buffers of two sockets can hold
 
 
 async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_reads() -> None:
@@ -373,35 +322,6 @@ async def test_a_request_with_a_body_is_not_started_if_its_client_left_before_it
         await server.stop(0.2)
 
 
-async def test_a_body_in_chunks_is_put_together_and_its_trailers_are_dropped() -> None:
-    app = App()
-    async with client_of(app) as client:
-        await client.say(
-            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n",
-            b"3\r\ntwo\r\n0\r\nx-last: 1\r\n\r\n",
-        )
-        await client.hear_until(b"ok")
-        assert app.bodies == [b"onetwo"]
-        assert b"x-last" not in dict(app.scopes[0]["headers"])
-
-
-async def test_a_client_is_asked_to_continue_only_when_its_body_is_wanted() -> None:
-    ask = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
-    async with client_of(App()) as client:
-        await client.say(ask)
-        assert await client.hear_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await client.say(b"one")
-        assert status_of(await client.hear_until(b"ok")) == 200
-
-    async def refusing(scope: Any, receive: Any, send: Any) -> None:
-        await send(start((b"content-length", b"2"), status=413))
-        await send(body(b"no"))
-
-    async with client_of(refusing) as client:
-        await client.say(ask)
-        assert status_of(await client.hear_all()) == 413
-
-
 async def test_headers_keep_their_order_and_number_and_lose_case_and_spaces() -> None:
     app = App()
     async with client_of(app) as client:
@@ -432,36 +352,6 @@ async def test_an_absolute_target_is_its_path() -> None:
     assert (app.scopes[0]["path"], app.scopes[0]["query_string"]) == ("/a", b"b=c")
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-async def test_addresses_of_ipv6_have_two_parts_as_asgi_wants() -> None:
-    app = App()
-    async with client_of(app, host="::1") as client:
-        await client.say(GET)
-        await client.hear_until(b"ok")
-    assert app.scopes[0]["client"][0] == app.scopes[0]["server"][0] == "::1"
-    assert len(app.scopes[0]["client"]) == len(app.scopes[0]["server"]) == 2
-
-
-async def test_who_wants_no_further_answer_has_the_connection_closed_at_once() -> None:
-    async with client_of(App()) as client:
-        await client.say(GET.replace(b"host", b"connection: close\r\nhost"))
-        answer = await asyncio.wait_for(client.hear_all(), 2)
-        assert b"\r\nconnection: close\r\n" in answer
-
-
-async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_not() -> None:
-    gate = asyncio.Event()
-    async with client_of(
-        App(start(), body(b"one", True), gate, body(b"")), limits=HttpLimits(keep_alive_s=0.1, sweep_s=0.02)
-    ) as client:
-        await client.say(GET)
-        await client.hear_until(b"one\r\n")
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.reader.read(1), 0.4)
-        gate.set()
-        assert await client.hear_all() == b"0\r\n\r\n"  # then the connection ends
-
-
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 
 
@@ -488,48 +378,6 @@ async def test_many_wishes_at_once_are_as_many_requests() -> None:
         await client.say((b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: mqtt\r\n\r\n") * 2000)
         await client.hear_all()  # until the connection is closed
         assert len(app.scopes) <= 60 + MAX_PIPELINED + 1
-
-
-@pytest.mark.parametrize(
-    "wishes", [b"upgrade: h2c\r\n", b"upgrade: websocket\r\nupgrade: h2c\r\n", b"upgrade: websocket, h2c\r\n"]
-)
-async def test_h2c_leads_nowhere(wishes: bytes) -> None:
-    app = App()
-    async with client_of(app) as client:
-        await client.say(
-            b"GET / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
-            + wishes
-            + b"http2-settings: AAMAAABk\r\n\r\n"
-        )
-        assert status_of(await client.hear_until(b"ok")) == 200
-    assert [scope["type"] for scope in app.scopes] == ["http"]
-
-
-async def test_http2_is_refused_with_a_sentence() -> None:
-    async with client_of(App()) as client:
-        await client.say(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        answer = await client.hear_all()
-        assert status_of(answer) == 505
-        assert b"HTTP/2 is not offered here" in answer
-
-
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
-        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
-        (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505),
-        (b"GET /\r\n\r\n", 505),
-    ],
-)
-async def test_what_others_on_the_way_may_read_otherwise_is_refused(head: bytes, status: int) -> None:
-    app = App()
-    async with client_of(app) as client:
-        await client.say(head)
-        assert status_of(await client.hear_all()) == status
-    assert app.scopes == []
 
 
 async def test_a_stop_waits_until_requests_that_it_cuts_have_noticed() -> None:
@@ -567,50 +415,6 @@ async def test_a_header_that_holds_a_line_end_is_not_sent(evil: bytes, own: tupl
             assert head[0] == b"HTTP/1.1 500 Internal Server Error"
             assert not any(line.startswith((b"x", b"set-cookie")) for line in head)
         assert len(app.errors) == 1
-
-
-@pytest.mark.parametrize("framing", [b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"])
-async def test_an_upgrade_with_a_body_is_a_plain_request(framing: bytes) -> None:
-    app = App()
-    sent = b"onetwo" if b"length" in framing else b"6\r\nonetwo\r\n0\r\n\r\n"
-    async with client_of(app) as client:
-        await client.say(b"GET /j HTTP/1.1\r\nhost: x\r\n" + UPGRADE % b"websocket" + framing + b"\r\n" + sent)
-        assert status_of(await client.hear_until(b"ok")) == 200
-    assert app.bodies == [b"onetwo"]
-
-
-async def test_a_body_that_is_not_requested_is_not_read_on() -> None:
-    gate = asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Send) -> None:
-        await gate.wait()
-        await send(start((b"content-length", b"2")))
-        await send(body(b"ok"))
-
-    async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
-        client.writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 67108864\r\n\r\n" + bytes(32 << 20))
-        await eventually(lambda: any(connection.task for connection in server.connections))
-        (connection,) = server.connections
-        await eventually(lambda: not connection.transport.is_reading())
-        unsent = client.writer.transport.get_write_buffer_size()
-        assert unsent > 16 << 20, "the kernel's buffers take the rest"
-        gate.set()
-        assert status_of(await client.hear_until(b"ok")) == 200
-
-
-async def test_bytes_after_an_answer_that_was_given_before_the_bodys_end_are_no_request() -> None:
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Send) -> None:
-        asked.append(scope["path"])
-        await send(start((b"content-length", b"2"), status=413))
-        await send(body(b"no"))
-
-    async with client_of(app) as client:
-        await client.say(b"POST /one HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\nhalf")
-        answer = await client.hear_until(b"no")
-        await client.say(b"rest", b"GET /two HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert (status_of(answer), await client.hear_all(), asked) == (413, b"", ["/one"])
 
 
 async def test_a_pipelined_request_does_not_see_variables_of_the_one_before() -> None:

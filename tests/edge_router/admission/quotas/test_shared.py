@@ -355,19 +355,6 @@ async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configur
         assert left - 10 <= given <= left
 
 
-async def test_a_lease_that_the_store_may_have_given_away_is_not_used() -> None:
-    async with Network(1, serves_without=False) as network:
-        (one,) = network.routers
-        assert await take(one, 16, 1) is None
-        lease = one.lease(KEY, 16)
-        lease.held += 5  # as if the store had granted more
-        network.store.fault = "it is away"
-        network.clock.advance(EXPIRES_S)
-        with pytest.raises(ApiError, match="cannot be checked"):
-            await take(one, 16)
-        network.store.fault = ""
-
-
 @pytest.mark.parametrize("seed", range(8))
 async def test_at_any_moment_no_more_is_used_lent_and_at_work_than_the_limit(seed: int) -> None:
     rng = random.Random(seed)

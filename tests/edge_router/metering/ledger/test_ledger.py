@@ -229,9 +229,7 @@ async def test_a_store_that_fails_under_load_loses_nothing(failing: Failing, pol
     assert rows(failing.place) == [ROW] * (taken + 1)
 
 
-async def test_a_router_that_is_full_of_unwritten_records_refuses_and_the_next_one_writes_them(
-    place: Place,
-) -> None:
+async def test_a_router_that_is_full_of_unwritten_records_refuses_and_the_next_one_writes_them(place: Place) -> None:
     def full() -> FailingStore:
         return FailingStore(place.store(), writes=False)
 
@@ -317,15 +315,14 @@ async def test_a_router_that_restarts_knows_todays_usage_even_where_it_could_not
     await again.close()
 
 
-async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(
-    place: Place,
-) -> None:
+async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(place: Place) -> None:
     kept = place.ledger(store=FailingStore(place.store(), writes=False, reads=False), when_failing="serve")
     used(kept)
     (row,) = kept.used_since(0.0)
     assert row == {"account": "acme", "prompt_tokens": 10, "output_tokens": 20, "cost": COST}
-    with pytest.raises(ApiError, match="cannot be read: database or disk is full"):
+    with pytest.raises(ApiError, match="the ledger cannot be read: database or disk is full") as refused:
         await kept.usage(UsageQuery())
+    assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
     await kept.close()
 
 
@@ -355,10 +352,6 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_more_come
     assert (kept.fault, rows(Place(tmp_path))) == (None, [ROW])
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    store.reads = False
-    with pytest.raises(ApiError, match="the ledger cannot be read: database or disk is full") as refused:
-        await kept.usage(UsageQuery())
-    assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
     await kept.close()
 
 
@@ -372,11 +365,9 @@ async def test_a_batchs_request_is_written_once_by_whichever_router_asks_it_agai
             request.head.is_for_batch = is_for_batch
             meter = kept.begin(request, "m", "part", "french")
             assert (meter.request.id == request.request_id) == is_for_batch
-            assert (meter.request.part, meter.request.adapter, meter.request.bytes_in) == (
-                "part",
-                "french",
-                len(request.body),
-            )
+            assert meter.request.part == "part"
+            assert meter.request.adapter == "french"
+            assert meter.request.bytes_in == len(request.body)
             meter.count(TOKENS)
             kept.end(meter, "complete", 0.5)
         await kept.close()

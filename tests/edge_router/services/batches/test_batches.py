@@ -313,10 +313,8 @@ async def test_workers_ais_queue_answers_by_request_id_with_references(
                 await asyncio.sleep(0.02)
         result = told.pop("result")
         assert told == {"success": True, "errors": [], "messages": []}
-        assert (result["request_id"], result["model"]) == (
-            poll["request_id"],
-            RUN.partition("/run/")[2].partition("?")[0],
-        )
+        assert result["request_id"] == poll["request_id"]
+        assert result["model"] == RUN.partition("/run/")[2].partition("?")[0]
         assert result["responses"] == [
             {"id": 0, "success": True, "result": {"response": "Hi"}, "external_reference": "A"},
             {"id": 1, "success": True, "result": {"response": "Hi"}},

@@ -339,11 +339,6 @@ def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path
         tier.close()
 
 
-def test_a_second_owner_is_refused_and_says_so(tier: DiskTier, tmp_path: Path) -> None:
-    with pytest.raises(TierError, match="another engine host is using it"):
-        DiskTier.open(tmp_path, LIMIT)
-
-
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(TierError, match="Not a directory"):

@@ -129,20 +129,6 @@ def test_pinned_blocks_never_give_way(tier: HostTier) -> None:
         tier.unpin(pinned[:1])
 
 
-def test_a_forgotten_block_stays_readable_for_those_who_hold_it(tier: HostTier) -> None:
-    put(tier, 1)
-    slot = tier.pin(name(1), is_hit=True)
-    assert slot is not None
-    tier.forget([name(1), name(2)])
-    assert name(1) not in tier
-    for n in range(20, 40):
-        put(tier, n)
-    assert bytes(slot.memory) == content(1)
-    used = tier.space.used_bytes
-    tier.unpin([slot])
-    assert tier.space.used_bytes == used - STRIDE
-
-
 def test_blocks_of_several_sizes_share_one_limit(tier: HostTier) -> None:
     for n in range(10):
         put(tier, n)
@@ -213,11 +199,6 @@ def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has
     assert put(tier, 12)
     assert [read(tier, n) == content(n) for n in (11, 12)] == [True, True]
     tier.close()
-
-
-def test_a_second_owner_is_refused_and_says_so(tier: HostTier, tmp_path: Path) -> None:
-    with pytest.raises(TierError, match="another engine host is using it"):
-        HostTier.open(tmp_path / "tier", 10 * STRIDE)
 
 
 def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
@@ -478,13 +459,6 @@ ENDLESS = WRITER + (
     "print('ready', flush=True)\n"
     "for n in range(start + 10, 10**9): put(tier, n)\n"
 )
-HALF = WRITER + (
-    "put(tier, start)\n"
-    "slot = tier.reserve(name(start + 1), SIZE)\n"
-    "slot.memory[: SIZE // 2] = content(start + 1)[: SIZE // 2]\n"
-    "print('ready', flush=True)\n"
-    "sys.stdin.read()\n"
-)
 
 
 def numbers_in(tier: HostTier | DiskTier, starts: Sequence[int]) -> list[int]:
@@ -506,17 +480,6 @@ def kill_in(script: str, directory: Path, start: int, after_s: float) -> None:
         assert child.stdout.readline() == b"ready\n"
         signal.sigtimedwait([], after_s)
         child.kill()
-
-
-@pytest.mark.process
-def test_a_process_killed_in_the_middle_of_a_block_leaves_only_whole_ones(tmp_path: Path) -> None:
-    kill_in(HALF, tmp_path, 5, after_s=0.0)
-    tier = HostTier.open(tmp_path, 10 * STRIDE)
-    assert name(5) in tier
-    assert name(6) not in tier
-    assert read(tier, 5) == content(5)
-    assert tier.space.used_bytes == STRIDE
-    tier.close()
 
 
 @pytest.mark.process

@@ -66,9 +66,7 @@ def say_nothing(port: int) -> None:
 
 
 @pytest.mark.parametrize("stranger", [greet_with_another_key, say_something_else, say_nothing])
-def test_a_stranger_is_not_served_and_delays_no_other_for_long(
-    stranger: Callable[[int], None],
-) -> None:
+def test_a_stranger_is_not_served_and_delays_no_other_for_long(stranger: Callable[[int], None]) -> None:
     with RankListener(LOCALHOST, KEY, handshake_s=0.5) as listener:
         thread = threading.Thread(target=stranger, args=(listener.port,), daemon=True)
         thread.start()

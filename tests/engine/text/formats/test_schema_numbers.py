@@ -10,12 +10,7 @@ from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.constraints import Grammars
 from pilotlight.engine.grammar.grammar_compiler import GrammarCompiler
 from pilotlight.engine.grammar.matcher import ConstraintError
-from pilotlight.engine.text.formats.schema_numbers import (
-    InexactNumberError,
-    check_lark,
-    check_schema,
-    without_inexact,
-)
+from pilotlight.engine.text.formats.schema_numbers import InexactNumberError, check_lark, check_schema, without_inexact
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
 from training.ember.chat import HERE
 

@@ -63,9 +63,7 @@ def opened(path: Path) -> Iterator[Callable[..., ObjectFile]]:
         file.close()
 
 
-def test_each_bookmark_is_restored_across_opens_and_checkpoints_and_a_restoration_is_undone(
-    path: Path,
-) -> None:
+def test_each_bookmark_is_restored_across_opens_and_checkpoints_and_a_restoration_is_undone(path: Path) -> None:
     marks = {}
     for number in range(24):
         with closing(ObjectFile(path, 64 << 20, DAYS_S)) as file:

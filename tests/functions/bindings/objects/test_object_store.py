@@ -206,9 +206,7 @@ async def test_few_files_are_open_and_none_that_is_in_use_is_closed(tmp_path: Pa
     await store.close()
 
 
-async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_open_undone(
-    tmp_path: Path,
-) -> None:
+async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_open_undone(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path, 1 << 20, limits=ObjectLimits(instances=2))
 
     def left_open(file: ObjectFile) -> None:

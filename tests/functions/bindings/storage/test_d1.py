@@ -40,10 +40,7 @@ async def test_a_statement_answers_with_rows_and_meta(db: Face) -> None:
         {"id": 1, "name": "Alfreds; Futterkiste", "spent": 1.5},
         {"id": 2, "name": "Around the Horn", "spent": 2.0},
     ]
-    assert [row.name for row in result.results] == [
-        "Alfreds; Futterkiste",
-        "Around the Horn",
-    ]
+    assert [row.name for row in result.results] == ["Alfreds; Futterkiste", "Around the Horn"]
     meta = result.meta
     assert (meta.rows_read, meta.rows_written, meta.changes, meta.changed_db) == (2, 0, 0, False)
     assert meta.duration >= 0

@@ -173,9 +173,7 @@ def layer_in(folder: Path, name: str, *, kib: int, days_unused: float) -> Path:
     return path
 
 
-async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longest_unused_first(
-    tmp_path: Path,
-) -> None:
+async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longest_unused_first(tmp_path: Path) -> None:
     used = digest_of(("greeter==1.0",))
     for name, days in (("ancient", 40), ("old", 20), ("newer", 10), ("young", 0.01), (used, 50)):
         layer_in(tmp_path / "kept", name, kib=600, days_unused=days)
@@ -185,10 +183,7 @@ async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longes
     await roomy.prune()
     assert names_in(tmp_path / "kept") == {"old", "newer", "young", used}
     await tight.prune()
-    assert names_in(tmp_path / "kept") == {
-        "young",
-        used,
-    }  # recently used layers stay, whatever their size
+    assert names_in(tmp_path / "kept") == {"young", used}  # recently used layers stay, whatever their size
     tight.release("f")
     await tight.prune()
     assert names_in(tmp_path / "kept") == {"young", used}  # the layer was in use until now

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.exceptions import InvalidSignature
-from cryptography.x509 import (
-    IPAddress,
-    SubjectAlternativeName,
-    load_pem_x509_certificate,
-    load_pem_x509_certificates,
-)
+from cryptography.x509 import IPAddress, SubjectAlternativeName, load_pem_x509_certificate, load_pem_x509_certificates
 
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.network.network_folder import (
