@@ -91,8 +91,8 @@ def measures(house: House) -> list[Measure]:
         _counted("base names that occur twice in one package", 0, repeated_names(house)),
         _counted("names that tests patch", 57, suite.patched_names()),
         _counted("constants that tests patch", 5, suite.patched_constants()),
-        _counted("private names that tests reach for", 45, suite.private_names()),
-        _counted("pauses of a fixed time in tests", 56, suite.pauses()),
+        _counted("private names that tests reach for", 43, suite.private_names()),
+        _counted("pauses of a fixed time in tests", 52, suite.pauses()),
     ]
 
 
