@@ -88,3 +88,25 @@ def test_only_a_sequences_unshared_blocks_are_discarded() -> None:
     assert held["a"] & held["b"], "both must hold a common prefix"
     first = next(s for s in engine.scheduler.running if s.sequence_id == "a")
     assert set(engine.scheduler.discard(first)) == held["a"] - held["b"] != set()
+
+
+def test_a_generation_rises_whenever_a_block_is_handed_out_or_leaves() -> None:
+    engine, _ = fake_engine(num_blocks=2)
+    pool = engine.scheduler.pool
+    first = pool.allocate()
+    assert first is not None
+    seen = [pool.generations[first]]
+    pool.release([first])
+    assert pool.allocate() == first
+    seen.append(pool.generations[first])
+    pool.release([first])
+    pool.remove_blocks([first])
+    seen.append(pool.generations[first])
+    pool.add_blocks([first])
+    assert pool.allocate() == first
+    seen.append(pool.generations[first])
+    assert seen == sorted(set(seen))
+    pool.register(first, b"x")
+    pool.release([first])
+    pool.hold([pool.find(b"x", -1)])
+    assert pool.generations[first] == seen[-1], "a sequence that finds a block joins its holders"
