@@ -65,7 +65,7 @@ async def test_whether_anything_is_here_may_be_asked(site: Site) -> None:
     assert (await call(site.app, "/", method="HEAD")).status == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat/", "/livez/", "/fn", "/fn/none", "//v1/models", "/größe"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/chat/", "/livez/", "/fn", "/fn/none", "//v1/models", "/größe"])
 async def test_a_path_that_leads_nowhere_is_refused_and_never_redirected(site: Site, path: str) -> None:
     missing = await call(site.app, path)
     assert (missing.status, missing.json["error"]["code"]) == (404, "not_found")

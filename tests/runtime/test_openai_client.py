@@ -61,7 +61,7 @@ async def test_it_raises_typed_errors(client: openai.AsyncOpenAI, server: Site) 
         await client.chat.completions.create(model="nope", messages=USER)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        await client.chat.completions.create(model="tiny", messages=USER, max_tokens=-1)
+        await client.chat.completions.create(model="tiny", messages=USER, max_tokens=-2)
     assert bad.value.param == "max_tokens"
     server.admission.max_inflight = 0
     with pytest.raises(openai.InternalServerError) as full:
