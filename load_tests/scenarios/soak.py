@@ -71,7 +71,7 @@ SESSIONS = (
 NONSENSE: tuple[bytes, ...] = (
     b"{", b"[]", b"\xff\xfe", b'{"model":"ember","messages":"hello"}', b'{"model":"nobody","messages":[]}',
     b'{"model":"ember","messages":[],"stream":3}',
-    b'{"model":"ember","messages":[{"role":"user","content":"hi"}],"max_tokens":-1}', b'{"model":"ember"}' + b" " * (9 << 20),
+    b'{"model":"ember","messages":[{"role":"user","content":"hi"}],"max_tokens":-2}', b'{"model":"ember"}' + b" " * (9 << 20),
 )  # fmt: skip
 
 
