@@ -101,6 +101,8 @@ class Relocation(Generic[ModelT]):
         except (WeightBundleError, CheckpointError, OSError) as error:
             where = path or "private memory"
             log.info("a model's weights are not moved to %s: %s", where, error)
+        except Exception:  # the model computes with its weights where they are
+            log.exception("a model's weights are not moved")
         self._pending = self._adopt = None
 
     def _lay_out(self, pending: PendingRelocation[ModelT]) -> tuple[Bundle, CodedTensors]:

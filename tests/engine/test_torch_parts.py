@@ -46,3 +46,18 @@ def test_a_host_on_a_cpu_computes_without_them_and_names_one_that_is_called() ->
     assert "torch.optim.SGD is left out" in str(part["error"])
     assert "left out" not in str(whole["error"]), "versions with which this was not tried are imported whole"
     assert part["modules"] < 0.7 * whole["modules"]  # type: ignore[operator]
+
+
+LOSSLESS_SPEED = """
+from pilotlight.engine.host import torch_parts
+torch_parts.leave_out()
+from pilotlight.engine.host.model_loader import import_libraries
+import_libraries()
+from pilotlight.kernels.matrices.lossless_speed import speed_here
+assert speed_here()._gain(1) > 0
+"""
+
+
+def test_a_host_can_measure_whether_weights_in_12_bits_are_faster() -> None:
+    done = subprocess.run([sys.executable, "-c", LOSSLESS_SPEED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
