@@ -2,7 +2,8 @@
 
 Prints each schedule that breaks a promise, with the faults that are needed for it, and exits with 1 if there is one. `--seed S --schedules 1` runs
 one schedule again. With `--record FILE` each result is a line of the file, so that a stopped run can be continued; it repeats the schedules that
-broke a promise at an earlier commit. With `--after RECORD` it continues where that record ends and adds its counts, on another machine too.
+broke a promise at an earlier commit. With `--after RECORD` it continues where that record ends and adds its counts, on another machine too; schedules
+that are broken in the record are repeated.
 """
 
 import argparse
@@ -75,7 +76,8 @@ def main() -> int:
     console, began = Console(), time.perf_counter()
     first = int(options.seed) if options.seed.isdigit() else crc32(options.seed.encode())
     first += earlier.get("schedules", 0)
-    seeds = range(first, first + options.schedules)
+    repeated = [int(seed) for seed in earlier.get("broken", {})]
+    seeds = [*repeated, *range(first, first + options.schedules)]
     kept: Path = options.record or Path(os.devnull)
     results: list[Result] = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     left = unfinished(seeds, results, commit())
@@ -100,11 +102,15 @@ def main() -> int:
     console.print(f"{len(left)} schedules in {seconds:.0f} s; of all {len(last)}, {len(broken)} with broken promises")
     if options.record is not None:
         record = {
-            "schedules": len(last) + earlier.get("schedules", 0),
-            "commits": Counter(result["commit"] for result in last.values()) + Counter(earlier.get("commits")),
-            "faults": faults + Counter(earlier.get("faults")),
-            "broken": broken | earlier.get("broken", {}),
+            "schedules": len(last.keys() - set(repeated)) + earlier.get("schedules", 0),
+            "commits": Counter(last[seed]["commit"] for seed in last.keys() - set(repeated))
+            + Counter(earlier.get("commits")),
+            "faults": faults
+            - Counter(fault.name for seed in repeated for fault in draw(seed).faults)
+            + Counter(earlier.get("faults")),
+            "broken": broken,
             "mended": earlier.get("mended", {})
+            | {seed: earlier["broken"][str(seed)] for seed in repeated if seed not in broken}
             | {one["seed"]: one["broken"] for one in results if one["broken"] and one["seed"] not in broken},
         }
         console.print(f"Record: {write_record('schedules', record)}", soft_wrap=True)
