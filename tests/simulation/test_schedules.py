@@ -42,6 +42,10 @@ def test_a_stream_whose_site_is_lost_is_whole(fault: PlannedFault) -> None:
     assert run(one_stream(fault)) == []
 
 
+def test_a_client_that_leaves_at_once_needs_no_answer() -> None:
+    assert run(one_stream(PlannedFault(0.0, "half of the clients leave", "ams1", 1.0))) == []
+
+
 def test_a_token_that_is_delivered_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeliveryLog, "delivery", lambda self: b"")
     assert any("other text" in sentence for sentence in run(one_stream(KILLED)))
