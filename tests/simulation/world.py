@@ -251,7 +251,8 @@ class World:
         self.heard.append(heard)
         task = self.network.start(self.clients, self._hear(heard, num_words))
 
-        def end(task: asyncio.Task[None]) -> None:  # not in the task itself, which may be cancelled before its first step
+        # Not in the task itself, which may be cancelled before its first step.
+        def end(task: asyncio.Task[None]) -> None:
             heard.has_left = task.cancelled()
             heard.ended_at = self.network.now
 
