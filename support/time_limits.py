@@ -6,7 +6,8 @@ is moved. It read no answers meanwhile, so the silence says nothing about the ot
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 LATE_S = 0.25  # lateness of a timer after which the process counts as stopped; event loops under load are late by less
 TICK_S = 1.0  # a pause is noticed by the next of such ticks; at most one tick of it counts as silence
@@ -75,3 +76,11 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
     """Raise TimeoutError if the block takes more than `seconds`."""
     async with TimeLimit(seconds).applied():
         yield
+
+
+async def done_within(seconds: float, work: "asyncio.Future[Any]") -> bool:
+    """Wait for work, at most for `seconds`; return whether it is done."""
+    with suppress(TimeoutError):
+        async with time_limit(seconds):
+            await asyncio.wait({work})
+    return work.done()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.support.time_limits import Pauses, TimeLimit, time_limit
+from pilotlight.support.time_limits import Pauses, TimeLimit, done_within, time_limit
 from tests.simulation.virtual_time import Process, VirtualLoop
 
 ANSWERS_AFTER_S, LIMIT_S, STOPPED_S = 1.0, 2.0, 5.0
@@ -73,6 +73,16 @@ def test_a_limit_of_several_waits_is_one_time_for_all() -> None:
     with pytest.raises(TimeoutError):
         run(in_parts(0.7))
     assert run(in_parts(0.6), stopped_after_s=0.9) == pytest.approx(0.9 + STOPPED_S + 0.6)
+
+
+@pytest.mark.parametrize(("takes_s", "is_done"), [(LIMIT_S - 0.5, True), (LIMIT_S + 0.5, False)])
+def test_work_is_awaited_for_a_while_and_left_alone(takes_s: float, is_done: bool) -> None:
+    async def awaited() -> None:
+        work = asyncio.ensure_future(asyncio.sleep(takes_s))
+        assert await done_within(LIMIT_S, work) is is_done
+        await work
+
+    assert run(awaited()) == takes_s
 
 
 def test_silence_before_the_end_of_a_pause_is_nobodys() -> None:
