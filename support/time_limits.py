@@ -1,39 +1,86 @@
-"""Time limits for the answers of other processes.
+"""Time limits for the silence of other processes.
 
-A timer that fires late shows that this process was stopped, or starved of the processor. It read no answers until then, so the silence says nothing
-about the other process.
+A timer that fires late shows that this process was stopped, or starved of the processor: by a signal, with its machine, or in a virtual machine that
+is moved. It read no answers meanwhile, so the silence says nothing about the other process, and its time limits begin again.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 LATE_S = 0.25  # lateness of a timer after which the process counts as stopped; event loops under load are late by less
+TICK_S = 1.0  # a pause is noticed by the next of such ticks; at most one tick of it counts as silence
+
+
+class Pauses:
+    """The pauses of this process, noticed by a check that is made at least once in an interval."""
+
+    def __init__(self, interval_s: float, late_s: float = LATE_S) -> None:
+        self.ended_at = float("-inf")  # the end of the latest pause
+        self._most_s = interval_s + late_s
+        self._checked_at = float("inf")  # no check yet
+
+    def check(self, now: float) -> None:
+        if now - self._checked_at > self._most_s:
+            self.ended_at = now
+        self._checked_at = now
+
+    def silent_s(self, since: float, now: float) -> float:
+        """Return how long a silence has lasted for which this process may blame the other."""
+        self.check(now)
+        return now - max(since, self.ended_at)
+
+
+NO_PAUSES = Pauses(float("inf"))
+
+
+class TimeLimit:
+    """A time limit for one or more waits, from its creation on."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._ends_at = self._loop.time() + seconds
+
+    @asynccontextmanager
+    async def applied(self) -> AsyncIterator[None]:
+        """Raise TimeoutError in the block when the time is over."""
+        loop = self._loop
+        timer: asyncio.TimerHandle
+
+        def set_timer() -> None:
+            nonlocal timer
+            now = loop.time()
+            due = min(max(self._ends_at, now), now + TICK_S)
+            timer = loop.call_at(due, tick, due)
+
+        def tick(due: float) -> None:
+            now = loop.time()
+            if now - due > LATE_S:
+                self._ends_at = now + self._seconds
+            elif now >= self._ends_at:
+                return limit.reschedule(now)
+            set_timer()
+
+        async with asyncio.timeout(None) as limit:
+            set_timer()
+            try:
+                yield
+            finally:
+                timer.cancel()
 
 
 @asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the block takes more than `seconds`.
+    """Raise TimeoutError if the block takes more than `seconds`."""
+    async with TimeLimit(seconds).applied():
+        yield
 
-    The limit begins again if this process was stopped when it ended.
-    """
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
 
-    def set_timer() -> None:
-        nonlocal timer
-        due = loop.time() + seconds
-        timer = loop.call_at(due, end, due)
-
-    def end(due: float) -> None:
-        if loop.time() - due > LATE_S:
-            set_timer()
-        else:
-            limit.reschedule(due)
-
-    async with asyncio.timeout(None) as limit:
-        set_timer()
-        try:
-            yield
-        finally:
-            timer.cancel()
+async def done_within(seconds: float, work: "asyncio.Future[Any]") -> bool:
+    """Wait for work, at most for `seconds`; return whether it is done."""
+    with suppress(TimeoutError):
+        async with time_limit(seconds):
+            await asyncio.wait({work})
+    return work.done()

@@ -160,7 +160,10 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
         if secret:
             hop = Hop("GET", STATUS_PATH, request_id, site, url.partition("?")[2])
             headers[HOP] = sign_hop(secret, clocks.now_s(site), hop)
-        async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=trips) as response:
+        no_limit = aiohttp.ClientTimeout()  # `probe` limits the time, and begins it again after a pause of this process
+        async with session.get(
+            url, headers=headers, allow_redirects=False, trace_request_ctx=trips, timeout=no_limit
+        ) as response:
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk

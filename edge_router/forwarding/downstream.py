@@ -70,7 +70,7 @@ class ResponseWriter(Protocol):
 class _BodyLimits(msgspec.Struct, frozen=True):
     silence_s: float
     total_s: float
-    until: float  # deadline on `time.monotonic`'s clock
+    began_at: float  # on `time.monotonic`'s clock
 
 
 class Downstream:
@@ -112,7 +112,7 @@ class Downstream:
         parts: list[bytes] = []
         size, more = 0, True
         self._begin_work()
-        self._body_limits = _BodyLimits(silence_s, total_s, time.monotonic() + total_s)
+        self._body_limits = _BodyLimits(silence_s, total_s, time.monotonic())
         try:
             while more and size <= limit:
                 self._waits_since = time.monotonic()
@@ -167,7 +167,7 @@ class Downstream:
         if limits is None:
             if now - max(since, awake_since) > STALL_S:
                 self._end(DownstreamGone())
-        elif now >= limits.until:
+        elif now - max(limits.began_at, awake_since) >= limits.total_s:
             self._end(ApiError("request_timeout", f"the request's body took more than {limits.total_s:g} s"))
         elif now - max(since, awake_since) >= limits.silence_s:
             self._end(ApiError("request_timeout", f"the request's body paused for more than {limits.silence_s:g} s"))

@@ -188,7 +188,9 @@ class Proxy:
 
     def proxied(self, request: ValidRequest) -> RequestState:
         self.selector.retries.deposit(request.head.owner)
-        return RequestState(request, self.config, self._clock(), self.upstream.limits.max_delivered_bytes)
+        upstream = self.upstream
+        most_bytes, pauses = upstream.limits.max_delivered_bytes, upstream.silence.pauses
+        return RequestState(request, self.config, self._clock(), most_bytes, pauses)
 
     async def try_sites(self, client: ResponseWriter, proxied: RequestState, relay: Relay) -> None:
         """Try sites in order of preference; `relay` forwards a site's response. Raises ApiError if all fail."""

@@ -17,6 +17,7 @@ from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.edge_router.telemetry.tracing import RequestTrace
 from pilotlight.sites.network import RelayConfig
+from pilotlight.support.time_limits import NO_PAUSES, Pauses
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, AnswerName, ContinuationError
 from pilotlight.wire.hop.usage import NOTHING_USED, ResourceUse
@@ -91,10 +92,11 @@ class StreamRecovery(msgspec.Struct, eq=False):
     """
 
     config: RelayConfig
+    pauses: Pauses
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was
     lost_site: str = ""
     is_cut: bool = False  # cut and not continued yet
-    deadline: float = 0.0  # latest time to continue after a cut
+    cut_at: float = 0.0
     delivered_at: float = 0.0
     went_on_at: float = 0.0  # the time of the first delivery after a cut
     num_losses: int = 0
@@ -111,7 +113,11 @@ class StreamRecovery(msgspec.Struct, eq=False):
             self.num_moves += 1
         else:
             self.num_losses += 1
-        self.deadline = now + self.config.continue_within_s
+        self.cut_at = now
+
+    def left_s(self, now: float) -> float:
+        """Return how many seconds are left to continue after a cut."""
+        return max(0.0, self.config.continue_within_s - self.pauses.silent_s(self.cut_at, now))
 
     def delivered(self, now: float) -> float | None:
         """Record a delivery to the client. Return how long it had waited if this ends a cut."""
@@ -155,13 +161,14 @@ class RequestState:
         config: RelayConfig,
         started_at: float,
         max_delivered_bytes: int = MAX_DELIVERED_BYTES,
+        pauses: Pauses = NO_PAUSES,
     ) -> None:
         self.request = request  # the request for the next site
         self._waited_before_ms = request.waited_ms
         self.started_at = started_at
         self.log = DeliveryLog(max_delivered_bytes)
         self.tries = SiteTries()
-        self.recovery = StreamRecovery(config)
+        self.recovery = StreamRecovery(config, pauses)
         self.look_again_at = 0.0  # earliest time at which a draining site's stream looks for another site again
         self.whole = NOTHING_USED  # usage of an answer in one piece
         self.is_complete = False  # the client got the end
@@ -236,8 +243,7 @@ class RequestState:
         """
         if self.recovery.lost is None:
             return AttemptLimits(self._config.first_byte_timeout_s, first_stall_s, is_continuation=False)
-        left_s = max(0.0, self.recovery.deadline - now)
-        return AttemptLimits(left_s / 2, first_stall_s, is_continuation=True)
+        return AttemptLimits(self.recovery.left_s(now) / 2, first_stall_s, is_continuation=True)
 
     def cut(self, site: str, lost: StreamLost, now: float) -> None:
         """Mark the stream as cut; the next site continues it. Raises ContinuationError."""
@@ -268,7 +274,7 @@ class RequestState:
         """
         if self.recovery.lost is None:
             return len(self.tries.failures) >= self._config.max_tries
-        return now >= self.recovery.deadline
+        return self.recovery.left_s(now) <= 0.0
 
     @property
     def delivered_tokens(self) -> int:

@@ -9,6 +9,7 @@ from operator import methodcaller
 from typing import NamedTuple, Protocol
 
 from pilotlight.support.background import for_each
+from pilotlight.support.time_limits import Pauses
 from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES
 
 LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked again
@@ -43,7 +44,8 @@ class Watched(Protocol):
 class SilenceWatch:
     def __init__(self, interval_s: float, standstill_s: float = LOOK_AGAIN_S) -> None:
         """`standstill_s`: a check that is later than this means that this process was stopped."""
-        self._interval_s, self._standstill_s = interval_s, standstill_s
+        self._interval_s = interval_s
+        self.pauses = Pauses(interval_s, standstill_s)
         self.watched: set[Watched] = set()
 
     async def run(self) -> None:
@@ -51,15 +53,15 @@ class SilenceWatch:
 
         Checking nine thousand at once delayed every token by 12 ms.
         """
-        looked_at, awake_since = time.monotonic(), float("-inf")
+        pauses = self.pauses
+        pauses.check(time.monotonic())
         while True:
             await asyncio.sleep(self._interval_s)
-            before, looked_at = looked_at, time.monotonic()
-            if looked_at - before > self._interval_s + self._standstill_s:
-                awake_since = looked_at
+            pauses.check(time.monotonic())
             watched = tuple(self.watched)
             for start in range(0, len(watched), LOOKED_AT_ONCE):
                 now = time.monotonic()
+                pauses.check(now)
                 due = (each for each in watched[start : start + LOOKED_AT_ONCE] if each in self.watched)
-                for_each(due, methodcaller("look", now, awake_since), "the time limits of one request")
+                for_each(due, methodcaller("look", now, pauses.ended_at), "the time limits of one request")
                 await asyncio.sleep(0)

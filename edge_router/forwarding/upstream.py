@@ -89,7 +89,7 @@ class UpstreamAttempt:
         self._pace = pace
         self._log = log
         self.heard_at = self._look_again_at = self._started_at = time.monotonic()
-        self._until = self._started_at + self._time_limit_s
+        self._waits_since = self._started_at
         self._is_over = False
         self._connecting: asyncio.Timeout | None = None
         self._connection: UpstreamConnection | None = None
@@ -133,12 +133,13 @@ class UpstreamAttempt:
 
         A request that no other site can answer waits until the silence is long: this is called again after each further failed probe.
         """
-        if self._pace.may_leave() or time.monotonic() - self.heard_at >= self._limits.lost_s:
+        silent_s = self._upstream.silence.pauses.silent_s(self.heard_at, time.monotonic())
+        if self._pace.may_leave() or silent_s >= self._limits.lost_s:
             self._lost_because = because
             self._expire()
 
     def look(self, now: float, awake_since: float) -> None:
-        if now >= self._until:
+        if now - max(self._waits_since, awake_since) >= self._time_limit_s:
             return self._expire()
         if now < self._look_again_at or now - max(self.heard_at, awake_since) < self._limits.stall_s:
             return
@@ -208,14 +209,13 @@ class UpstreamAttempt:
         """Return everything up to the first event with data.
         A heartbeat is not an answer; but if heartbeats came during most of the wait, the site is working, and the response starts instead of a retry
         elsewhere."""
-        limit_s = self._limits.first_byte_s
-        self._until = time.monotonic() + limit_s
+        self._waits_since, self._time_limit_s = time.monotonic(), self._limits.first_byte_s
+        at_work_at = self._waits_since + self._time_limit_s * (1 - AT_WORK_SHARE)
         first: list[RelayEvent] = []
         while not relay.has_data:
             if relay.num_events:
-                left_s = self._until - time.monotonic() - limit_s * AT_WORK_SHARE
                 try:
-                    async with asyncio.timeout(max(0.0, left_s)):
+                    async with asyncio.timeout(max(0.0, at_work_at - time.monotonic())):
                         chunk = await connection.read()
                 except TimeoutError:
                     return first
@@ -250,7 +250,7 @@ class UpstreamAttempt:
         response, most = connection.response, self._upstream.limits.max_body_bytes
         while response.held_bytes or not response.is_done:
             if not response.held_bytes:
-                self._until = time.monotonic() + self._time_limit_s
+                self._waits_since = time.monotonic()
             parts.append(chunk := await connection.read())
             size += len(chunk)
             if size > most:
@@ -383,14 +383,13 @@ class UpstreamResponse:
         if self._silent_since is None:
             return
         assert self._pace is not None
-        limit_s, silent_s = self._upstream.config.idle_timeout_s, now - self._silent_since
-        heard_s = now - max(self._silent_since, awake_since)
+        limit_s, silent_s = self._upstream.config.idle_timeout_s, now - max(self._silent_since, awake_since)
         if silent_s >= limit_s:
             self._connection.interrupt(StreamLost("silent", f"it was silent for {limit_s:g} s"))
         elif silent_s >= LOOK_AGAIN_S and self._pace.is_frozen() and (silent_s >= LOST_S or self._may_move()):
             self._connection.interrupt(StreamLost("frozen", f"it was silent for {silent_s:.1f} s, and its probes fail"))
-        elif self.is_resumable and self._pace.is_stalled(heard_s):
-            detail = f"it was silent for {heard_s:.1f} s, though its probes are answered"
+        elif self.is_resumable and self._pace.is_stalled(silent_s):
+            detail = f"it was silent for {silent_s:.1f} s, though its probes are answered"
             self._connection.interrupt(StreamLost("stalled", detail))
 
     def _may_move(self) -> bool:

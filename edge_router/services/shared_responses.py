@@ -19,6 +19,7 @@ from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
 from pilotlight.edge_router.metering.ledger.postgres import Connection, PostgresDatabase
 from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
+from pilotlight.support.time_limits import done_within
 
 CLOSES_WITHIN_S = 2.0
 WRITERS_LOCK = 0x70696C6F7402  # advisory lock: one writer at a time
@@ -72,10 +73,8 @@ class PostgresResponses:
         job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
         doing = loop.run_in_executor(self._thread, self._do, job)
         doing.add_done_callback(_heard)
-        # a timer, because the work must be stopped in time even if the caller is cancelled before
-        ending = loop.call_later(within_s, self._leave, job)
-        doing.add_done_callback(lambda _: ending.cancel())
-        if not (await asyncio.wait({doing}, timeout=within_s))[0]:
+        # a task, because the work must be stopped in time even if the caller is cancelled before
+        if not await asyncio.shield(loop.create_task(self._ended(doing, job, within_s))):
             raise ResponsesFault(f"no answer within {within_s:g} s", "their database did not answer in time")
         try:
             result: Result = doing.result()
@@ -93,10 +92,13 @@ class PostgresResponses:
             self._database.interrupt()
         self._thread.shutdown(wait=False)
 
-    def _leave(self, job: "_TimedWork") -> None:
-        job.is_left = True
-        if job.is_running:
-            self._database.interrupt()
+    async def _ended(self, doing: "asyncio.Future[Any]", job: "_TimedWork", within_s: float) -> bool:
+        """Return whether the work ends in time; otherwise stop it."""
+        if not (is_in_time := await done_within(within_s, doing)):
+            job.is_left = True
+            if job.is_running:
+                self._database.interrupt()
+        return is_in_time
 
     def _do(self, job: "_TimedWork") -> Any:
         if job.is_left:

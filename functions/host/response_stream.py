@@ -6,12 +6,14 @@ Call `aclose` even if the stream was not read.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Protocol
 
 from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.support.time_limits import TimeLimit
 
 BURST_S = 0.004  # the largest burst has the bytes that the rate allows in this time; a larger one would delay all other streams
 
@@ -35,13 +37,13 @@ class ResponseStream:
         self,
         isolate: StreamingIsolate,
         body: Inbound,
-        ends_at: float | None,
+        time_limit: TimeLimit | None,
         on_end: Callable[["ResponseStream"], None],
     ) -> None:
-        """`ends_at` is None for a WebSocket's stream, which has no limits of time and size."""
+        """`time_limit` is None for a WebSocket's stream, which has no limits of time and size."""
         self._isolate = isolate
         self._body = body
-        self._ends_at = ends_at
+        self._time_limit = time_limit
         self._on_end = on_end
         self._size = 0
         self._is_over = False
@@ -80,7 +82,7 @@ class ResponseStream:
     async def _next(self) -> bytes:
         limits = self._isolate.limits
         try:
-            async with asyncio.timeout_at(self._ends_at):
+            async with nullcontext() if self._time_limit is None else self._time_limit.applied():
                 chunk = await self._body.__anext__()
         except TimeoutError:
             sentence = f"the function's stream did not end within {limits.wall_s:g} s"
@@ -91,7 +93,7 @@ class ResponseStream:
             raise self._why_ended or fault_of(failure) from None
         self._size += len(chunk)
         await self._isolate.sent_chunk(len(chunk))
-        if self._size > limits.response_mib * 2**20 and self._ends_at is not None:
+        if self._size > limits.response_mib * 2**20 and self._time_limit is not None:
             sentence = f"the response is larger than {limits.response_mib:g} MiB"
             raise Fault(sentence, code="response_too_large")
         return chunk

@@ -18,6 +18,7 @@ from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.grammar_check import GrammarVocabulary, check_job
 from pilotlight.engine.grammar.grammar_compiler import TokenizerUnreadableError, refusal
 from pilotlight.runtime.generation.admission import RETRY_AFTER_S
+from pilotlight.support.time_limits import done_within
 from pilotlight.wire.errors import ApiError
 
 CHILDREN = 2  # number of child processes; each takes 40 MB and a tokenizer; they start with the first grammar
@@ -71,13 +72,13 @@ class GrammarChecks:
             check.task.add_done_callback(lambda _: self._forget(check))
         check.waiters += 1
         try:
-            done, _ = await asyncio.wait({check.task}, timeout=self._wait_s)
+            is_done = await done_within(self._wait_s, check.task)
         finally:
             check.waiters -= 1
             if not check.waiters and not check.has_started:
                 check.task.cancel()
                 self._forget(check)  # at once and not in the callback: the next request must start a new check
-        if not done:
+        if not is_done:
             raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
         found = check.task.result()
         if isinstance(found, ApiError):

@@ -324,11 +324,14 @@ class ProgressWatch:
             self._predicted_s = self._largest_step / min(rates)
         return has_answered
 
-    def why_stuck(self) -> str | None:
-        """Return why the host must be treated as dead; None if it is alive."""
+    def why_stuck(self, awake_since: float = float("-inf")) -> str | None:
+        """Return why the host must be treated as dead; None if it is alive.
+
+        This process was stopped until `awake_since`, and could not see progress before.
+        """
         if not self._work:
             return None
-        silent_s = self._clock() - self._progress_at
+        silent_s = self._clock() - max(self._progress_at, awake_since)
         if not self._is_ready:
             late = silent_s > self._start_timeout_s
             return f"the engine host was not ready within {self._start_timeout_s:g} s" if late else None

@@ -14,6 +14,7 @@ from pilotlight.engine.api.protocol import ModelSpec
 from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.memory import available_bytes, gib
 from pilotlight.support import background
+from pilotlight.support.time_limits import Pauses, time_limit
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -130,7 +131,7 @@ class Standby:
         self._taken.clear()
         host = await self._launch()
         try:
-            async with asyncio.timeout(self._prepare_within_s):
+            async with time_limit(self._prepare_within_s):
                 await host.client.hello()
             self.running, self.state = host, "ready"
             log.info("a standby engine host is ready (pid %s)", host.pid)
@@ -142,6 +143,7 @@ class Standby:
 
     async def _until_gone(self, host: HostProcess) -> str | None:
         prewarmed: dict[str, ModelSpec] = {}
+        pauses = Pauses(_LOOK_EVERY_S)
         exited = asyncio.create_task(host.exited(), name="standby exit")
         taken = asyncio.create_task(self._taken.wait(), name="standby taken")
         try:
@@ -157,7 +159,7 @@ class Standby:
                     return exited.result()
                 if (death := host.client.death) is not None:
                     return death
-                if time.monotonic() - host.client.last_event_at > SILENT_S:
+                if pauses.silent_s(host.client.last_event_at, time.monotonic()) > SILENT_S:
                     return f"it was silent for {SILENT_S:g} s"
         finally:
             await background.stop(exited, taken)

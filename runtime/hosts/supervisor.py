@@ -19,6 +19,7 @@ from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
 from pilotlight.support import background
+from pilotlight.support.time_limits import Pauses
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -48,6 +49,7 @@ class Supervisor:
         self._launcher = launcher
         self._timeline = timeline or Timeline()
         self._tick_s = min(0.25, config.step_deadline_s / 4)
+        self._pauses = Pauses(self._tick_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> HostHandle:
@@ -96,7 +98,7 @@ class Supervisor:
             device_host.set_up(host)
             greeting = asyncio.create_task(self._greet(host, launched_at if is_fresh else None), name="engine greeting")
             reason = await self._until_dead(host)
-            is_stuck = host.client.death is None and device_host.progress.why_stuck() is not None
+            is_stuck = host.client.death is None and self._why_late() is not None
             if is_stuck and not host.is_suspended:
                 device_host.progress.note_late()
             host.client.fail(reason)
@@ -158,8 +160,10 @@ class Supervisor:
 
     def _why_stuck(self, host: HostProcess) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""
-        progress = self.device_host.progress
-        is_silent = time.monotonic() - host.client.last_event_at > SILENT_S
-        if progress.quiet_since is not None and is_silent:
+        is_silent = self._pauses.silent_s(host.client.last_event_at, time.monotonic()) > SILENT_S
+        if self.device_host.progress.quiet_since is not None and is_silent:
             return f"the engine host has no work and was silent for {SILENT_S:g} s"
-        return progress.why_stuck()
+        return self._why_late()
+
+    def _why_late(self) -> str | None:
+        return self.device_host.progress.why_stuck(self._pauses.ended_at)

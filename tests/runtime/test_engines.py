@@ -1,6 +1,7 @@
 """The life of an engine host and the residency of models: start, supervision, restart, load (I5)."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,19 @@ async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those
             host.die()
         await eventually(lambda: launcher.launched_afresh == [False, True], 10)
         assert supervisor.standby.running is waited[1], "it was not taken"
+
+
+@pytest.mark.long
+async def test_a_host_is_not_killed_because_its_site_was_stopped() -> None:
+    launcher = FakeLauncher()
+    async with Supervisor(launcher, EngineConfig(standby=False, step_deadline_s=1.0)) as device:
+        await eventually(lambda: device.ready is not None)
+        with device.progress.expected():
+            await asyncio.sleep(0.3)
+            time.sleep(1.2)  # noqa: ASYNC251
+            await asyncio.sleep(0.3)
+            assert not launcher.hosts[0].is_stopped
+            await eventually(lambda: launcher.hosts[0].is_stopped, 10)
 
 
 @pytest.mark.long

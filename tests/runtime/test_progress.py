@@ -51,6 +51,14 @@ def test_one_that_is_not_ready_yet_has_longer_than_one_that_is(watch: ProgressWa
         assert watch.why_stuck() == "the engine host has work and took no step for 5 s"
 
 
+def test_a_host_is_not_stuck_because_this_process_was_stopped(watch: ProgressWatch, clock: Clock) -> None:
+    watch.note_ready()
+    with watch.expected():
+        clock.now += 60.0
+        assert watch.why_stuck(awake_since=clock.now - 5.0) is None
+        assert watch.why_stuck(awake_since=clock.now - 5.1) is not None
+
+
 def test_heartbeats_and_errors_are_no_progress_but_steps_answers_and_bytes_are(
     watch: ProgressWatch, clock: Clock
 ) -> None:

@@ -42,6 +42,20 @@ def test_a_stream_whose_site_is_lost_is_whole(fault: PlannedFault) -> None:
     assert run(one_stream(fault)) == []
 
 
+def test_a_client_that_leaves_at_once_needs_no_answer() -> None:
+    assert run(one_stream(PlannedFault(0.0, "half of the clients leave", "ams1", 1.0))) == []
+
+
+@pytest.mark.parametrize("router_pauses_at_s", [1.15, 1.25, 1.3])  # while a site is asked to continue the stream
+def test_a_router_that_was_stopped_waits_for_the_site_that_continues_a_stream(router_pauses_at_s: float) -> None:
+    faults = (
+        PlannedFault(0.5, "kill the site", "iad1", 60.0),
+        PlannedFault(1.0, "drain the site", "ams1", 1.0),
+        PlannedFault(router_pauses_at_s, "suspend the router", "ams1", 29.0),
+    )
+    assert run(one_stream(*faults)) == []
+
+
 def test_a_token_that_is_delivered_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeliveryLog, "delivery", lambda self: b"")
     assert any("other text" in sentence for sentence in run(one_stream(KILLED)))

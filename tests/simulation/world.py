@@ -250,6 +250,13 @@ class World:
         heard = self.heard_by(seed, kind, self.network.now)
         self.heard.append(heard)
         task = self.network.start(self.clients, self._hear(heard, num_words))
+
+        # Not in the task itself, which may be cancelled before its first step.
+        def end(task: asyncio.Task[None]) -> None:
+            heard.has_left = task.cancelled()
+            heard.ended_at = self.network.now
+
+        task.add_done_callback(end)
         self.asking.append(task)
         return task
 
@@ -270,11 +277,6 @@ class World:
                     _hear_whole(heard, orjson.loads(await answer.read()))
         except aiohttp.ClientError as error:
             heard.cut = f"{type(error).__name__}: {error}"
-        except asyncio.CancelledError:
-            heard.has_left = True
-            raise
-        finally:
-            heard.ended_at = self.network.now
 
     async def until_healthy(self) -> bool:
         deadline = self.network.now + UP_WITHIN_S

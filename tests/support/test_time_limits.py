@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import Pauses, TimeLimit, done_within, time_limit
 from tests.simulation.virtual_time import Process, VirtualLoop
 
 ANSWERS_AFTER_S, LIMIT_S, STOPPED_S = 1.0, 2.0, 5.0
 
 
-def run(work: Coroutine[Any, Any, None], stopped_after_s: float | None = None) -> float:
-    """Run work in a process, which may be stopped for five seconds; return the time that it took. Raises its error."""
+def run(work: Coroutine[Any, Any, None], stopped_after_s: float | None = None, stopped_s: float = STOPPED_S) -> float:
+    """Run work in a process, which may be stopped once; return the time that it took. Raises its error."""
     loop, process = VirtualLoop(), Process("router", "127.0.0.1")
     try:
         started, task = loop.time(), loop.start(process, work)
         if stopped_after_s is not None:
             loop.call_later(stopped_after_s, loop.suspend, process)
-            loop.call_later(stopped_after_s + STOPPED_S, loop.resume, process)
+            loop.call_later(stopped_after_s + stopped_s, loop.resume, process)
         loop.run_until_complete(task)
         return loop.time() - started
     finally:
@@ -50,6 +50,48 @@ def test_an_answer_that_came_while_the_process_was_stopped_is_taken() -> None:
 def test_the_limit_begins_again_after_a_stop() -> None:
     with pytest.raises(TimeoutError):
         run(answered_after(60.0), stopped_after_s=0.5)
+
+
+def test_a_stop_that_ends_before_the_limit_counts_as_no_silence() -> None:
+    async def answered_late() -> None:
+        async with time_limit(8.0):
+            await asyncio.sleep(10.0)
+
+    assert run(answered_late(), stopped_after_s=0.5, stopped_s=5.0) == 10.0
+    with pytest.raises(TimeoutError):
+        run(answered_late())
+
+
+def test_a_limit_of_several_waits_is_one_time_for_all() -> None:
+    async def in_parts(seconds: float) -> None:
+        limit = TimeLimit(LIMIT_S)
+        for _ in range(3):
+            async with limit.applied():
+                await asyncio.sleep(seconds)
+
+    assert run(in_parts(0.6)) == pytest.approx(1.8)
+    with pytest.raises(TimeoutError):
+        run(in_parts(0.7))
+    assert run(in_parts(0.6), stopped_after_s=0.9) == pytest.approx(0.9 + STOPPED_S + 0.6)
+
+
+@pytest.mark.parametrize(("takes_s", "is_done"), [(LIMIT_S - 0.5, True), (LIMIT_S + 0.5, False)])
+def test_work_is_awaited_for_a_while_and_left_alone(takes_s: float, is_done: bool) -> None:
+    async def awaited() -> None:
+        work = asyncio.ensure_future(asyncio.sleep(takes_s))
+        assert await done_within(LIMIT_S, work) is is_done
+        await work
+
+    assert run(awaited()) == takes_s
+
+
+def test_silence_before_the_end_of_a_pause_is_nobodys() -> None:
+    pauses = Pauses(0.5, late_s=0.2)
+    assert pauses.silent_s(since=-30.0, now=0.0) == 30.0
+    assert pauses.silent_s(since=-30.0, now=0.6) == 30.6, "a check that is a little late"
+    assert pauses.silent_s(since=-30.0, now=2.0) == 0.0, "no check was made in time"
+    assert pauses.silent_s(since=-30.0, now=2.5) == 0.5
+    assert pauses.silent_s(since=2.3, now=2.5) == pytest.approx(0.2)
 
 
 def test_a_cancellation_from_outside_stays_one() -> None:

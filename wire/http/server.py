@@ -18,6 +18,7 @@ from email.utils import formatdate
 from functools import partial
 
 from pilotlight.support import background
+from pilotlight.support.time_limits import Pauses
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.connection import HttpConnection, HttpLimits, host_and_port, tcp_info
 from pilotlight.wire.http.exchange import Application
@@ -142,13 +143,18 @@ class Server:
 
         Checking ten thousand idle ones takes a few milliseconds of each second, and no connection needs a timer.
         """
+        limits, pauses = self.limits, Pauses(self.limits.sweep_s)
+        pauses.check(time.monotonic())
         while True:
-            await asyncio.sleep(self.limits.sweep_s)
+            await asyncio.sleep(limits.sweep_s)
             self._tell_date()
             connections = tuple(self.connections)
             for start in range(0, len(connections), SWEPT_AT_ONCE):
-                due = connections[start : start + SWEPT_AT_ONCE]
-                background.for_each(due, partial(self._look, time.monotonic()), "the time limits of one connection")
+                due, now = connections[start : start + SWEPT_AT_ONCE], time.monotonic()
+                pauses.check(now)
+                if now - pauses.ended_at < limits.head_timeout_s:
+                    continue  # no client could be heard while this process was stopped
+                background.for_each(due, partial(self._look, now), "the time limits of one connection")
                 await asyncio.sleep(0)
             self._bound_unread()
 

@@ -16,6 +16,8 @@ from wsproto.connection import Connection as FrameCodec
 from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
+from pilotlight.support.time_limits import Pauses
+
 HELD_BYTES = 64 << 10  # bytes of unread messages; above this or HELD_MESSAGES the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
@@ -259,6 +261,8 @@ class _Watch:
         self.is_held = False  # the peer is not read
         self._socket, self._timings = socket, timings
         self._heard_at = time.monotonic()
+        self._pauses = Pauses(timings.ping_s)
+        self._pauses.check(self._heard_at)
         self._writable = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(timings.ping_s, self._look)
@@ -283,7 +287,8 @@ class _Watch:
         self._timer.cancel()
 
     def _look(self) -> None:
-        if time.monotonic() - self._heard_at > self._timings.lost_s and not self.is_held:
+        silent_s = self._pauses.silent_s(self._heard_at, time.monotonic())
+        if silent_s > self._timings.lost_s and not self.is_held:
             return self._socket.abort()
         self._socket.ping()
         self._timer = self._loop.call_later(self._timings.ping_s, self._look)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from pilotlight.edge_router.admission.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError, configured
 from pilotlight.sites.network import QuotasConfig
+from pilotlight.support.time_limits import done_within
 from pilotlight.wire.errors import ApiError
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class SharedQuotas:
     async def _answer(self, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
         """Return the store's answer; interrupt the store if it takes too long. Raises UsageStoreError."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._store.exchange, self._router, claims)
-        if not (await asyncio.wait({work}, timeout=self._answers_within_s))[0]:
+        if not await done_within(self._answers_within_s, work):
             self._failed(f"no answer within {self._answers_within_s:g} s")
             self._tell_waiting()
             self._store.interrupt()

@@ -26,6 +26,7 @@ from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
 from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import LedgerConfig
+from pilotlight.support.time_limits import done_within
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.meters import FILE_NAME, MeterFile, MetersError, MeterSlot
 from pilotlight.wire.hop.usage import ResourceUse
@@ -193,7 +194,7 @@ class Ledger:
     async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
         """Return the store's answer. Raises UsageStoreError if the store fails or is late."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
-        if not (await asyncio.wait({work}, timeout=self._timings.answers_within_s))[0]:
+        if not await done_within(self._timings.answers_within_s, work):
             self._store.interrupt()
         return await work
 

@@ -27,8 +27,10 @@ from pilotlight.functions.sandbox.limits import FunctionLimits
 from pilotlight.functions.sandbox.priority import CpuHistory
 from pilotlight.functions.sandbox.zygotes.control_messages import Boot
 from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote
+from pilotlight.support.time_limits import Pauses, TimeLimit
 
 LAG_S = 0.1  # an event loop that is silent for longer is busy: another isolate gets the next request
+WATCHED_S = 0.25  # most time between two checks of an isolate with work
 STOPPED = "stopped"  # error code: a signal stopped the process, which is not the function's fault
 
 
@@ -50,7 +52,7 @@ class IsolateHandle:
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork()
-        self.watcher = IsolateWatch(limits, self.process, self.work)
+        self.watcher = IsolateWatch(limits, self.process, self.work, pauses=Pauses(WATCHED_S))
         self.started = asyncio.Event()  # set when the start has succeeded or failed
         self.is_ready = False
         self.is_retiring = False
@@ -113,7 +115,7 @@ class IsolateHandle:
         over. The invocation ends with the stream; without a stream the caller ends it.
         """
         assert self._channel is not None
-        ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
+        limit = TimeLimit(self.limits.wall_s)
         try:
             with ExitStack() as request:
                 request.callback(on_end)
@@ -123,7 +125,7 @@ class IsolateHandle:
                 self._subrequests.begin(id)
                 self.process.log.attribute(id, invocation.id)
                 request.callback(self._done, id, invocation)
-                async with asyncio.timeout_at(ends_at):
+                async with limit.applied():
                     result = await self._channel.request(replace(event, id=id), body)
                 self.process.history.answered()
                 if result.body is None:
@@ -134,7 +136,7 @@ class IsolateHandle:
                     self.work.open_sockets.add(stream)
                 else:
                     end = request.pop_all().close
-                    stream = ResponseStream(self, result.body, ends_at, partial(_stream_ended, invocation, end))
+                    stream = ResponseStream(self, result.body, limit, partial(_stream_ended, invocation, end))
                 return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
             sentence = f"the function did not answer within {self.limits.wall_s:g} s"

@@ -11,6 +11,7 @@ from pilotlight.functions.host.isolates.isolate_process import IsolateProcess
 from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe, Ping
 from pilotlight.functions.sandbox.limits import FunctionLimits, IsolateUsage, first_exceeded
+from pilotlight.support.time_limits import NO_PAUSES, Pauses
 
 Exceeded = tuple[str, str]
 """The sentence for the author, and the error code."""
@@ -23,9 +24,10 @@ class IsolateWatch:
         process: IsolateProcess,
         work: IsolateWork,
         clock: Callable[[], float] = time.monotonic,
+        pauses: Pauses = NO_PAUSES,
     ) -> None:
         self.probe = LoopProbe(clock)
-        self._clock = clock
+        self._clock, self._pauses = clock, pauses
         self._limits = limits
         self._process = process
         self._work = work
@@ -66,7 +68,7 @@ class IsolateWatch:
     def look_at_start(self) -> Exceeded | None:
         now = self._clock()
         self._spent()  # not charged to requests, because an import may take long
-        if now - self._importing_since > self._limits.start_s:
+        if self._pauses.silent_s(self._importing_since, now) > self._limits.start_s:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
         return None
 
@@ -96,11 +98,13 @@ class IsolateWatch:
         return self._meter.spent(self._process.cpu_s())
 
     def _usage(self) -> IsolateUsage:
+        now = self._clock()
+        awake_s = self._pauses.silent_s(float("-inf"), now)  # since this process was last stopped
         return IsolateUsage(
             idle_cpu_s=self._meter.idle_s,
             request_cpu_s=max(self._work.requests.values(), default=0.0),
             sockets_cpu_s=self._meter.sockets_s,
             memory_mib=self._process.memory_mib(),
-            silent_s=self.probe.silent_s(),
-            background_s=self._work.background_s(),
+            silent_s=min(self.probe.silent_s(), awake_s),
+            background_s=min(self._work.background_s(), awake_s),
         )

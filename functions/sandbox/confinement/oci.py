@@ -28,7 +28,9 @@ from pilotlight.functions.sandbox.confinement import tiers
 from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.zygotes.control_messages import CreateZygote
 from pilotlight.functions.sandbox.zygotes.site_zygote import ROOT
+from pilotlight.functions.sandbox.zygotes.zygote_client import LOOK_S as ZYGOTE_LOOK_S
 from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, FunctionZygote, ZygoteError
+from pilotlight.support.time_limits import Pauses, time_limit
 
 CONTROL = 3  # the first descriptor that --preserve-fds keeps
 LOOK_S = 0.004  # pause between checks of the pid file
@@ -97,7 +99,7 @@ class Containers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.send(msgspec.msgpack.encode(CreateZygote(0, limits, imports)))
         child = ChildProcess()
-        container = _Container(id, bundle, child, FunctionZygote(child, ours), theirs)
+        container = _Container(id, bundle, child, FunctionZygote(child, ours, pauses=Pauses(ZYGOTE_LOOK_S)), theirs)
         options = [*self._options, "--root", str(self._directory / "run"), "--log", str(container.log)]
         command = [
             *options,
@@ -134,7 +136,7 @@ class Containers:
         The OCI runtime's process lives as long as the container."""
         ended = asyncio.ensure_future(exit_of(container.monitor))
         try:
-            async with asyncio.timeout(START_S):
+            async with time_limit(START_S):
                 while not ended.done() and not container.find():
                     await asyncio.wait({ended}, timeout=LOOK_S)
         except TimeoutError:

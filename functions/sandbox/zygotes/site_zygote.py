@@ -13,7 +13,8 @@ from pathlib import Path
 from pilotlight.functions.sandbox.confinement.confinement import Confinement
 from pilotlight.functions.sandbox.processes import memory_mib
 from pilotlight.functions.sandbox.zygotes.control_messages import CreateZygote
-from pilotlight.functions.sandbox.zygotes.zygote_client import FunctionZygote, ZygoteConnection
+from pilotlight.functions.sandbox.zygotes.zygote_client import LOOK_S, FunctionZygote, ZygoteConnection
+from pilotlight.support.time_limits import Pauses
 
 ROOT = Path(__file__).parents[4]
 SDK = Path(__file__).parents[2] / "sdk"
@@ -58,7 +59,7 @@ class SiteZygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             child = self._connection.ask(lambda id: CreateZygote(id, limits, imports), [theirs.fileno(), log_fd])
-        return FunctionZygote(child, ours, self._settled_mib)
+        return FunctionZygote(child, ours, self._settled_mib, pauses=Pauses(LOOK_S))
 
     def _settled_mib(self) -> int:
         """Return the MiB that children share with this zygote; valid once a child has imported everything."""

@@ -34,6 +34,7 @@ from pilotlight.functions.sandbox.zygotes.control_messages import (
     Started,
     report_decoder,
 )
+from pilotlight.support.time_limits import NO_PAUSES, Pauses
 
 AGAIN_S = 0.002
 COPIED_MIB = 3  # shared pages that a zygote has copied by writing to them
@@ -278,11 +279,12 @@ class FunctionZygote:
         control: socket.socket,
         shared_mib: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
+        pauses: Pauses = NO_PAUSES,
     ) -> None:
         """`shared_mib` returns how much of its memory it shares with the zygote that it was forked from."""
         self._child = child
         self._shared_mib = shared_mib
-        self._clock = clock
+        self._clock, self._pauses = clock, pauses
         self.why_failed = ""
         self._created_at = self._looked_at = self._settled_at = clock()
         self._imported_cpu_s: float | None = None  # CPU time that it had used when its imports ended
@@ -327,6 +329,7 @@ class FunctionZygote:
         """Return why the zygote must end, because its packages exceed the function's limits.
         Return "" if they do not, or if no check is due yet."""
         now = self._clock()
+        self._pauses.check(now)
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self.pid <= 0:
             return ""
         self._looked_at = now
@@ -336,13 +339,13 @@ class FunctionZygote:
             self._child.cpu_s() - FORK_CPU_S * self._connection.num_settled - BESIDE_SHARE * (now - self._created_at)
         )
         if not self._connection.is_imported:
-            is_late = now - self._created_at > limits.start_s
+            is_late = self._pauses.silent_s(self._created_at, now) > limits.start_s
             return f"its packages were not imported within {limits.start_s:g} s" if is_late else ""
         if self._imported_cpu_s is None:
             self._imported_cpu_s = cpu_s
         if cpu_s - self._imported_cpu_s > limits.cpu_ms / 1e3:
             return f"its packages used more than {limits.cpu_ms} ms of CPU time outside requests"
-        if now - self._settled_at > limits.start_s:
+        if self._pauses.silent_s(self._settled_at, now) > limits.start_s:
             return f"its packages kept its isolates from starting for {limits.start_s:g} s"
         if (memory_mib := self._child.memory_mib()) > limits.memory_mib:
             return f"its packages used {memory_mib} MiB of memory, of at most {limits.memory_mib}"

@@ -2,7 +2,6 @@
 
 The count is the same in every dialect."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from pilotlight.runtime.api.routes.endpoint import parsed
 from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
 from pilotlight.runtime.generation.prompts import encode
 from pilotlight.sites.site import LimitsConfig
+from pilotlight.support.time_limits import time_limit
 from pilotlight.wire.http.asgi import read_body, send_json
 
 
@@ -39,7 +39,7 @@ class TokenCount:
         check_model(scope, counted.requested_model)
         counted = replace(counted, num_bytes=len(raw))
         with as_api_errors(generator.request_timeout_s), generator.admission.permit():
-            async with asyncio.timeout(generator.request_timeout_s), generator.models.use(counted.model) as model:
+            async with time_limit(generator.request_timeout_s), generator.models.use(counted.model) as model:
                 refuse_embedder(model, counted)
                 prompt = await encode(model, counted, counted.prompt, generator.images)
         await send_json(send, orjson.dumps({**self._fields, "input_tokens": len(prompt.token_ids)}))

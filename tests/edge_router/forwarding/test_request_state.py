@@ -14,6 +14,7 @@ from pilotlight.edge_router.forwarding.request_state import (
 from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed, StreamLost
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.sites.network import RelayConfig
+from pilotlight.support.time_limits import NO_PAUSES, Pauses
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
 from pilotlight.wire.hop.usage import ResourceUse
@@ -37,23 +38,23 @@ def cut(recovery: StreamRecovery, cause: Cause, times: int) -> None:
 
 
 def test_losses_and_hand_overs_of_a_stream_are_counted_apart() -> None:
-    recovery = StreamRecovery(RELAY)
+    recovery = StreamRecovery(RELAY, NO_PAUSES)
     cut(recovery, "closed", 2)
     assert recovery.may_be_cut_again
     cut(recovery, "draining", MAX_HANDOVERS)
     assert recovery.may_be_cut_again
     cut(recovery, "draining", 1)
     assert not recovery.may_be_cut_again, "a stream is not moved without limit"
-    recovery = StreamRecovery(RELAY)
+    recovery = StreamRecovery(RELAY, NO_PAUSES)
     cut(recovery, "closed", 3)
     assert not recovery.may_be_cut_again
 
 
 def test_a_wait_is_reported_once_and_from_the_last_event_before_the_cut() -> None:
-    recovery = StreamRecovery(RELAY)
+    recovery = StreamRecovery(RELAY, NO_PAUSES)
     assert recovery.delivered(10.0) is None
     recovery.cut("ams1", StreamLost("closed", "it was"), 11.0)
-    assert recovery.deadline == 41.0
+    assert recovery.left_s(14.0) == 27.0
     assert recovery.delivered(14.0) == 4.0
     assert recovery.delivered(15.0) is None
 
@@ -129,6 +130,15 @@ def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
     limits = one.attempt_limits(7.0, 110.0)
     assert (limits[0], limits.is_continuation) == (10.0, True), "half of the remaining time is left for another site"
     assert one.attempt_limits(7.0, 999.0)[0] == 0.0
+
+
+def test_a_pause_of_the_router_does_not_count_as_time_of_a_cut_stream() -> None:
+    pauses = Pauses(0.5)
+    one = RequestState(request(), RELAY, 0.0, pauses=pauses)
+    pauses.check(99.9)
+    one.cut("ams1", StreamLost("closed", "it was"), 100.0)
+    assert not one.is_out_of_tries(140.0), "first read after a pause of 40 s"
+    assert one.attempt_limits(7.0, 140.2)[0] > 14.0
 
 
 @pytest.mark.parametrize(

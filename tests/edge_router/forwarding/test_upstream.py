@@ -275,6 +275,7 @@ async def test_a_time_limit_ends_an_attempt_whatever_it_waits_for() -> None:
         await attempt.hears(*pieces)
         now = asyncio.get_running_loop().time()
         attempt.attempt.look(now + 59.0, NEVER)
+        attempt.attempt.look(now + 90.0, now + 89.0)  # this process was stopped until a second ago
         await attempt.settle()
         assert not attempt.task.done()
         attempt.attempt.look(now + 60.5, NEVER)
@@ -383,11 +384,11 @@ def streaming(attempt: Attempt) -> tuple[bytes, ...]:
     [
         (40.5, 40.5, {}, "silent"),
         (39.5, 39.5, {}, None),
-        (40.5, 0.1, {}, "silent"),  # a time limit also applies after a pause of this process
-        (LOOK_AGAIN_S + 0.1, 0.1, {"is_dead": True, "has_other_site": True}, "frozen"),
-        (LOOK_AGAIN_S - 0.1, 0.1, {"is_dead": True, "has_other_site": True}, None),
-        (LOST_S - 0.5, 0.1, {"is_dead": True}, None),
-        (LOST_S + 0.1, 0.1, {"is_dead": True}, "frozen"),
+        (99.0, 39.5, {}, None),  # this process was stopped for most of the silence
+        (LOOK_AGAIN_S + 0.1, LOOK_AGAIN_S + 0.1, {"is_dead": True, "has_other_site": True}, "frozen"),
+        (99.0, LOOK_AGAIN_S - 0.1, {"is_dead": True, "has_other_site": True}, None),
+        (99.0, LOST_S - 0.5, {"is_dead": True}, None),
+        (LOST_S + 0.1, LOST_S + 0.1, {"is_dead": True}, "frozen"),
         (3.0, 2.0, {"is_slow": True}, "stalled"),
     ],
 )

@@ -11,6 +11,7 @@ from pilotlight.functions.channel.failure import ChannelClosed, Failure
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.host.response_stream import BURST_S, ResponseStream, StreamThrottle
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.support.time_limits import TimeLimit
 from tests.clock import Clock
 
 MIB = 1 << 20
@@ -56,8 +57,8 @@ class Isolate:
 class Answer:
     def __init__(self, *pieces: bytes | BaseException | None, within_s: float | None = 60.0) -> None:
         self.isolate, self.body, self.num_ended = Isolate(), Body(*pieces), 0
-        ends_at = None if within_s is None else asyncio.get_running_loop().time() + within_s
-        self.stream = ResponseStream(cast(Any, self.isolate), cast(Any, self.body), ends_at, self._end)
+        limit = None if within_s is None else TimeLimit(within_s)
+        self.stream = ResponseStream(cast(Any, self.isolate), cast(Any, self.body), limit, self._end)
 
     def _end(self, stream: ResponseStream) -> None:
         assert stream is self.stream

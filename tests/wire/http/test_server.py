@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -131,6 +132,19 @@ async def test_connections_whose_check_raises_keep_the_limits_of_the_others(capl
         gate.set()
         for client in answered:
             assert (await client.hear_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_client_is_not_late_because_the_server_was_stopped() -> None:
+    gate = asyncio.Event()
+    gate.set()
+    limits = HttpLimits(head_timeout_s=0.5, sweep_s=0.005)
+    async with served(App(gate, start(), body(b"")), limits) as server, wire(server.url) as client:  # type: ignore[attr-defined]
+        await client.say(b"GET / HTTP/1.1\r\n")
+        await asyncio.sleep(0.05)  # the server has read it
+        time.sleep(0.7)  # noqa: ASYNC251
+        await asyncio.sleep(0.05)
+        await client.say(b"host: x\r\n\r\n")
+        assert (await client.hear_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("size", [SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES, 5 * SLICE_BYTES + 7])

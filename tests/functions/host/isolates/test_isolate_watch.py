@@ -11,6 +11,7 @@ from pilotlight.functions.host.isolates.isolate_watch import IsolateWatch
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
 from pilotlight.functions.sandbox.limits import FunctionLimits
+from pilotlight.support.time_limits import NO_PAUSES, Pauses
 from tests.clock import Clock
 
 LIMITS = FunctionLimits(cpu_ms=200, cpu_total_s=2.0, memory_mib=64, start_s=20.0)
@@ -55,9 +56,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def watched(clock: Clock) -> tuple[IsolateWatch, Process, IsolateWork]:
+def watched(clock: Clock, pauses: Pauses = NO_PAUSES) -> tuple[IsolateWatch, Process, IsolateWork]:
     process, work = Process(), IsolateWork(clock)
-    return IsolateWatch(LIMITS, cast(Any, process), work, clock), process, work
+    return IsolateWatch(LIMITS, cast(Any, process), work, clock, pauses), process, work
 
 
 async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(clock: Clock) -> None:
@@ -70,6 +71,26 @@ async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(clock
     assert exceeded is not None
     assert (exceeded[1], "not imported within 20 s" in exceeded[0]) == ("start_time", True)
     assert watch.look(Pinged().ping) is None, "no request is charged for the import"
+
+
+async def test_a_pause_of_the_site_counts_as_no_silence_of_an_isolate(clock: Clock) -> None:
+    watch, _, work = watched(clock, Pauses(0.25))
+    for later_s in (0.2, 1000.0, 0.2):  # it was stopped once, perhaps with its whole machine
+        clock.now += later_s
+        assert watch.look_at_start() is None
+    channel = Pinged()
+    work.set_background(1)
+    for later_s in (0.2, 1000.0, 0.2):
+        clock.now += later_s
+        assert watch.look(channel.ping) is None
+        await asyncio.sleep(0)
+    assert watch.probe.silent_s() > 1000.0
+    for _ in range(round(5 * LIMITS.blocked_s)):
+        clock.now += 0.2
+        exceeded = watch.look(channel.ping)
+    assert exceeded is not None
+    assert exceeded[1] == "blocked"
+    watch.probe.close()
 
 
 async def test_a_spare_isolate_has_the_whole_time_for_its_import(clock: Clock) -> None:

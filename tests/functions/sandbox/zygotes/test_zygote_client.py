@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from typing import Any, cast
 
 import msgspec
@@ -36,6 +37,7 @@ from pilotlight.functions.sandbox.zygotes.zygote_client import (
     ZygoteConnection,
     ZygoteError,
 )
+from pilotlight.support.time_limits import NO_PAUSES, Pauses
 from tests.asgi import eventually
 from tests.clock import Clock
 
@@ -189,11 +191,11 @@ class Watched:
 
     limits = FunctionLimits(cpu_ms=200, memory_mib=64, start_s=20.0)
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, pauses: Pauses = NO_PAUSES) -> None:
         self.clock = Clock(1000.0)
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.child, self.shared_mib = Measured(pid), 0
-        self.zygote = FunctionZygote(self.child, ours, lambda: self.shared_mib, self.clock)
+        self.zygote = FunctionZygote(self.child, ours, lambda: self.shared_mib, self.clock, pauses)
 
     async def say(self, report: Report) -> None:
         self._socket.send(msgspec.msgpack.encode(report))
@@ -220,6 +222,15 @@ async def test_imports_may_take_their_time_and_no_more(watched: Watched) -> None
     watched.child.cpu = 15.0
     assert watched.look(20.0) == ""
     assert "not imported within 20 s" in watched.look(LOOK_S)
+
+
+async def test_a_pause_of_the_site_does_not_count_as_time_of_an_import(processes: list[Process]) -> None:
+    with closing(Watched(processes[0].pid, Pauses(LOOK_S))) as watched:
+        assert watched.look() == ""
+        assert watched.look(100.0) == "", "the site was stopped, perhaps with its whole machine"
+        for _ in range(40):
+            assert watched.look(LOOK_S) == ""
+        assert "not imported within 20 s" in watched.look(LOOK_S)
 
 
 async def test_what_packages_compute_beside_requests_counts_from_their_import(watched: Watched) -> None:
