@@ -1,7 +1,8 @@
 """Time limits for the silence of other processes.
 
 A timer that fires late shows that this process was stopped, or starved of the processor: by a signal, with its machine, or in a virtual machine that
-is moved. It read no answers meanwhile, so the silence says nothing about the other process, and its time limits begin again.
+is moved. It read no answers meanwhile, so the silence says nothing about the other process: limits of silence begin again, and limits of a whole wait
+are longer by the pause.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 LATE_S = 0.25  # lateness of a timer after which the process counts as stopped; event loops under load are late by less
-TICK_S = 1.0  # a pause is noticed by the next of such ticks; at most one tick of it counts as silence
+TICK_S = 1.0  # a pause is noticed by the next of such ticks; at most one tick of it counts as silence, and one is left to read answers after it
 
 
 class Pauses:
@@ -58,7 +59,7 @@ class TimeLimit:
         def tick(due: float) -> None:
             now = loop.time()
             if now - due > LATE_S:
-                self._ends_at = now + self._seconds
+                self._ends_at = max(self._ends_at + now - due, now + min(self._seconds, TICK_S))
             elif now >= self._ends_at:
                 return limit.reschedule(now)
             set_timer()

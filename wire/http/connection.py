@@ -61,6 +61,8 @@ class HttpLimits(NamedTuple):
     max_connections: int = 20_000
     max_connections_per_client: int = 20_000  # per client address
     sweep_s: float = 0.5  # interval between checks of all connections
+    # lateness of a check after which this process was stopped; clients that slow it down are not spared
+    stopped_s: float = 2.0
     # once answers have had more unread bytes than this, memory is returned to the system when a quarter of them is left
     given_back_bytes: int = 4 << 20
 

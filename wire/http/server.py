@@ -143,7 +143,7 @@ class Server:
 
         Checking ten thousand idle ones takes a few milliseconds of each second, and no connection needs a timer.
         """
-        limits, pauses = self.limits, Pauses(self.limits.sweep_s)
+        limits, pauses = self.limits, Pauses(self.limits.sweep_s, self.limits.stopped_s)
         pauses.check(time.monotonic())
         while True:
             await asyncio.sleep(limits.sweep_s)

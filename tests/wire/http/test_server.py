@@ -137,7 +137,7 @@ async def test_connections_whose_check_raises_keep_the_limits_of_the_others(capl
 async def test_a_client_is_not_late_because_the_server_was_stopped() -> None:
     gate = asyncio.Event()
     gate.set()
-    limits = HttpLimits(head_timeout_s=0.5, sweep_s=0.005)
+    limits = HttpLimits(head_timeout_s=0.5, sweep_s=0.005, stopped_s=0.3)
     async with served(App(gate, start(), body(b"")), limits) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         await client.say(b"GET / HTTP/1.1\r\n")
         await asyncio.sleep(0.05)  # the server has read it
