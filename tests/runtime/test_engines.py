@@ -1,7 +1,7 @@
 """The life of an engine host and the residency of models: start, supervision, restart, load (I5)."""
 
 import asyncio
-import time
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pilotlight.sites.site import EngineConfig
 from tests.asgi import call, eventually, start
 from tests.fakes import FakeEngineClient, FakeHost, FakeLauncher, says
 from tests.runtime.conftest import Site, SiteMaker
+from tests.simulation.virtual_time import Process, VirtualLoop, virtual_time
 
 CHAT = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -137,17 +138,21 @@ async def test_after_two_crashes_no_host_is_taken_that_waited_and_believes_those
         assert supervisor.standby.running is waited[1], "it was not taken"
 
 
-@pytest.mark.long
-async def test_a_host_is_not_killed_because_its_site_was_stopped() -> None:
-    launcher = FakeLauncher()
-    async with Supervisor(launcher, EngineConfig(standby=False, step_deadline_s=1.0)) as device:
-        await eventually(lambda: device.ready is not None)
-        with device.progress.expected():
-            await asyncio.sleep(0.3)
-            time.sleep(1.2)  # noqa: ASYNC251
-            await asyncio.sleep(0.3)
-            assert not launcher.hosts[0].is_stopped
-            await eventually(lambda: launcher.hosts[0].is_stopped, 10)
+def test_a_host_is_not_killed_because_its_site_was_stopped() -> None:
+    loop, site, launcher = VirtualLoop(), Process("site", "127.0.0.1"), FakeLauncher()
+
+    async def supervised() -> float:
+        async with Supervisor(launcher, EngineConfig(standby=False, step_deadline_s=2.0)) as device:
+            await eventually(lambda: device.ready is not None)
+            with device.progress.expected():
+                began = loop.now
+                loop.call_later(1.0, loop.suspend, site, context=Context())
+                loop.call_later(60.0, loop.resume, site, context=Context())
+                await eventually(lambda: launcher.hosts[0].is_stopped, 100)
+                return loop.now - began
+
+    with virtual_time(loop, 0):
+        assert loop.run_until_complete(loop.start(site, supervised())) == pytest.approx(62.0, abs=0.5)
 
 
 @pytest.mark.long

@@ -26,12 +26,16 @@ def run(work: Coroutine[Any, Any, None], stopped_after_s: Sequence[float] = (), 
         loop.close()
 
 
-async def answered_after(seconds: float) -> None:
+def answer_after(seconds: float) -> "asyncio.Future[None]":
     loop = asyncio.get_running_loop()
     answer = loop.create_future()
     loop.call_later(seconds, lambda: answer.done() or answer.set_result(None))
-    async with time_limit(LIMIT_S):
-        await answer
+    return answer
+
+
+async def answered_after(seconds: float, limit_s: float = LIMIT_S) -> None:
+    async with time_limit(limit_s):
+        await answer_after(seconds)
 
 
 def test_an_answer_in_time_is_taken() -> None:
@@ -58,13 +62,9 @@ def test_a_process_that_is_often_late_keeps_its_limits() -> None:
 
 
 def test_a_stop_that_ends_before_the_limit_counts_as_no_silence() -> None:
-    async def answered_late() -> None:
-        async with time_limit(8.0):
-            await asyncio.sleep(10.0)
-
-    assert run(answered_late(), stopped_after_s=[0.5], stopped_s=5.0) == 10.0
+    assert run(answered_after(10.0, limit_s=8.0), stopped_after_s=[0.5]) == 10.0
     with pytest.raises(TimeoutError):
-        run(answered_late())
+        run(answered_after(10.0, limit_s=8.0))
 
 
 def test_a_limit_of_several_waits_is_one_time_for_all() -> None:
@@ -72,7 +72,7 @@ def test_a_limit_of_several_waits_is_one_time_for_all() -> None:
         limit = TimeLimit(LIMIT_S)
         for _ in range(3):
             async with limit.applied():
-                await asyncio.sleep(seconds)
+                await answer_after(seconds)
 
     assert run(in_parts(0.6)) == pytest.approx(1.8)
     with pytest.raises(TimeoutError):
@@ -83,7 +83,7 @@ def test_a_limit_of_several_waits_is_one_time_for_all() -> None:
 @pytest.mark.parametrize(("takes_s", "is_done"), [(LIMIT_S - 0.5, True), (LIMIT_S + 0.5, False)])
 def test_work_is_awaited_for_a_while_and_left_alone(takes_s: float, is_done: bool) -> None:
     async def awaited() -> None:
-        work = asyncio.ensure_future(asyncio.sleep(takes_s))
+        work = answer_after(takes_s)
         assert await done_within(LIMIT_S, work) is is_done
         await work
 

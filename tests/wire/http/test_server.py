@@ -7,10 +7,9 @@ import os
 import socket
 import struct
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from email.utils import formatdate
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,6 +24,8 @@ from pilotlight.wire.http.request import MAX_PIPELINED
 from pilotlight.wire.http.server import Server, give_back_memory
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, status_of, wire
+from tests.simulation.virtual_network import Listener, Network
+from tests.simulation.virtual_time import Process, virtual_time
 
 pytestmark = pytest.mark.process
 
@@ -134,17 +135,23 @@ async def test_connections_whose_check_raises_keep_the_limits_of_the_others(capl
             assert (await client.hear_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_client_is_not_late_because_the_server_was_stopped() -> None:
-    gate = asyncio.Event()
-    gate.set()
-    limits = HttpLimits(head_timeout_s=0.5, sweep_s=0.005, stopped_s=0.3)
-    async with served(App(gate, start(), body(b"")), limits) as server, wire(server.url) as client:  # type: ignore[attr-defined]
-        await client.say(b"GET / HTTP/1.1\r\n")
-        await asyncio.sleep(0.05)  # the server has read it
-        time.sleep(0.7)  # noqa: ASYNC251
-        await asyncio.sleep(0.05)
-        await client.say(b"host: x\r\n\r\n")
-        assert (await client.hear_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+def test_a_client_is_not_late_because_the_server_was_stopped() -> None:
+    loop, serving = Network(), Process("server", "127.0.0.1")
+    listener = cast(socket.socket, Listener(("127.0.0.1", 80)))
+
+    async def cut_at() -> float:
+        server = Server(App(), HttpLimits(head_timeout_s=2.0))
+        await server.start(listener)
+        client, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", 80)
+        client.write(b"GET / HTTP/1.1\r\n")
+        began = loop.now
+        loop.call_later(1.0, loop.suspend, serving, context=Context())
+        loop.call_later(60.0, loop.resume, serving, context=Context())
+        await eventually(lambda: server.cut["request_timeout"], 100)
+        return loop.now - began
+
+    with virtual_time(loop, 0):
+        assert loop.run_until_complete(loop.start(serving, cut_at())) >= 62.0
 
 
 @pytest.mark.parametrize("size", [SLICE_BYTES - 1, SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES, 5 * SLICE_BYTES + 7])
