@@ -142,9 +142,8 @@ INLINE void rows_by_strip(const int kind, const int x_rows, const strip *w, cons
     for (int m = 0; m < x_rows; m++) keep(total[m], kept, sums + m * SUMS);
 }
 
-// As decode_strip and rows_by_strip, for one row of x and all its columns: codes are multiplied as they are decoded, and not stored. One thread of Zen 5
-// reads Q4_K at 28 GB/s from memory instead of 13, Q5_K at 19 instead of 11, Q3_K at 26 instead of 9 and Q4_1 at 37 instead of 25; Q6_K at 12 instead of
-// 10, though at 37 from the third-level cache. By chunks of columns Q4_K stays at 14: the next rows are fetched in order, not by chunks.
+// As decode_strip and rows_by_strip, for one row of x and all its columns: codes are multiplied as they are decoded, and not stored. By chunks of columns
+// one thread of Zen 5 would read Q4_K at half the speed: the next rows are fetched in order, not by chunks.
 INLINE void row_by_blocks(const int kind, const uint8_t *const *rows, const uint8_t *ahead, long count, const byte_block *x, long kept, float *sums) {
     const int columns = block_kinds[kind].columns, bytes = block_kinds[kind].bytes, group = block_kinds[kind].group, per_part = columns_of_part(kind);
     lanes total = all(0);
@@ -154,10 +153,11 @@ INLINE void row_by_blocks(const int kind, const uint8_t *const *rows, const uint
         load_scales(kind, rows, at, scales, added, &part);
 #pragma GCC unroll 4
         for (int number = 0; number < columns / per_part; number++) {
-            load_part_of_block(kind, number, rows, at, ahead + LANES * at, &part);
+            load_part_of_block(kind, number, rows, at, &part);
 #pragma GCC unroll 8
             for (int k = 0; k < per_part; k += group) {
                 const int column = number * per_part + k;
+                fetch(kind, ahead + LANES * at, column / group, columns / group);
                 const byte_block *block = x + column / 32;
                 const int32_t sum = group == 32 ? block->whole : column & 16 ? block->whole - block->first_half : block->first_half;
                 lanes_i32 dots = (lanes_i32){0} - sum * block_kinds[kind].zero;

@@ -129,10 +129,14 @@ INLINE lanes half_power_of(lanes_u32 words) {
     return (lanes)((0x200000u * (exponent + 1) & is_tiny) | ((exponent - 1) << 23 & ~is_tiny));
 }
 
-// Fetches to the second-level cache, which allows more requests in flight than the first: 10 % faster.
-INLINE void fetch(const uint8_t *from, const long bytes) {
+// Fetches part number `part` of `parts` of LANES blocks, one of each row, which follow one another from `from` on. A CPU loses fetches beyond the few that
+// it keeps in flight: one thread of Zen 5 reads Q6_K at 12 GB/s if it fetches a block of each row at once, as gcc reorders it without the barrier, and at
+// 34 in small parts.
+INLINE void fetch(const int kind, const uint8_t *from, const int part, const int parts) {
+    const int lines = (LANES * block_kinds[kind].bytes + 63) / 64;
 #pragma GCC unroll 32
-    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    for (int i = lines * part / parts; i < lines * (part + 1) / parts; i++) __builtin_prefetch(from + 64 * i, 0, 3);
+    if (parts > 1) __asm__ volatile("" ::: "memory");
 }
 
 // Shifts each word left by `up` bits, or right if `up` is negative.
@@ -181,10 +185,8 @@ INLINE void load_scales(const int kind, const uint8_t *const *rows, long at, lan
     }
 }
 
-// Loads the bytes of part number `number`, and fetches those of the rows from `ahead` on.
-INLINE void load_part_of_block(const int kind, const int number, const uint8_t *const *rows, long at, const uint8_t *ahead, raw_part *part) {
-    const long fetched = LANES * block_kinds[kind].bytes / (block_kinds[kind].columns / columns_of_part(kind));
-    fetch(ahead + number * fetched, fetched);
+// Loads the bytes of part number `number`.
+INLINE void load_part_of_block(const int kind, const int number, const uint8_t *const *rows, long at, raw_part *part) {
     if (kind == Q6_K) {
         turn_twice(rows, at + 64 * number, part->raw), turn_twice(rows, at + 64 * number + 32, part->raw + 8);
         turn_twice(rows, at + 128 + 32 * number, part->high);
@@ -223,9 +225,12 @@ INLINE void decode_strip(const int kind, const uint8_t *const *rows, long first,
         const int per_part = columns_of_part(kind);
 #pragma GCC unroll 4
         for (int number = 0; number < columns / per_part; number++) {
-            load_part_of_block(kind, number, rows, at, ahead + LANES * at, &part);
+            load_part_of_block(kind, number, rows, at, &part);
 #pragma GCC unroll 32
-            for (int k = 0; k < per_part / 4; k++) to->codes[(i + number * per_part) / 4 + k] = codes_of_part(kind, number, &part, k);
+            for (int k = 0; k < per_part / 4; k++) {
+                if (k % 8 == 0) fetch(kind, ahead + LANES * at, (number * per_part + 4 * k) / 32, columns / 32);
+                to->codes[(i + number * per_part) / 4 + k] = codes_of_part(kind, number, &part, k);
+            }
         }
     }
 }
