@@ -20,7 +20,7 @@ from typing import Any
 from pilotlight.edge_router.app import RouterApp, build_app
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.requests.function_hosts import FunctionMount
-from pilotlight.edge_router.requests.request import FUNCTIONS, hop_secret
+from pilotlight.edge_router.requests.request import FUNCTIONS
 from pilotlight.edge_router.workers.role import WorkerRole, check_workers
 from pilotlight.edge_router.workers.siblings import PrivateApp, private_listener
 from pilotlight.edge_router.workers.supervisor import supervise
@@ -90,7 +90,7 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
     check_installed(network.door.server_name)
     listen = network.listen
     port = listen.port if port is None else port
-    check_workers(network, workers, has_secret=bool(hop_secret()))
+    check_workers(network, workers)
     if workers > 1 and role is None and file is not None:
         if of_file:  # each worker reads the file, because a later one must have the secret of its time
             del os.environ[HOP_SECRET_ENV]

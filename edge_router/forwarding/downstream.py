@@ -38,7 +38,7 @@ class DownstreamGone(Exception):
 
 
 class ResponseWriter(Protocol):
-    """The receiver of an answer: a client, or the recording of a durable stream."""
+    """The receiver of an answer: a client, or a request of a batch."""
 
     head: Head
     address: str  # the client's address; empty if unknown

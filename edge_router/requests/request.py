@@ -20,7 +20,6 @@ import msgspec
 import orjson
 
 from pilotlight.dialects.anthropic import VERSION_HEADER
-from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
 from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
@@ -462,44 +461,6 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
         return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
     texts = fields.get("input") or fields.get("text")  # prompts of embeddings: no later request continues them
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
-
-
-def may_be_durable(head: Head, body: bytes) -> bool:
-    """Tell whether a request may ask for a durable stream.
-    Most do not, and then `parse_durable` need not be called."""
-    return head.has("prefer") or b'"durable"' in body
-
-
-def parse_durable(head: Head, body: bytes, *, is_for_store: bool = False) -> tuple[bool, bool, bytes]:
-    """Return whether the stream is durable, whether its client does not wait, and the body for a site.
-
-    Raises ApiError. The store of responses reads the stream itself if `is_for_store`: it waits, and its client may have a background response.
-    """
-    wishes = _wishes(head)
-    is_async = wishes.get("respond-async") == "" and not is_for_store  # RFC 7240 defines it without a value
-    try:
-        fields = exact_loads(body)
-    except orjson.JSONDecodeError:
-        return False, False, body  # the proxy reports the error
-    if not isinstance(fields, dict):
-        return False, False, body
-    options = fields.get("stream_options")
-    durable = options.pop("durable", None) if isinstance(options, dict) else None
-    if durable is not None and not isinstance(durable, bool):
-        raise ApiError(
-            "invalid_request", "stream_options.durable must be true or false", param="stream_options.durable"
-        )
-    if durable and fields.get("stream") is not True:
-        raise ApiError(
-            "invalid_request", "a durable answer must be a stream: set stream to true", param="stream_options.durable"
-        )
-    if is_async and fields.get("stream") is not True:
-        is_async = False  # the preference is ignored: the client waits for an answer in one piece
-    if durable is None:
-        return is_async, is_async, body
-    if not options:
-        del fields["stream_options"]
-    return durable or is_async, is_async, encoded(fields)
 
 
 def _wishes(head: Head) -> dict[str, str]:

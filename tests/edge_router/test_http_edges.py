@@ -217,7 +217,6 @@ HUGE = b'{"model":"ember","messages":['
     [
         (CHAT, HUGE + b"0," * (4_000_000) + b"0]}", 400),
         ("/debug/route", HUGE + b"0," * (4_000_000) + b"0]}", 400),
-        (CHAT, b'{"durable":0,"messages":[' + b"0," * (4_000_000) + b"0]}", 400),
         ("/v1/models", b"{}", 405),
         ("/ai/v1/models", HUGE + b"0," * (4_000_000) + b"0]}", 405),
     ],

@@ -130,13 +130,7 @@ async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path
 
         site.behave = slow
         limits = running.proxy.admission.limits
-        durable = {"stream": True, "stream_options": {"durable": True}}
-        for how in (
-            {"background": True},
-            {"background": True, "stream": True},
-            {"background": True, **durable},
-            durable,
-        ):
+        for how in ({"background": True}, {"background": True, "stream": True}):
             asking = asyncio.create_task(read(ask(running, **how)))
             await running.until(lambda: limits.num_open == 1 and site.active == 1)
             async with ask(running) as response:

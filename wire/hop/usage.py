@@ -26,13 +26,6 @@ class ResourceUse(NamedTuple):
     accepted: int = 0  # accepted guesses
     device_us: int = 0  # the answer's share of the devices' time
 
-    def minus(self, other: "ResourceUse") -> "ResourceUse":
-        return (
-            ResourceUse(*(max(0, mine - theirs) for mine, theirs in zip(self, other, strict=True)))
-            if any(other)
-            else self
-        )
-
 
 NOTHING_USED = ResourceUse()
 

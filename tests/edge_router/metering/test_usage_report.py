@@ -189,20 +189,6 @@ async def test_a_client_that_leaves_has_what_it_was_sent(fakes: list[FakeSite], 
     assert found == [used(3, outcome="cut")]
 
 
-async def test_a_durable_stream_is_paid_for_once_however_often_it_is_read(
-    fakes: list[FakeSite], running: Router
-) -> None:
-    fakes[0].behave = continued_stream(8)
-    async with running.chat(headers=ACME, stream_options={"durable": True}) as response:
-        name, body = response.headers["x-pilotlight-stream"], await response.read()
-    for holder, status in (("alice", 200), ("al", 200), ("bob", 404)):
-        headers = {"authorization": f"Bearer {holder}"}
-        async with running.http.get(f"{running.url}/streams/{name}", headers=headers) as again:
-            assert again.status == status
-            assert (await again.read() == body) == (status == 200), "all keys of an account can read its stream"
-    assert await usage(running) == [used(8, reasoning_tokens=1)]
-
-
 async def test_an_account_sees_its_own_usage_and_an_admin_key_everybodys(
     fakes: list[FakeSite], running: Router
 ) -> None:

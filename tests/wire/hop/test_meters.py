@@ -98,7 +98,7 @@ def test_names_that_are_too_long_together_spoil_no_neighbour_that_is_in_progress
     second.count(USE)
     meters.free(first.number)
     long = {"model": text * 400, "adapter": text * 400, "request_id": "r" * 128, "account": "a" * 63, "key": "k" * 63}
-    assert meters.begin(request("a-batchs-request-of-forty-characters.000", part="p" * 34, **long)) is not None
+    assert meters.begin(request("a-batchs-request-of-forty-characters.000", **long)) is not None
     (_, other), (_, neighbour) = meters.left_behind()
     assert (neighbour.request.id, neighbour.use) == ("2", USE)
     assert other.use == ResourceUse()
@@ -180,7 +180,7 @@ def test_all_counts_are_read_as_they_were_written_whatever_the_outcome(tmp_path:
     meters = MeterFile(tmp_path / "meters", len(OUTCOMES) + 1)
     expected = []
     for number, outcome in enumerate((*OUTCOMES, None), 1):
-        asked = request(f"{number}", function="f" * number, part="p.1", adapter="a")
+        asked = request(f"{number}", function="f" * number, adapter="a")
         meter = meters.begin(asked)
         assert meter is not None
         use = ResourceUse(*range(number, number + 7))

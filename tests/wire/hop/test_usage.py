@@ -33,10 +33,3 @@ def test_resume_points_of_other_versions_are_understood() -> None:
     assert strip_resume_point(older)[1] == ResumePoint(0, (7,), None, 1, 2, 3, 4)
     line = with_resume_point(b"data: x\n\n", ResumePoint(0, (7,), drafted_tokens=5, device_us=6)).split(b"\n")[0]
     assert msgspec.json.decode(line[4:])[7:] == [5, 0, 6]
-
-
-def test_what_was_counted_before_is_taken_off_and_never_more_than_there_is() -> None:
-    use, before = ResourceUse(9, 8, 7, 6, 5, 4, 3), ResourceUse(1, 2, 3, 4, 5, 6, 7)
-    assert use.minus(before) == ResourceUse(8, 6, 4, 2, 0, 0, 0)
-    assert use.minus(ResourceUse()) == use
-    assert use.minus(ResourceUse(device_us=1)) == ResourceUse(9, 8, 7, 6, 5, 4, 2)
