@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from pilotlight.sites.accounts import refuse_tenants
 from pilotlight.sites.rules import are_host_names, are_origins, is_http, is_loopback
 from pilotlight.sites.table import Rules, Table
 
@@ -35,8 +34,6 @@ TableT = TypeVar("TableT", bound=Table)
 def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
     """Convert a file's values to its table; `origin` is the file's name for messages.
     Raises ConfigError with one line per error."""
-    if (change := refuse_tenants(values)) is not None:
-        raise ConfigError(f"{origin}: {change}")
     try:
         return msgspec.convert(values, table)
     except msgspec.ValidationError:
