@@ -23,7 +23,6 @@ from pilotlight.dialects.anthropic import VERSION_HEADER
 from pilotlight.dialects.prefix_pieces import canonical
 from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
-from pilotlight.edge_router.requests.preferences import preferences
 from pilotlight.edge_router.requests.session import (
     ConversationFingerprint,
     Recall,
@@ -68,6 +67,7 @@ AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
+_WISH = re.compile(r'(?i)(?:^|[,;])\s*site\s*=\s*"?([a-z0-9._-]+)"?\s*(?:[,;]|$)')  # in a Prefer header (RFC 7240)
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # Headers that the router writes itself, so a client's are dropped. Our own server has already answered `Expect`.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
@@ -196,7 +196,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
     @property
     def wished_site(self) -> str:
         """The site that the client prefers (`prefer: site=NAME`); empty without a preference."""
-        return _wishes(self.head).get("site", "") if self.head.has("prefer") else ""
+        found = _WISH.search(self.head.header("prefer"))
+        return "" if found is None else found[1]
 
     @property
     def is_generated_whole(self) -> bool:
@@ -461,7 +462,3 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
         return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
     texts = fields.get("input") or fields.get("text")  # prompts of embeddings: no later request continues them
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
-
-
-def _wishes(head: Head) -> dict[str, str]:
-    return preferences(value for name, value in head.headers if name == "prefer")

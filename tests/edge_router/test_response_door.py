@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.wire.sse import EventDecoder
-from tests.asgi import eventually
 from tests.edge_router.fakes import FakeSite, Router, router, sites
 from tests.edge_router.test_kept_responses import answered
 from tests.edge_router.test_limits import ALICE, BOB
@@ -71,25 +68,6 @@ async def test_what_is_read_cancelled_and_deleted_by_id_counts_as_requests(tmp_p
         assert statuses == [200, 200, 400, 200, 429]
         async with running.http.get(url, headers=BOB) as response:
             assert response.status == 404
-
-
-@pytest.mark.parametrize("how", [{"background": True}, {"background": True, "stream": True}, {"stream": True}])
-async def test_a_client_that_prefers_not_to_wait_still_gets_its_stored_response(
-    how: dict[str, bool], tmp_path: Path
-) -> None:
-    async with limited(tmp_path) as (_site, running):
-        async with ask(running, {**ALICE, "prefer": "respond-async"}, **how) as response:
-            assert response.status == 200
-            told = await response.read()
-        last = (
-            json.loads(EventDecoder().feed(told)[-1].data or b"")["response"] if "stream" in how else json.loads(told)
-        )
-
-        async def is_completed() -> bool:
-            async with running.http.get(f"{running.url}/v1/responses/{last['id']}", headers=ALICE) as response:
-                return bool((await response.json())["status"] == "completed")
-
-        await eventually(is_completed)
 
 
 @pytest.mark.parametrize("spelled", ["x-api-key", "api-key"])

@@ -178,6 +178,8 @@ def test_a_site_that_is_wished_for_comes_first_and_may_not_decline() -> None:
         ("iad1", ["iad1", "ams1", "sin1"]),
         ("x", ["ams1", "iad1", "sin1"]),
     ):
+        for spelled in (f"site={wish}", f'respond-async, wait=5; foo, SITE = "{wish}"', f"site={wish}; x=y"):
+            assert choosing.rank(asked(prefer=spelled))[1][0].backend.name == order[0]
         _, ranking = choosing.rank(asked(prefer=f"site={wish}"))
         assert [each.backend.name for each in ranking] == order
         is_asked = wish == "iad1"
