@@ -209,8 +209,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Use devices of a Ray cluster for --tp and --pp: its HOST:PORT; auto: the cluster of this "
-            "machine; start: start one here.",
+            help="Use devices of a Ray cluster for --tp and --pp: its HOST:PORT, or auto for the cluster of this machine.",
         ),
     ] = None,
     api_key: Annotated[
