@@ -8,7 +8,7 @@ Our server calls back when a client disconnects. Through a `send` that middlewar
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -168,6 +168,10 @@ class Downstream:
         self._has_all = True
         await self._send({"type": "http.response.body", "body": body})
 
+    async def respond_json(self, body: bytes, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> None:
+        told = [("content-type", "application/json"), ("content-length", str(len(body))), (REQUEST_ID, self.request_id)]
+        await self.respond(status, [*headers, *told], body)
+
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
         self.has_answered = self.is_streaming = True
         await self._send(response_start(status, headers))
@@ -191,9 +195,7 @@ class Downstream:
             await self.end_stream()
         elif not self.has_answered:
             body = orjson.dumps(error.body(self.head.dialect))
-            headers = [*error.headers(), ("content-type", "application/json"), (REQUEST_ID, self.request_id)]
-            headers.append(("content-length", str(len(body))))
-            await self.respond(error.status(self.head.dialect), headers, body)
+            await self.respond_json(body, error.status(self.head.dialect), error.headers())
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
