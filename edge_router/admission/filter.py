@@ -62,12 +62,6 @@ class AdmissionFilter:
             head.hold(self.access.holder(head.header("authorization")))
 
 
-def tenant_of(head: Head, secret: str) -> bytes:
-    """Return a digest of a request's account or, if its key is unknown, of the key.
-    It ignores the account id in a path: a client could invent ids, and each would get a new bucket."""
-    return tenant_salt(head.owner, "", secret)
-
-
 class Bucket:
     """A token bucket: it fills at a rate per minute, and holds at most the tokens of one minute."""
 
@@ -284,7 +278,8 @@ class TenantLimits:
         return self.shared.lease(LeaseKey(account, limit), most, 0.0 if limit == "max_open" else most / 60)
 
     def _tenant(self, head: Head) -> _TenantUse:
-        key = tenant_of(head, self._secret)
+        # without the account id of a path: a client could invent ids, and each would get a new bucket
+        key = tenant_salt(head.owner, "", self._secret)
         tenant = self._tenants.get(key)
         if tenant is None:
             account = None if head.holder is None else head.holder.account.name
