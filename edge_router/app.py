@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
 from pilotlight.edge_router.backends.discovery import router_place
-from pilotlight.edge_router.durable.streams import StreamRoutes
 from pilotlight.edge_router.metering.ledger.ledger_store import configured
 from pilotlight.edge_router.metering.usage_report import UsageRoutes
 from pilotlight.edge_router.response_door import ResponseDoor
@@ -67,7 +66,6 @@ class RouterApp(Starlette):
         proxy, access, role = router.proxy, router.admission.access, router.role
         self.edge = router
         self.siblings = None if role is None else Siblings(role, router.metrics.render)
-        self.streams = StreamRoutes(router.recordings, router.admission, router.secret, proxy.handle, proxy.record)
         self.batches = BatchRoutes(proxy, router.batches)
         self.model_lists = ModelLists(proxy, router.accounting.prices)
         self.finetunes = RoutedFinetunes(proxy, proxy.selector.finetunes)
@@ -84,7 +82,6 @@ class RouterApp(Starlette):
             RouterService.BATCHES: self.batches,
             RouterService.FINETUNES: self.finetunes,
             RouterService.MODEL_LISTS: self.model_lists,
-            RouterService.STREAMS: self.streams,
         }
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))

@@ -19,7 +19,6 @@ from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.backends.site_control import SiteControl
 from pilotlight.edge_router.backends.site_sessions import client_session, connection_trace, connector
 from pilotlight.edge_router.backends.wake_hints import WakeHints
-from pilotlight.edge_router.durable.streams import DurableStreams
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.forwarding.stages import Stages
 from pilotlight.edge_router.forwarding.timeouts import AnswerLimits
@@ -101,8 +100,7 @@ class EdgeRouter:
         self.sessions = SessionTable(relay.session_entries, relay.session_ttl_s, clock)
         self.places = ClientPlaces.of(network.clients)
         self.hosts = _function_hosts(network, self.secret)
-        self.recordings = _recordings(network, self.secret, clock)
-        self.accounting = _accounting(network, kept, self.secret, self.recordings, self.shared, role)
+        self.accounting = _accounting(network, kept, self.secret, self.shared, role)
         self.clocks = SiteClocks([*self.backends])
         self.orders = SiteControl(self.discovery.urls, self.secret, self.clocks)
         self._monitor: HealthMonitor | None = None  # None unless the router runs
@@ -118,7 +116,6 @@ class EdgeRouter:
             self.admission,
             RequestParser(self.secret, relay.max_hops, self.places.place),
             selector,
-            self.recordings,
             self.metrics,
             SiteConnections(relay, self.secret, self.clocks, self.tls, limits.answers),
             clock,
@@ -159,7 +156,6 @@ class EdgeRouter:
                 await stack.enter_async_context(background.running(work, name))
             if self.batches is not None:
                 await stack.enter_async_context(_at_work(self.batches, "the queue of batches"))
-            stack.push_async_callback(self.recordings.close)
             yield
 
     def reload(self, found: NetworkConfig) -> None:
@@ -202,8 +198,6 @@ class EdgeRouter:
                 self._monitor.changed()
 
     def _works(self) -> Iterator[tuple[str, background.Work]]:
-        if self.recordings.journals is not None:
-            yield "the sweep of durable streams", self.recordings.sweep
         if self.places.database is not None:
             yield "the watch over clients.geo_database", self.places.database.watch
         if self.secret:  # sites answer only signed requests
@@ -212,12 +206,10 @@ class EdgeRouter:
                 yield "collecting what functions have used", SiteUsage(self.backends, self.orders, self.accounting).run
 
     def _watch(self) -> None:
-        watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
+        watch, proxy = self.metrics.watch, self.proxy
         watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
         watch("sessions", "Entries in the session table.", lambda: len(self.sessions))
         watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
-        watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
-        watch("durable_bytes", "Memory of durable streams.", lambda: recordings.num_bytes)
         if (ledger := self.accounting.ledger) is not None:
             watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
             watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))
@@ -262,25 +254,10 @@ def access_of(network: NetworkConfig) -> Access:
     return Access(known_keys(network.accounts, network.keys), is_required=network.door.require_key)
 
 
-def _recordings(network: NetworkConfig, secret: str, clock: Callable[[], float]) -> DurableStreams:
-    """Return the durable streams.
-    Raises ConfigError if the folder of journals cannot be used, or no site could continue its streams."""
-    folder = network.durable.directory
-    if folder is not None and not secret:
-        raise ConfigError(
-            f"durable.directory needs a network secret, so that another router can continue a stream: set {HOP_SECRET_ENV}, at routers and sites"
-        )
-    try:
-        return DurableStreams(network.durable, clock)
-    except OSError as error:
-        raise ConfigError(f"durable.directory {folder} cannot be used: {error}") from None
-
-
 def _accounting(
     network: NetworkConfig,
     kept: LedgerConfig,
     secret: str,
-    recordings: DurableStreams,
     shared: SharedQuotas | None,
     role: WorkerRole | None,
 ) -> Accounting:
@@ -298,8 +275,7 @@ def _accounting(
         )
     own = Path(config.directory).expanduser()
     abandoned = abandoned_ledgers(Path(kept.directory).expanduser(), own, role)
-    ledger = Ledger(config, own, prices, kept=recordings.corrected_usage, abandoned=abandoned)
-    return Accounting(prices, ledger, quotas)
+    return Accounting(prices, Ledger(config, own, prices, abandoned=abandoned), quotas)
 
 
 def _tracing(network: NetworkConfig) -> Tracing | None:

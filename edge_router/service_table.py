@@ -20,7 +20,6 @@ class RouterService(Enum):
     RUNS = "runs"  # runs of a model, at a site or in a batch
     BATCHES = "batches"
     FINETUNES = "finetunes"
-    STREAMS = "streams"
 
 
 # The first pattern that matches a whole path determines its service.
@@ -41,7 +40,6 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
         (RouterService.SITES, rf"{_ACCOUNT}/ai/(?:tasks/search|finetunes/public)|/client/v4/user/tokens/verify"),
         (RouterService.FINETUNES, rf"{_V1}/fine_tuning/jobs(?:/[^/]+(?:/[^/]+)?)?"),
         (RouterService.FINETUNES, rf"{_ACCOUNT}/ai/finetunes(?:/[^/]+(?:/finetune-assets)?)?"),
-        (RouterService.STREAMS, r"/streams/.*"),
     )
 )
 

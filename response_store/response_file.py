@@ -107,18 +107,7 @@ class ResponseFile:
 
 
 def _make_tables(connection: Connection) -> None:
-    """Create the tables, or update those of an earlier version."""
     claim_version(connection)
-    columns = {column[1] for column in connection.execute("PRAGMA table_info(responses)")}
-    if columns and "maker" not in columns:
-        with transaction(connection):
-            connection.execute("ALTER TABLE responses ADD COLUMN maker TEXT")
-            for name in ("added", "changed", "removed"):  # renaming a column would also change these triggers
-                connection.execute(f"DROP TRIGGER IF EXISTS response_{name}")
-            for name in ("items_of", "tenants_largest"):
-                connection.execute(f"DROP INDEX IF EXISTS {name}")
-            for name in ("items", "tenants"):
-                connection.execute(f"ALTER TABLE {name} RENAME TO response_{name}")
     tables = rows.schema("INTEGER PRIMARY KEY AUTOINCREMENT", "BLOB")
     connection.executescript(f"BEGIN IMMEDIATE; {tables}; {_TRIGGERS} COMMIT")
 

@@ -5,7 +5,7 @@ Files hold a digest of each key, never the key (`pilotlight keys create`). What 
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -73,13 +73,3 @@ def check_accounts(accounts: Sequence[str], keys: Sequence[KeyConfig]) -> None:
     for key in keys:
         if key.account is not None and key.account not in accounts:
             raise ValueError(f"the key {key.name!r} names the account {key.account!r}, which is not among [[accounts]]")
-
-
-def refuse_tenants(values: dict[str, Any]) -> str | None:
-    """Return how to change a file that still has [[tenants]]; None if it has none."""
-    if "tenants" not in values:
-        return None
-    return (
-        '[[tenants]] is no longer read: write each as [[keys]] with name and key_sha256, scopes = ["admin"] instead of '
-        "admin = true, and its limits, if it has any, as [[accounts]] of the same name"
-    )

@@ -218,22 +218,6 @@ class NetworkModelConfig(Table, frozen=True, kw_only=True):
     """Sites and regions to which requests for these models may go; unset: all."""
 
 
-class DurableConfig(Table, frozen=True, kw_only=True):
-    """Streams that clients can read again.
-    Their events are stored in the router's memory, and in a directory that routers may share."""
-
-    directory: str | None = None
-    """Directory that routers may share: each can continue a stream that another one has started. Unset: a stream ends with its router."""
-    max_stream_mib: Positive = 8.0
-    """Maximum size of one stream; a longer one is ended."""
-    max_total_mib: Positive = 256.0
-    """Maximum size of all streams. The streams that ended first are dropped first."""
-    keep_s: Positive = 300.0
-    """Time for which a stream can be read after its end."""
-    max_age_s: Positive = 3600.0
-    """Age at which an open stream is ended."""
-
-
 class LedgerConfig(Table, frozen=True, kw_only=True):
     """The record of each account's usage.
     Needs PILOTLIGHT_HOP_SECRET, with which sites sign the usage that they report."""
@@ -333,8 +317,6 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     """Accounts with their limits."""
     keys: tuple[KeyConfig, ...] = ()
     """API keys, by their digests (`pilotlight keys create`)."""
-    durable: DurableConfig = DurableConfig()
-    """Streams that clients can read again."""
     responses: SharedResponsesConfig = SharedResponsesConfig()
     """Stored responses (POST /v1/responses)."""
     ledger: LedgerConfig = LedgerConfig()

@@ -9,7 +9,7 @@ import asyncio
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ ClosingT = TypeVar("ClosingT", bound=Closing)
 Connection = sqlite3.Connection
 Work = Callable[[Connection], T]
 
+VERSION = 1  # of the tables of every file
 TIME_LIMIT_S = 30.0
 MAX_WAITING = 1000
 STEPS_BETWEEN_CHECKS = 1000  # in instructions of SQLite's virtual machine; 1,000 take some microseconds
@@ -198,32 +199,21 @@ class Databases:
             await database.close()
 
 
-def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
-    """Create missing tables, and upgrade those of an earlier version.
-
-    `migrations` are the upgrades in order; the first one leads from version 1 to 2. Raises DatabaseError for a file of a later version of Pilotlight.
-    """
+def create(connection: Connection, schema: str) -> None:
+    """Create missing tables. Raises DatabaseError for a file of a later version of Pilotlight."""
     with transaction(connection):
-        written = claim_version(connection, 1 + len(migrations))
-        for step in migrations[written - 1 :]:
-            for statement in step.split(";"):
-                connection.execute(statement)
+        claim_version(connection)
         for statement in schema.split(";"):
             connection.execute(statement)
 
 
-def claim_version(connection: Connection, newest: int = 1) -> int:
-    """Record that a file's tables have the newest version, and return the previous version.
-
-    For a new file, return `newest`. Raises DatabaseError for an unknown version.
-    """
-    has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+def claim_version(connection: Connection) -> None:
+    """Record the version of a file's tables. Raises DatabaseError if it is a later one."""
     (written,) = connection.execute("PRAGMA user_version").fetchone()
-    if written > newest:
-        sentence = f"its tables have version {written}, and this Pilotlight knows {newest}: a later version has written it. Install that version, "
+    if written > VERSION:
+        sentence = f"its tables have version {written}, and this Pilotlight knows {VERSION}: a later version has written it. Install that version, "
         raise DatabaseError(f"{sentence}or restore a backup from before the upgrade", "newer")
-    connection.execute(f"PRAGMA user_version = {newest}")
-    return (written or 1) if has_tables else newest
+    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

@@ -20,7 +20,6 @@ class Event(NamedTuple):
     """An event. `raw` has the received bytes with the final blank line, so relays forward it unchanged."""
 
     data: bytes | None  # None for a comment, or for an event without data, which clients ignore
-    event_id: bytes | None
     name: bytes | None
     raw: bytes
 
@@ -33,13 +32,11 @@ class SSEError(ValueError):
     """The stream is not server-sent events, or one event is too large to buffer."""
 
 
-def encode_event(data: bytes, event_id: int | str | None = None, name: str | None = None) -> bytes:
-    """Encode an event. `data` may contain newlines; `event_id` and `name` may not."""
+def encode_event(data: bytes, name: str | None = None) -> bytes:
+    """Encode an event. `data` may contain newlines; `name` may not."""
     head = b""
     if name is not None:
         head += b"event: " + name.encode() + b"\n"
-    if event_id is not None:
-        head += b"id: " + str(event_id).encode() + b"\n"
     if b"\n" in data or b"\r" in data:
         lines = _LINE_END.split(data)
         return head + b"".join(b"data: " + line + b"\n" for line in lines) + b"\n"
@@ -109,7 +106,7 @@ def has_data(raw: bytes) -> bool:
 
 def parse_event(raw: bytes) -> Event:
     data: list[bytes] = []
-    event_id = name = None
+    name = None
     for line in raw.split(b"\n") if b"\r" not in raw else _LINE_END.split(raw):
         if line.startswith(b"data: "):
             data.append(line[6:])
@@ -120,8 +117,6 @@ def parse_event(raw: bytes) -> Event:
         value = value.removeprefix(b" ")
         if field == b"data":
             data.append(value)
-        elif field == b"id" and b"\0" not in value:
-            event_id = value
         elif field == b"event":
             name = value
-    return Event(data[0] if len(data) == 1 else b"\n".join(data) if data else None, event_id, name, raw)
+    return Event(data[0] if len(data) == 1 else b"\n".join(data) if data else None, name, raw)

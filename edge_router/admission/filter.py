@@ -62,12 +62,6 @@ class AdmissionFilter:
             head.hold(self.access.holder(head.header("authorization")))
 
 
-def tenant_of(head: Head, secret: str) -> bytes:
-    """Return a digest of a request's account or, if its key is unknown, of the key.
-    It ignores the account id in a path: a client could invent ids, and each would get a new bucket."""
-    return tenant_salt(head.owner, "", secret)
-
-
 class Bucket:
     """A token bucket: it fills at a rate per minute, and holds at most the tokens of one minute."""
 
@@ -243,7 +237,7 @@ class TenantLimits:
         """Return a context in which a request counts as open after its admission has ended."""
         return OpenRequest(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
-    async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
+    async def reserve(self, head: Head, tokens: int) -> ReservedTokens | None:
         """Reserve the most tokens that a request may use; return None if nothing limits it.
         Batch requests are not charged to the per-minute budget. Raises ApiError if too few are left."""
         if head.is_for_batch or not tokens:
@@ -252,11 +246,11 @@ class TenantLimits:
         if (bucket := tenant.tokens) is None:
             return None
         need, shared = min(tokens, bucket.per_min), self._lease(head, "tokens_per_min")
-        needs = [(shared, need)] if shared is not None and may_refuse else []
+        needs = [] if shared is None else [(shared, need)]
         if self.shared is not None and (short := await self.shared.short(needs)) is not None:
             raise _too_many_tokens(bucket.per_min, need, short.wait_s(need, self._clock()))
         now = self._clock()
-        if may_refuse and (wait_s := bucket.wait_s(now, need)):
+        if wait_s := bucket.wait_s(now, need):
             raise _too_many_tokens(bucket.per_min, need, wait_s)
         bucket.take(need, now)
         if shared is not None:
@@ -284,7 +278,8 @@ class TenantLimits:
         return self.shared.lease(LeaseKey(account, limit), most, 0.0 if limit == "max_open" else most / 60)
 
     def _tenant(self, head: Head) -> _TenantUse:
-        key = tenant_of(head, self._secret)
+        # without the account id of a path: a client could invent ids, and each would get a new bucket
+        key = tenant_salt(head.owner, "", self._secret)
         tenant = self._tenants.get(key)
         if tenant is None:
             account = None if head.holder is None else head.holder.account.name

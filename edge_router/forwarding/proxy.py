@@ -8,27 +8,19 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, assert_never
 
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.edge_router.admission.filter import AdmissionFilter, OpenRequest, tenant_of
+from pilotlight.edge_router.admission.filter import AdmissionFilter
 from pilotlight.edge_router.backends.backend import Backend
-from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.request_state import Close, RequestState, Stage, StartedAnswer, StreamRecovery
+from pilotlight.edge_router.forwarding.request_state import Close, RequestState, Stage, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, UpstreamAttempt, UpstreamResponse
-from pilotlight.edge_router.requests.request import (
-    RequestParser,
-    ValidRequest,
-    aside_if_large,
-    may_be_durable,
-    parse_durable,
-)
+from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
@@ -60,7 +52,6 @@ class Proxy:
         admission: AdmissionFilter,
         parser: RequestParser,
         selector: SiteSelector,
-        recordings: DurableStreams,
         metrics: RouterMetrics,
         upstream: SiteConnections,
         clock: Callable[[], float],
@@ -73,7 +64,6 @@ class Proxy:
         self.admission = admission
         self.parser = parser
         self.selector = selector
-        self.recordings = recordings
         self.metrics = metrics
         self.upstream = upstream  # open while the application runs
         self._stages = tuple(stages)
@@ -118,50 +108,25 @@ class Proxy:
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answer a request that was admitted before (response_door.py), as an ASGI application."""
         client = Downstream(scope, receive, send)
-        return self.handle(client, self._forward_admitted(client, scope[ADMITTED]))
+        return self.handle(client, self._forward_admitted(client))
 
-    async def _forward_admitted(self, client: Downstream, admitted: OpenRequest) -> None:
+    async def _forward_admitted(self, client: Downstream) -> None:
         self.admission.identify(client.head)
-        await self._read_and_forward(client, admitted, is_for_store=True)
+        await self._read_and_forward(client)
 
     async def admit(self, client: Downstream) -> None:
-        with await self.admission.admit(client.head, client.address) as admitted:
-            await self._read_and_forward(client, admitted)
+        with await self.admission.admit(client.head, client.address):
+            await self._read_and_forward(client)
 
-    async def _read_and_forward(self, client: Downstream, admitted: OpenRequest, *, is_for_store: bool = False) -> None:
-        """Read the body and answer the request. A durable stream takes the place of the `admitted` request."""
-        head = client.head
-        setting = "max_function_body_mib" if head.is_for_function else "max_body_mib"
+    async def _read_and_forward(self, client: Downstream) -> None:
+        setting = "max_function_body_mib" if client.head.is_for_function else "max_body_mib"
         limit = int(getattr(self.config, setting) * 2**20)
         body = await client.body(limit, self.config.idle_timeout_s, self.body_timeout_s, setting)
-        is_durable = False
-        if may_be_durable(head, body):
-            durable = partial(parse_durable, is_for_store=is_for_store)
-            is_durable, is_async, body = await aside_if_large(body, durable, head, body)
-        if not is_durable:
-            return await client.while_present(self.forward(client, body))
-        work = partial(self.record, admitted=admitted)
-        recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, work)
-        if is_async:
-            return await accepted(recording, client)
-        with suppress(DownstreamGone):  # the stream continues without this client
-            await client.while_present(tell(recording, client, 0))
+        await client.while_present(self.forward(client, body))
 
-    async def record(self, recording: DurableStream, admitted: OpenRequest | None = None) -> None:
-        """Forward the request of a durable stream, which as its client receives the answer.
-
-        The stream counts as a request in progress, and `admitted`, the scope of its client's request, ends, so that both count once.
-        """
-        with self.admission.limits.held(recording.head, recording.address):
-            if admitted is not None:
-                admitted.close()
-            await self.handle(recording, self.forward(recording, recording.asked.body, recording.started))
-
-    async def forward(self, client: ResponseWriter, body: bytes, started: StartedAnswer | None = None) -> None:
+    async def forward(self, client: ResponseWriter, body: bytes) -> None:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
         proxied = self.proxied(request)
-        if started is not None:
-            proxied.continue_answer(started, self._clock())
         closing: list[Close] = []
         try:
             for stage in self._stages:

@@ -25,10 +25,10 @@ from pilotlight.wire.hop.continuation import (
     strip_resume_point,
 )
 from pilotlight.wire.hop.meters import MeterSlot
-from pilotlight.wire.hop.usage import NOTHING_USED, ResourceUse
+from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
 
-Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
+Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
 
 # Limit in bytes of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
 MAX_HELD_BYTES = 8 << 20
@@ -76,9 +76,6 @@ class DeliveryLog:
         self.num_tokens = 0
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
-        self.metered_before = NOTHING_USED  # usage of the answer before this router continued it
-        # resume points added since the last call of `take_untold`; None if they are not kept
-        self._untold: list[ResumePoint] | None = None
         self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = _NO_POINT
@@ -86,17 +83,6 @@ class DeliveryLog:
     def count_on(self, meter: MeterSlot | None) -> None:
         """Count the tokens that are added after this call in `meter`, too."""
         self.meter = meter
-
-    def keep_untold(self) -> None:
-        """Keep the resume points that are added after this call, for `take_untold`."""
-        self._untold = []
-
-    def take_untold(self) -> tuple[ResumePoint, ...]:
-        """Return the resume points added since the last call."""
-        points = tuple(self._untold or ())
-        if points:
-            self._untold = []
-        return points
 
     def add(self, point: ResumePoint) -> None:
         """Add the tokens of a resume point. Raises ContinuationError if its choice has ended."""
@@ -110,9 +96,7 @@ class DeliveryLog:
         self.num_tokens += len(point.token_ids)
         self._last = point
         if self.meter is not None:
-            self.meter.count(self.used.minus(self.metered_before))
-        if self._untold is not None:
-            self._untold.append(point)
+            self.meter.count(self.used)
 
     @property
     def used(self) -> ResourceUse:

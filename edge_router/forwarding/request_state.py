@@ -5,7 +5,6 @@ This module has facts of a request, and the rules by which they change. Sending,
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from pilotlight.edge_router.telemetry.tracing import RequestTrace
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support.time_limits import NO_PAUSES, Pauses
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, AnswerName, ContinuationError
+from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, ContinuationError
 from pilotlight.wire.hop.usage import NOTHING_USED, ResourceUse
 
 MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
@@ -33,14 +32,6 @@ SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
 MAX_ACCOUNTS = 4096  # accounts whose shares are remembered; any other account starts with a full share
-
-
-class StartedAnswer(NamedTuple):
-    """An answer that is recorded, so that another router may continue it."""
-
-    name: AnswerName
-    log: DeliveryLog
-    part: str  # the part of its journal that is being written, as NAME.1; empty if there is no journal
 
 
 class SiteTries(msgspec.Struct, eq=False):
@@ -176,7 +167,6 @@ class RequestState:
         self.status = 0  # status of its answer
         self.first_token_s: float | None = None  # seconds from the request's arrival to a stream's first token
         self.trace: RequestTrace | None = None  # None unless requests are traced
-        self.part = ""  # the part of its journal that is being written, as NAME.1; empty if there is no journal
         self.is_admitted = False  # every stage has admitted it (stages.py)
         self.has_asked = False  # a site has been asked
         self._config = config
@@ -186,19 +176,6 @@ class RequestState:
 
     def admitted(self) -> None:
         self.is_admitted = True
-
-    def continue_answer(self, started: StartedAnswer, now: float) -> None:
-        """Name the answer. If another router has started it, continue it. Raises ApiError."""
-        self.log, self.part = started.log, started.part
-        if self.request.answer_name is not None:
-            self.request = replace(self.request, answer_name=started.name)
-        if started.log.has_started:
-            try:
-                self.cut("", StreamLost("router", "it was relaying it"), now)
-            except ContinuationError as error:
-                raise ApiError("upstream_lost", f"the router was lost before the end of its answer: {error}") from None
-            self.recovery.delivered_at = now
-            self.log.metered_before = self.log.used
 
     def answered_whole(self, use: ResourceUse) -> None:
         self.whole = use
@@ -279,7 +256,7 @@ class RequestState:
     @property
     def delivered_tokens(self) -> int:
         """Return the number of tokens that this router has delivered of the answer."""
-        return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
+        return self.log.num_tokens + self.whole.output + self.log.num_uncounted
 
     def end_trace(self, error: BaseException | None) -> None:
         """End the trace, if there is one; `error` is the error that ended the request."""
@@ -301,8 +278,7 @@ class RequestState:
         """Return the error for a client whose stream cannot continue."""
         lost = self.recovery.lost
         assert lost is not None
-        who = f"the site {self.recovery.lost_site}" if self.recovery.lost_site else "the router"
-        sentence = f"{who} was lost before the end of its answer: {lost}"
+        sentence = f"the site {self.recovery.lost_site} was lost before the end of its answer: {lost}"
         if self.tries.failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
             sentence += f"; no other site could continue it: {tried}"

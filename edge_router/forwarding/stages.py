@@ -61,11 +61,9 @@ async def _judge(objectives: Objectives, selector: SiteSelector, proxied: Reques
 
 
 async def _reserve_tokens(limits: TenantLimits, proxied: RequestState) -> Close:
-    """Reserve the tokens that the request may use; settle the reservation with the actual usage.
-    An answer that another router has started is continued even if the quota is used up."""
+    """Reserve the tokens that the request may use; settle the reservation with the actual usage."""
     request = proxied.request
-    tokens = request.expected_tokens(EXPECTED_TOKENS)
-    reserved = await limits.reserve(request.head, tokens, may_refuse=not proxied.log.has_started)
+    reserved = await limits.reserve(request.head, request.expected_tokens(EXPECTED_TOKENS))
 
     def settle(_: BaseException | None, __: float) -> None:
         prompt = request.conversation.tokens if proxied.is_admitted else 0
@@ -82,7 +80,7 @@ async def _check_model(proxied: RequestState) -> None:
 
 async def _charge(accounting: Accounting, selector: SiteSelector, proxied: RequestState) -> Close | None:
     """Record the request's usage in the ledger, and count it against its account's day."""
-    charge = await accounting.begin(proxied.request, selector.own_names, proxied.part)
+    charge = await accounting.begin(proxied.request, selector.own_names)
     if charge is None:
         return None
     proxied.log.count_on(charge.meter)

@@ -20,11 +20,9 @@ import msgspec
 import orjson
 
 from pilotlight.dialects.anthropic import VERSION_HEADER
-from pilotlight.dialects.body.exact_json import encoded, exact_loads
 from pilotlight.dialects.prefix_pieces import canonical
 from pilotlight.dialects.table import prompt_pieces, routing_fields
 from pilotlight.edge_router.requests.client_places import FindPlace
-from pilotlight.edge_router.requests.preferences import preferences
 from pilotlight.edge_router.requests.session import (
     ConversationFingerprint,
     Recall,
@@ -69,6 +67,7 @@ AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
+_WISH = re.compile(r'(?i)(?:^|[,;])\s*site\s*=\s*"?([a-z0-9._-]+)"?\s*(?:[,;]|$)')  # in a Prefer header (RFC 7240)
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
 # Headers that the router writes itself, so a client's are dropped. Our own server has already answered `Expect`.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
@@ -197,7 +196,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
     @property
     def wished_site(self) -> str:
         """The site that the client prefers (`prefer: site=NAME`); empty without a preference."""
-        return _wishes(self.head).get("site", "") if self.head.has("prefer") else ""
+        found = _WISH.search(self.head.header("prefer"))
+        return "" if found is None else found[1]
 
     @property
     def is_generated_whole(self) -> bool:
@@ -462,45 +462,3 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
         return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
     texts = fields.get("input") or fields.get("text")  # prompts of embeddings: no later request continues them
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
-
-
-def may_be_durable(head: Head, body: bytes) -> bool:
-    """Tell whether a request may ask for a durable stream.
-    Most do not, and then `parse_durable` need not be called."""
-    return head.has("prefer") or b'"durable"' in body
-
-
-def parse_durable(head: Head, body: bytes, *, is_for_store: bool = False) -> tuple[bool, bool, bytes]:
-    """Return whether the stream is durable, whether its client does not wait, and the body for a site.
-
-    Raises ApiError. The store of responses reads the stream itself if `is_for_store`: it waits, and its client may have a background response.
-    """
-    wishes = _wishes(head)
-    is_async = wishes.get("respond-async") == "" and not is_for_store  # RFC 7240 defines it without a value
-    try:
-        fields = exact_loads(body)
-    except orjson.JSONDecodeError:
-        return False, False, body  # the proxy reports the error
-    if not isinstance(fields, dict):
-        return False, False, body
-    options = fields.get("stream_options")
-    durable = options.pop("durable", None) if isinstance(options, dict) else None
-    if durable is not None and not isinstance(durable, bool):
-        raise ApiError(
-            "invalid_request", "stream_options.durable must be true or false", param="stream_options.durable"
-        )
-    if durable and fields.get("stream") is not True:
-        raise ApiError(
-            "invalid_request", "a durable answer must be a stream: set stream to true", param="stream_options.durable"
-        )
-    if is_async and fields.get("stream") is not True:
-        is_async = False  # the preference is ignored: the client waits for an answer in one piece
-    if durable is None:
-        return is_async, is_async, body
-    if not options:
-        del fields["stream_options"]
-    return durable or is_async, is_async, encoded(fields)
-
-
-def _wishes(head: Head) -> dict[str, str]:
-    return preferences(value for name, value in head.headers if name == "prefer")

@@ -16,7 +16,7 @@ from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.wire.errors import ApiError, message_of
 from pilotlight.wire.fine_tuning import JOBS, jobs_answer
 from pilotlight.wire.hop.finetunes import FINETUNES, Finetune
-from pilotlight.wire.hop.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
+from pilotlight.wire.hop.headers import ACCOUNT, HOP_SECRET_ENV
 
 CREATE_BYTES = 64 << 10
 FORM_BYTES = 16 << 10  # limit of a form's size without its file
@@ -51,8 +51,7 @@ class RoutedFinetunes:
                 body = await client.body(limit, config.idle_timeout_s, UPLOAD_S, "max_finetune_mib")
                 work = self._answer(client, found["id"], bool(found["assets"]), body)
                 status, answer = await client.while_present(work)
-        headers = [("content-type", "application/json"), ("content-length", str(len(answer)))]
-        await client.respond(status, [*headers, (REQUEST_ID, client.request_id)], answer)
+        await client.respond_json(answer, status)
 
     async def _jobs(self, client: Downstream, job: str | None, part: str | None) -> Answer:
         """Answer a request for OpenAI's fine-tuning jobs. Raises ApiError."""

@@ -24,7 +24,6 @@ from pilotlight.edge_router.requests.request import Head, ValidRequest
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
 from pilotlight.wire.errors import ApiError, Dialect
-from pilotlight.wire.hop.headers import REQUEST_ID
 from pilotlight.wire.workers_ai import MOST_PER_PAGE, page_of
 
 _ACCOUNT = r"/client/v4/accounts/[^/]+"
@@ -62,8 +61,7 @@ class ModelLists:
             await client.body(int(config.max_body_mib * 2**20), config.idle_timeout_s, config.answer_timeout_s)
             status, body = await client.while_present(self._answer(client))
         self._proxy.metrics.ended(NO_SITE, "ok" if status == HTTPStatus.OK else "client_error")
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        await client.respond(status, [*headers, (REQUEST_ID, client.request_id)], body)
+        await client.respond_json(body, status)
 
     async def _answer(self, client: Downstream) -> Answer:
         found = _PATH.fullmatch(client.head.path)

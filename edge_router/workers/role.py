@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import NetworkConfig
-from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.meters import FILE_NAME, is_in_use
 
 WORKER_ENV = "PILOTLIGHT_WORKER"
@@ -60,13 +59,12 @@ class WorkerRole:
         return socket.socket(fileno=self.listener)
 
     def configured(self, network: NetworkConfig) -> NetworkConfig:
-        """Return the configuration for this worker: its own folder for the ledger, a common one for streams."""
-        durable, ledger = network.durable, network.ledger
-        if durable.directory is None:
-            durable = replace(durable, directory=str(self.folder / "streams"))
-        if ledger.directory is not None:
-            ledger = replace(ledger, directory=str(self._ledger_folder(Path(ledger.directory).expanduser())))
-        return replace(network, durable=durable, ledger=ledger)
+        """Return the configuration for this worker, with its own folder for the ledger."""
+        ledger = network.ledger
+        if ledger.directory is None:
+            return network
+        folder = self._ledger_folder(Path(ledger.directory).expanduser())
+        return replace(network, ledger=replace(ledger, directory=str(folder)))
 
     def _ledger_folder(self, kept: Path) -> Path:
         """Return the folder of this process's meters, in which no process counts.
@@ -95,18 +93,12 @@ def abandoned_ledgers(kept: Path, own: Path, role: WorkerRole | None) -> list[Pa
     return [file.parent for file in files if file.exists() and not is_in_use(file)]
 
 
-def check_workers(network: NetworkConfig, count: int, *, has_secret: bool) -> None:
+def check_workers(network: NetworkConfig, count: int) -> None:
     """Raise ConfigError if several processes together cannot keep to the configuration."""
     if not 1 <= count <= MAX_WORKERS:
         raise ConfigError(f"--workers must be between 1 and {MAX_WORKERS}, not {count}")
     if count == 1:
         return
-    if network.door.server_name != "own":
-        raise ConfigError(f"--workers needs the router's own server, and door.server is {network.door.server_name}")
-    if not has_secret:
-        raise ConfigError(
-            f"--workers needs a network secret, so that one worker can continue another's stream: set {HOP_SECRET_ENV}, at routers and sites"
-        )
     limited = [*(account for account in network.accounts), network.tenant_limits]
     if network.quotas.store is None and any(getattr(each, name, None) for each in limited for name in _COUNTED):
         raise ConfigError("each worker would grant an account's whole limits: set quotas.store, or run one worker")

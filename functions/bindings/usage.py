@@ -127,7 +127,7 @@ class FunctionUsage:
             return None
         id = f"{self._start}.{next(self._numbers)}"
         account = self.account_of(function)
-        known = MeteredRequest(id, id, account, "", model, self._clock(), "", adapter, bytes_in, function)
+        known = MeteredRequest(id, id, account, "", model, self._clock(), adapter, bytes_in, function)
         return self._meters.begin(known)
 
     def _open(self) -> None:

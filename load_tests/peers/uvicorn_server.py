@@ -6,16 +6,18 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from pilotlight.wire.http import stock_servers
+from load_tests.peers.hypercorn_server import PING_S, HttpServer, HypercornServer
 from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.exchange import Application
-from pilotlight.wire.http.stock_servers import PING_S, HttpServer
+from pilotlight.wire.http.server import Server
 
-SERVERS = (*stock_servers.SERVERS, "uvicorn")
+SERVERS = ("own", "hypercorn", "uvicorn")
 
 
 def make_server(name: str, app: Application, limits: HttpLimits) -> HttpServer:
-    return UvicornServer(app, limits) if name == "uvicorn" else stock_servers.make_server(name, app, limits)
+    if name == "own":
+        return Server(app, limits)
+    return UvicornServer(app, limits) if name == "uvicorn" else HypercornServer(app, limits)
 
 
 class UvicornServer:

@@ -92,8 +92,6 @@ class Clients:
                 "model": "ember", "prompt": f"{name} says", "max_tokens": MAX_TOKENS, "ignore_eos": True, "return_token_ids": True,
                 "seed": turn, "stream": number % 3 != 0,
             }  # fmt: skip
-            if number % 3 == 2:
-                body["stream_options"] = {"durable": True}
             try:
                 async with session.post(
                     f"{self._url}/v1/completions", json=body, headers={"x-request-id": name}

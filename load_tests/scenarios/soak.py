@@ -1,10 +1,10 @@
 """Does anything leak, and does every request end correctly, over a long time? `make soak` runs it.
 
-There are three real sites. Clients stream, request answers without streaming, resume durable streams, disconnect half-way, send invalid requests and
-attack. Sites are killed, frozen and drained at random, their links lose packets (as root), and clocks are wrong until the next restart. Each finished
-answer must have exactly the tokens of its undisturbed run. At the end, after the load, the router's memory, sockets, tasks and tables are compared
-with those after the first minute of load, and all gauges of open work must be zero. Between the two, sizes are sampled, and their slopes are
-given with twice their standard errors, without the first third of the run: a leak has a slope above these.
+There are three real sites. Clients stream, request answers without streaming, disconnect half-way, send invalid requests and attack. Sites are
+killed, frozen and drained at random, their links lose packets (as root), and clocks are wrong until the next restart. Each finished answer must have
+exactly the tokens of its undisturbed run. At the end, after the load, the router's memory, sockets, tasks and tables are compared with those after
+the first minute of load, and all gauges of open work must be zero. Between the two, sizes are sampled, and their slopes are given with twice their
+standard errors, without the first third of the run: a leak has a slope above these.
 """
 
 import argparse
@@ -43,16 +43,14 @@ from load_tests.scenarios.site_death import (
     kill,
     listen,
     requests,
-    take,
     thaw,
     wait_until_healthy,
 )
-from pilotlight.wire.sse import EventDecoder
 
 KEYS = ("soak-a", "soak-b")  # two tenants
 END_S = 150.0  # the longest allowed time of a request, however many sites it loses
 GAUGE = re.compile(
-    r"^pilotlight_router_(open_requests|tasks|connections|site_connections|durable_streams|sessions) ([0-9.e+]+)$",
+    r"^pilotlight_router_(open_requests|tasks|connections|site_connections|sessions) ([0-9.e+]+)$",
     re.MULTILINE,
 )
 MAY_GROW = {
@@ -171,7 +169,7 @@ class Soak:
         kinds: tuple[tuple[str, Callable[[], Awaitable[str]], int], ...] = (
             ("stream", self._stream, 10), ("whole", self._whole, 3), ("leaves", self._leave, 4), ("nonsense", self._nonsense, 2),
             ("attack", self._attack, 1),
-            ("durable", self._durable, 3), ("stopped", self._stopped, 1), ("two tenants", self._two_tenants, 1),
+            ("two tenants", self._two_tenants, 1),
         )  # fmt: skip
         while time.monotonic() < self.until:
             name, act, _ = self.random.choices(kinds, [weight for _, _, weight in kinds])[0]
@@ -242,48 +240,6 @@ class Soak:
         if status not in attack.answers:
             self.wrong.append(f"{attack.name}: answered with {status}")
         return "refused" if status >= 400 or status <= 0 else "answered"
-
-    async def _durable(self) -> str:
-        """Start a durable stream and disconnect; read it up to a random event; resume after that."""
-        number = self.random.randrange(len(self.bodies))
-        async with self._post(orjson.dumps(self.bodies[number]), prefer="respond-async") as answer:
-            if answer.status != 202:
-                return str(answer.status)
-            where = self.network.url + answer.headers["location"]
-        heard, last = Heard(), b""
-        for limit in (self.random.randrange(1, 30), None):
-            headers = {"authorization": f"Bearer {KEYS[0]}", **({"last-event-id": last.decode()} if last else {})}
-            count, decoder = 0, EventDecoder()
-            async with self.http.get(where, headers=headers) as answer:
-                if answer.status != 200:
-                    return f"refused: {answer.status}"
-                async for chunk in answer.content.iter_any():
-                    for event in decoder.feed(chunk):
-                        if event.data is None or (limit is not None and count >= limit):
-                            continue
-                        count, last = count + 1, event.event_id or last
-                        if event.is_done:
-                            heard.is_done = True
-                        else:
-                            take(heard, orjson.loads(event.data))
-                    if limit is not None and count >= limit:
-                        answer.close()
-                        break
-        async with self.http.get(where, headers={"authorization": f"Bearer {KEYS[1]}"}) as answer:
-            if answer.status != 404:
-                self.wrong.append(f"another tenant's stream was answered with {answer.status}")
-        async with self.http.delete(where, headers={"authorization": f"Bearer {KEYS[0]}"}) as answer:
-            await answer.read()
-        return self._judge(number, heard)
-
-    async def _stopped(self) -> str:
-        async with self._post(orjson.dumps(self.random.choice(self.bodies)), prefer="respond-async") as answer:
-            if answer.status != 202:
-                return str(answer.status)
-            where = self.network.url + answer.headers["location"]
-        await asyncio.sleep(self.random.random())
-        async with self.http.delete(where, headers={"authorization": f"Bearer {KEYS[0]}"}) as answer:
-            return str(answer.status)
 
     async def _two_tenants(self) -> str:
         """Check that a prompt that was just computed for one tenant is not cached for another."""

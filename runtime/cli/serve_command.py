@@ -17,7 +17,6 @@ from rich.console import Console
 
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.models.ray_head import ray_head
 from pilotlight.runtime.cli.start_progress import ServerStart, StartProgress
 from pilotlight.runtime.cli.up import POLL_S, require_free
 from pilotlight.runtime.hosts.devices import ReadGpus
@@ -83,7 +82,7 @@ class Served(NamedTuple):
     redundant_experts: int = 0
     dp: int = 1
     speculate: str | None = None  # None for the default of a site's file
-    ray: str | None = None  # HOST:PORT of a cluster with more devices, "auto" or "start"; None if all are here
+    ray: str | None = None  # HOST:PORT of a cluster with more devices, or "auto"; None if all are here
     read_gpus: ReadGpus = installed_gpus
 
     @property
@@ -218,11 +217,6 @@ class Clients(NamedTuple):
 
 def serve(served: Served, clients: Clients, run: RunSite) -> int:
     """Serve until a stop signal; return the exit status."""
-    if served.ray == "start":
-        with ray_head() as address:
-            print(f"Other machines lend it their devices: ray start --address={address}")
-            print("Ray has no authentication: any client of that address can run code here. Use a private network.")
-            return serve(served._replace(ray=address), clients, run)
     known = clients.known()
     if not (known.keys or clients.open_to_all or is_loopback(served.host)):
         raise CliError(

@@ -1,10 +1,9 @@
 """The open work of each replica, in tokens to compute and in seconds at measured rates.
 
 A sequence counts with the uncached part of its prompt until its first token, and with the rest of its answer, which is assumed to be as long as the
-model's recent answers. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
+model's average answer. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -19,8 +18,6 @@ PREFILL_TOKENS_PER_S = 2000.0
 DECODE_TOKENS_PER_S = 50.0
 # Share by which one more sequence lengthens a step (also in the router's cost model). The measured rate already includes the open sequences.
 NEIGHBOUR_SHARE = 0.02
-OUTPUT_TOKENS = 64.0  # assumed length of an answer before any has ended
-OUTPUT_WEIGHT = 0.1  # weight of the newest answer in the moving average of lengths
 
 
 class Assignment:
@@ -77,14 +74,12 @@ class Assignments:
         """
         self.has_choice = has_choice
         self._states = states
-        self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
         self._open: dict[str, Assignment] = {}  # sequence id -> assignment
 
     @contextmanager
     def assigned(self, submit: Submit, replica: Replica) -> Iterator[Assignment]:
         """Open a scope in which the sequence counts as this replica's work."""
-        name, prompt = submit.model, submit.prompt_token_ids
-        held = 0
+        prompt, held = submit.prompt_token_ids, 0
         if self.has_choice:
             chain = chain_of(root_of(submit), prompt)
             held = replica.prefixes.held_tokens(chain)
@@ -92,7 +87,7 @@ class Assignments:
         decode = (
             0
             if submit.pooling or submit.hands_over
-            else min(submit.sampling.max_tokens, round(self._output_tokens[name]))
+            else min(submit.sampling.max_tokens, round(self._states[submit.model].demand.answer_tokens))
         )
         prefill = 1 if submit.fetch_from is not None else max(1, len(prompt) - held)
         assignment = Assignment(replica, prefill, decode)
@@ -162,8 +157,7 @@ class Assignments:
         return prefill, decode
 
     def _learn(self, submit: Submit, assignment: Assignment) -> None:
-        name, replica, output = submit.model, assignment.replica, assignment.output
-        self._output_tokens[name] += OUTPUT_WEIGHT * (len(output) - self._output_tokens[name])
+        replica, output = assignment.replica, assignment.output
         if self.has_choice and replica.is_awake:  # the next turn of the conversation will start with this turn
             chain = chain_of(root_of(submit), (*submit.prompt_token_ids, *output))
             replica.prefixes.remember(chain, self._capacity(replica))

@@ -18,8 +18,6 @@ DRAINING_RETRY_AFTER_S = 5.0
 # Limit of a model's reserved tokens, as a multiple of its KV cache. Sequences that do not fit yet wait in the engine until running ones free their
 # blocks. Above the limit a new request would wait for several whole generations, and another site is faster.
 QUEUED_CACHES = 8
-FIRST_GUESS = 256  # assumed output tokens of a request before any has ended
-AVERAGE_WEIGHT = 0.05  # weight of the newest request's output in the moving average
 
 
 class Admission:
@@ -31,7 +29,6 @@ class Admission:
         self._empty = asyncio.Event()
         self._empty.set()
         self.reserved: dict[str, int] = {}  # reserved tokens by model
-        self.average_output: dict[str, float] = {}  # average output tokens of an answer by model
 
     @contextmanager
     def permit(self) -> Iterator["Permit"]:
@@ -86,12 +83,6 @@ class Admission:
         """Wait until no request has a permit and no WebSocket is open."""
         await self._empty.wait()
 
-    def expected_output(self, model: str, max_tokens: int) -> int:
-        """Estimate a request's output tokens as twice the model's average.
-
-        Most requests produce fewer, and few reach their own limit."""
-        return min(max_tokens, round(2 * self.average_output.get(model, FIRST_GUESS)))
-
 
 def shutting_down() -> ApiError:
     """Return the error for a request that has not started; a router then sends it to another site."""
@@ -106,22 +97,14 @@ class Permit(Struct, eq=False):
     model: str | None = None  # the model whose tokens are reserved
     tokens: int = 0
 
-    def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
+    def reserve(self, model: str, tokens: int, kv_tokens: int) -> None:
         """Reserve a request's tokens. Raises ApiError if the model's queue would be too long.
 
         The only request of a model is always accepted; the engine decides whether it fits."""
         assert self.model is None, "a permit reserves once"
-        tokens = prompt_tokens + choices * self.admission.expected_output(model, max_tokens)
         held = self.admission.reserved.get(model, 0)
         if held and held + tokens > QUEUED_CACHES * kv_tokens:
             message = f"{held} tokens are reserved for {model!r}, {QUEUED_CACHES} times its KV cache; try again later"
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
         self.model, self.tokens = model, tokens
         self.admission.reserved[model] = held + tokens
-
-    def settle(self, output_tokens: int) -> None:
-        """Update the model's average with the output tokens of each choice of a completed request."""
-        if self.model is not None:
-            averages = self.admission.average_output
-            average = averages.get(self.model, float(FIRST_GUESS))
-            averages[self.model] = average + AVERAGE_WEIGHT * (output_tokens - average)

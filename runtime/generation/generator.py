@@ -85,13 +85,11 @@ class Generator:
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
                 params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
-                permit.reserve(
-                    request.model,
-                    sum(len(prompt.token_ids) for prompt in prompts),
-                    max(each.max_tokens for each in params),
-                    self.models.registry.kv_tokens(model),
-                    request.num_choices,
-                )
+                demand = self.models.states[request.model].demand
+                # Most answers are shorter than twice the average, and few reach their own limit.
+                output = min(max(each.max_tokens for each in params), round(2 * demand.answer_tokens))
+                tokens = sum(len(prompt.token_ids) for prompt in prompts) + request.num_choices * output
+                permit.reserve(request.model, tokens, self.models.registry.kv_tokens(model))
                 answer = AnswerForm(model, request, prompts[0].token_ids)
                 constraint = await answer.constraint(self._check_of(model, tenant))
                 submits, processors = await as_submits(request, prompts, params, tenant, adapter, answer, constraint)
@@ -106,7 +104,7 @@ class Generator:
                         self._note_traffic(request, model, generation)
                         generation.tell(clock)
                     if not request.wants_prompt_only:
-                        permit.settle(generation.usage.completion_tokens // request.num_choices)
+                        demand.answered(generation.usage.completion_tokens // request.num_choices)
 
     def _check_of(self, model: AwakeModel, tenant: Tenant) -> CheckGrammar:
         info = model.info

@@ -9,8 +9,8 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from pilotlight.engine.api.guarded_pool import GuardedPool, JobEndedError, JobError
@@ -35,19 +35,6 @@ class _Verdict(NamedTuple):
     until: float
 
 
-class _Check:
-    """A grammar that is being checked for one account's requests."""
-
-    def __init__(self, key: tuple[str, bytes]) -> None:
-        self.key = key
-        self.waiters = 0
-        self.has_started = False  # a started check runs to its end, even if no request waits for it any more
-        self.task: asyncio.Task[_Verdict | ApiError]
-
-    def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
-        self.task = asyncio.create_task(work, name="grammar")
-
-
 class GrammarChecks:
     def __init__(
         self, pool: GuardedPool | None = None, clock: Callable[[], float] = time.monotonic, wait_s: float = WAIT_S
@@ -56,7 +43,7 @@ class GrammarChecks:
         self._clock = clock
         self._wait_s = wait_s
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # in LRU order, the newest last
-        self._checks: dict[tuple[str, bytes], _Check] = {}
+        self._checks: set[asyncio.Task[_Verdict | ApiError]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def refusal(self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str) -> str | None:
@@ -66,21 +53,18 @@ class GrammarChecks:
         key = _digest(vocabulary, constraint)
         if (known := self._known(key)) is not None:
             return known.refusal
-        if (check := self._checks.get((owner, key))) is None:
-            check = self._checks[owner, key] = _Check((owner, key))
-            check.begin(self._check(check, vocabulary, constraint, owner, key))
-            check.task.add_done_callback(lambda _: self._forget(check))
-        check.waiters += 1
+        started = asyncio.Event()  # a started check runs to its end, even if its request no longer waits
+        check = asyncio.create_task(self._check(vocabulary, constraint, owner, key, started), name="grammar")
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
         try:
-            is_done = await done_within(self._wait_s, check.task)
+            is_done = await done_within(self._wait_s, check)
         finally:
-            check.waiters -= 1
-            if not check.waiters and not check.has_started:
-                check.task.cancel()
-                self._forget(check)  # at once and not in the callback: the next request must start a new check
+            if not started.is_set():
+                check.cancel()
         if not is_done:
             raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
-        found = check.task.result()
+        found = check.result()
         if isinstance(found, ApiError):
             raise found
         return found.refusal
@@ -89,15 +73,12 @@ class GrammarChecks:
         self._pool.close()
 
     async def _check(
-        self, check: _Check, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str, key: bytes
+        self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str, key: bytes, started: asyncio.Event
     ) -> "_Verdict | ApiError":
-        turn = self._turns.get(owner)
-        if turn is None:
-            turn = self._turns[owner] = asyncio.Lock()
-        async with turn:
+        async with self._turns.setdefault(owner, asyncio.Lock()):
             if (known := self._known(key)) is not None:
                 return known
-            check.has_started = True
+            started.set()
             try:
                 await asyncio.wrap_future(self._pool.submit(check_job(vocabulary, constraint)))
             except JobError as error:
@@ -111,10 +92,6 @@ class GrammarChecks:
                     return _overloaded(str(error))
                 return self._keep(key, refusal(constraint, str(error)))
             return self._keep(key, None)
-
-    def _forget(self, check: _Check) -> None:
-        if self._checks.get(check.key) is check:
-            del self._checks[check.key]
 
     def _known(self, key: bytes) -> _Verdict | None:
         known = self._verdicts.get(key)

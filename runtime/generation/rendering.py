@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pilotlight.dialects.requests import Conversation
 from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
@@ -77,9 +77,9 @@ class Rendering:
         continued = messages[-1]["content"] if conversation.continues_last else ""
         if conversation.continues_last:
             messages = _with_end(messages)
-        adds_prompt = conversation.adds_generation_prompt
+        asked = _TemplateInput(messages, tools or None, conversation.adds_generation_prompt, variables)
         try:
-            text = await self._renderer.render(messages, tools or None, adds_prompt, variables, is_short=is_short)
+            text = await self._renderer.render(asked, is_short=is_short)
         except ChatTemplateError as error:
             raise type(error)(unmarked(str(error))) from None
         return _left_open(text, continued) if conversation.continues_last else text
@@ -93,20 +93,21 @@ def expect_conversation(*, is_trusted: bool) -> None:
         children().submit(GuardedJob(JobCall(import_environment), IMPORT_CPU_S, RENDER_BYTES))
 
 
+class _TemplateInput(NamedTuple):
+    """The arguments of a template."""
+
+    messages: Messages
+    tools: Tools | None
+    adds_prompt: bool
+    variables: Mapping[str, Any]
+
+
 class _Renderer(Protocol):
     """Compiles and renders a template, here or in a child process."""
 
     async def compile(self) -> None: ...
 
-    async def render(
-        self,
-        messages: Messages,
-        tools: Tools | None,
-        adds_prompt: bool,
-        variables: Mapping[str, Any],
-        *,
-        is_short: bool,
-    ) -> str: ...
+    async def render(self, asked: "_TemplateInput", *, is_short: bool) -> str: ...
 
 
 class _Here:
@@ -116,15 +117,8 @@ class _Here:
     async def compile(self) -> None:
         await asyncio.to_thread(self._template.compile)
 
-    async def render(
-        self,
-        messages: Messages,
-        tools: Tools | None,
-        adds_prompt: bool,
-        variables: Mapping[str, Any],
-        *,
-        is_short: bool,
-    ) -> str:
+    async def render(self, asked: "_TemplateInput", *, is_short: bool) -> str:
+        messages, tools, adds_prompt, variables = asked
         render = partial(self._template.render, messages, tools, add_generation_prompt=adds_prompt, variables=variables)
         return render() if is_short else await asyncio.to_thread(render)
 
@@ -141,17 +135,9 @@ class _InChild:
         except JobEndedError as error:
             raise BrokenTemplateError(f"the model's chat template cannot be compiled: {error}") from None
 
-    async def render(
-        self,
-        messages: Messages,
-        tools: Tools | None,
-        adds_prompt: bool,
-        variables: Mapping[str, Any],
-        *,
-        is_short: bool,
-    ) -> str:
+    async def render(self, asked: "_TemplateInput", *, is_short: bool) -> str:
         try:
-            call = JobCall(render_template, (self._template.as_json, messages, tools, adds_prompt, variables))
+            call = JobCall(render_template, (self._template.as_json, *asked))
             text: str = await self._run(call)
         except JobEndedError as error:
             message = f"the model's chat template was stopped while it rendered this conversation: {error}; shorten it"

@@ -1,4 +1,4 @@
-"""The demand for a model: requests in progress, waiting and expected.
+"""The demand for a model: requests in progress, waiting and expected, and the length of its answers.
 
 Pure arithmetic over given times, in seconds of Unix time. Independent of how the result is used.
 """
@@ -9,6 +9,8 @@ DAY_WEIGHT = 0.25  # weight of the newest day in the moving average of each hour
 REGULAR_GAPS = 4  # number of gaps after which a rhythm is recognized
 REGULARITY = 0.25  # gaps are a rhythm if they deviate from their average by less than this share of it
 NEVER_S = 1e9
+FIRST_ANSWER = 256.0  # assumed output tokens of an answer before any has ended
+ANSWER_WEIGHT = 0.05  # weight of the newest answer in the moving average
 _SHORTEST_S = 1e-3
 
 
@@ -19,6 +21,11 @@ class Demand:
         self.queued = 0  # requests that wait until the model is awake and accepts requests again
         self.used_at = 0.0
         self.arrivals = Arrivals()
+        self.answer_tokens = FIRST_ANSWER  # average output tokens of an answer
+
+    def answered(self, tokens: int) -> None:
+        """Record the output tokens of a completed answer."""
+        self.answer_tokens += ANSWER_WEIGHT * (tokens - self.answer_tokens)
 
     @property
     def is_open(self) -> bool:

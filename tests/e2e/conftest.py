@@ -1,7 +1,4 @@
-"""A network of processes for the tests of this folder: a router, three sites and three engine hosts, as `pilotlight up` starts them.
-
-PILOTLIGHT_SERVER chooses their HTTP server. Every test of this folder must pass with each server (`make test-servers`).
-"""
+"""A network of processes for the tests of this folder: a router, three sites and three engine hosts, as `pilotlight up` starts them."""
 
 from collections.abc import Callable, Iterator
 

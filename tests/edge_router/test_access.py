@@ -56,14 +56,6 @@ async def test_what_operators_ask_for_needs_an_admin_key(path: str) -> None:
                 assert response.status == status
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/streams/abc"), ("DELETE", "/streams/abc")])
-async def test_a_durable_stream_needs_a_key_too(method: str, path: str) -> None:
-    async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
-        for headers, status in (({}, 401), (bearer(KEY), 404)):
-            async with running.http.request(method, running.url + path, headers=headers) as response:
-                assert response.status == status
-
-
 async def test_probes_and_functions_need_no_key() -> None:
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
         fakes[0].behave = answer(200, {"ok": True})

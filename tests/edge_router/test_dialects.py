@@ -143,21 +143,6 @@ def test_a_responses_items_are_known_however_they_are_written() -> None:
     assert len(after) == len(before) + 2
 
 
-async def test_a_durable_stream_of_named_events_is_read_again_with_their_names() -> None:
-    async with sites("ams1") as fakes, router(fakes) as running:
-        fakes[0].behave = raw_stream(WHOLE)
-        asked = {**ASKED, "stream_options": {"durable": True}}
-        async with running.http.post(running.url + PATH, json=asked) as response:
-            first, name = await response.read(), response.headers["x-pilotlight-stream"]
-        async with running.http.get(f"{running.url}/streams/{name}", headers={"last-event-id": "1"}) as response:
-            rest = await response.read()
-        assert [(event.event_id, event.name) for event in EventDecoder().feed(first)] == [
-            (b"%d" % (i + 1), name.encode()) for i, name in enumerate(NAMES)
-        ]
-        assert first.endswith(rest)
-        assert b"stream_options" not in fakes[0].bodies[0]
-
-
 async def test_a_background_response_that_is_cancelled_leaves_its_site() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(

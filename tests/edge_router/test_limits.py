@@ -167,7 +167,6 @@ async def test_tokens_that_a_request_may_come_to_are_reserved_and_what_it_came_t
     whole = await door.reserve(head("alice"), 1_000_000)
     assert whole is not None
     assert whole.tokens == 100, "a request reserves a minute's tokens at most"
-    assert await door.reserve(head("alice"), 60, may_refuse=False) is not None
     assert await door.reserve(head("alice"), 0) is None
     assert await limits(clock).reserve(head("alice"), 60) is None
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.wire.sse import EventDecoder
-from tests.asgi import eventually
 from tests.edge_router.fakes import FakeSite, Router, router, sites
 from tests.edge_router.test_kept_responses import answered
 from tests.edge_router.test_limits import ALICE, BOB
@@ -73,25 +70,6 @@ async def test_what_is_read_cancelled_and_deleted_by_id_counts_as_requests(tmp_p
             assert response.status == 404
 
 
-@pytest.mark.parametrize("how", [{"background": True}, {"background": True, "stream": True}, {"stream": True}])
-async def test_a_client_that_prefers_not_to_wait_still_gets_its_stored_response(
-    how: dict[str, bool], tmp_path: Path
-) -> None:
-    async with limited(tmp_path) as (_site, running):
-        async with ask(running, {**ALICE, "prefer": "respond-async"}, **how) as response:
-            assert response.status == 200
-            told = await response.read()
-        last = (
-            json.loads(EventDecoder().feed(told)[-1].data or b"")["response"] if "stream" in how else json.loads(told)
-        )
-
-        async def is_completed() -> bool:
-            async with running.http.get(f"{running.url}/v1/responses/{last['id']}", headers=ALICE) as response:
-                return bool((await response.json())["status"] == "completed")
-
-        await eventually(is_completed)
-
-
 @pytest.mark.parametrize("spelled", ["x-api-key", "api-key"])
 async def test_a_key_in_the_header_of_another_dialect_owns_what_it_has_stored(spelled: str, tmp_path: Path) -> None:
     async with limited(tmp_path) as (_site, running):
@@ -130,13 +108,7 @@ async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path
 
         site.behave = slow
         limits = running.proxy.admission.limits
-        durable = {"stream": True, "stream_options": {"durable": True}}
-        for how in (
-            {"background": True},
-            {"background": True, "stream": True},
-            {"background": True, **durable},
-            durable,
-        ):
+        for how in ({"background": True}, {"background": True, "stream": True}):
             asking = asyncio.create_task(read(ask(running, **how)))
             await running.until(lambda: limits.num_open == 1 and site.active == 1)
             async with ask(running) as response:

@@ -99,8 +99,6 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/client/v4/user/tokens/verify"): "models",
     ("POST", "/fn/"): PUBLIC,
     ("POST", "/fn/@org/model"): "models",
-    ("GET", "/streams/"): "models",
-    ("DELETE", "/streams/"): "models",
 }
 TABLES: dict[str, Any] = {
     "door": {"require_key": True},
@@ -161,7 +159,7 @@ async def test_a_path_opens_to_its_scope_and_to_no_other(method: str, path: str)
     needed = NEEDS[method, path]
     url = path.replace("{digest}", "0" * 64).replace("{name}", "f").replace("{secret}", "S")
     url += "/style.css" if path == "/page" else ""
-    url += "x" if url.endswith(("/fn/", "/streams/")) else ""
+    url += "x" if url.endswith("/fn/") else ""
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
         fakes[0].behave = answer(200, {"ok": True})
         for scope in ("", *get_args(Scope)):

@@ -375,21 +375,6 @@ def test_a_name_is_whatever_a_client_says(connection: RowConnection) -> None:
         assert rows.items(connection, "t", [name], LONG_S) == {}
 
 
-def test_a_file_of_an_earlier_version_is_read_and_written(tmp_path: Path) -> None:
-    path = tmp_path / "responses.sqlite"
-    earlier = sqlite3.connect(path)
-    earlier.executescript(EARLIER)
-    earlier.close()
-    with opened(path) as connection:
-        assert there(connection, ["old"]) == [True]
-        assert rows.items(connection, "t", ["msg_old"], LONG_S).keys() == {"msg_old"}
-        add(connection, response("new"))
-        assert num_bytes(connection) > 0
-        for name in ("old", "new"):
-            rows.delete(connection, "t", name)
-        assert [count(connection, table) for table in ("responses", "response_items", "response_tenants")] == [0, 0, 0]
-
-
 EARLIER = f"""
 CREATE TABLE responses (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s INTEGER NOT NULL,

@@ -32,11 +32,19 @@ async def test_each_choice_is_a_sequence_that_waits_for_the_first(site: Site) ->
 
 
 async def test_what_a_choice_takes_is_learnt_of_one_choice(site: Site) -> None:
-    """The next request reserves the expected tokens of one choice for each of its choices."""
+    """The next request reserves twice the average of one choice for each of its choices."""
     site.engine.answer = lambda submit: says("Hello")  # six tokens
     for _ in range(200):
         await call(site.app, CHAT, {**HELLO, "n": 3})
-    assert site.admission.expected_output("tiny", 1000) == 12
+    assert round(site.app.site.models.states["tiny"].demand.answer_tokens) == 6
+    site.engine.answer = lambda submit: [30]
+    open_call = start(site.app, CHAT, {**HELLO, "n": 3})
+    await eventually(lambda: len(site.engine.open) == 3)
+    prompt = len(site.engine.submits[-1].prompt_token_ids)
+    assert site.admission.reserved == {"tiny": prompt + 3 * 12}
+    open_call.disconnect()
+    await open_call.done()
+    assert site.admission.reserved == {"tiny": 0}
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -172,10 +172,6 @@ def test_a_file_of_keys_is_judged_as_those_of_a_site_are(tmp_path: Path) -> None
     assert ([key.name for key in kept.keys], [account.name for account in kept.accounts]) == (["k"], ["a"])
 
 
-def test_a_file_of_the_form_before_accounts_says_what_to_write_instead() -> None:
-    assert refusal(site(tenants=[])).startswith("ams1.toml: [[tenants]] is no longer read: write each as [[keys]]")
-
-
 @pytest.mark.parametrize(
     ("otlp", "taken"), [("http://127.0.0.1:4318/", "http://127.0.0.1:4318"), ("http://c:1", "http://c:1"), (None, None)]
 )

@@ -233,19 +233,6 @@ async def test_an_invalid_text_is_reported_as_by_sqlite(database: Database) -> N
         await database.run(lambda connection: connection.execute("SELECT CAST(x'ff' AS TEXT)").fetchone())
 
 
-def test_tables_of_an_earlier_version_are_brought_forward_and_keep_their_rows(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE t (n INTEGER)")  # as written before files had a version
-        insert(connection)
-        forward = ["ALTER TABLE t ADD COLUMN word TEXT DEFAULT 'a'", "UPDATE t SET word = word || 'b'"]
-        for _ in range(2):
-            create(connection, "CREATE TABLE IF NOT EXISTS t (n INTEGER, word TEXT)", forward)
-            assert connection.execute("SELECT * FROM t").fetchall() == [(1, "ab")]
-    with closing(sqlite3.connect(tmp_path / "new.sqlite", isolation_level=None)) as connection:
-        create(connection, "CREATE TABLE IF NOT EXISTS t (n INTEGER, word TEXT)", forward)
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
-
-
 def test_tables_of_a_later_version_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
         create(connection, "CREATE TABLE t (n INTEGER)")

@@ -22,8 +22,6 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 FILE_NAME = "meters"
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # first slot of a file
-# first slot of a file of version 1, in which a slot's JSON may extend into its last eight words
-MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")
 FREE, OPEN = 0, 1
 # The state of an ended slot is OPEN + 1 + the position of its outcome here.
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -53,7 +51,7 @@ class MeterFile:
                     f"{path} belongs to another running router: give each router its own directory"
                 ) from None
             before = os.fstat(self._fd).st_size
-            if before and os.pread(self._fd, SLOT_BYTES, 0) not in (MAGIC, MAGIC_1, bytes(SLOT_BYTES)):
+            if before and os.pread(self._fd, SLOT_BYTES, 0) not in (MAGIC, bytes(SLOT_BYTES)):
                 raise MetersError(f"{path} is not a file of meters: move it away")
             self.num_slots = max(num_slots, before // SLOT_BYTES - 1)
             os.posix_fallocate(self._fd, 0, (self.num_slots + 1) * SLOT_BYTES)
@@ -62,8 +60,7 @@ class MeterFile:
             os.close(self._fd)
             raise
         self._words = memoryview(self._map).cast("Q")
-        if self._map[:SLOT_BYTES] != MAGIC:
-            self._become_newest()
+        self._map[:SLOT_BYTES] = MAGIC
         self._free = [number for number in range(self.num_slots, 0, -1) if self._words[_base(number)] == FREE]
 
     @property
@@ -119,25 +116,17 @@ class MeterFile:
             if state == FREE:
                 continue
             length = self._words[base + _LENGTH]
-            request = _decode(self._map[start + REQUEST_AT : start + min(SLOT_BYTES, REQUEST_AT + length)])
+            request = _decode(self._map[start + REQUEST_AT : start + REQUEST_AT + min(length, _MOST)])
             if request is None:  # the record is incomplete: power was lost before anything was sent for the request
                 self.free(number)
                 continue
-            more = [0] * 5 if length > _MOST else self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()
+            more = self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()
             use = ResourceUse(*self._words[base + _PROMPT : base + _ENDED_US], *more[:3])
             site = self._map[start + SITE_AT : start + REQUEST_AT].rstrip(b"\0").decode(errors="replace")
             has_ended = OPEN < state <= OPEN + len(OUTCOMES)
             outcome = OUTCOMES[state - OPEN - 1] if has_ended else "recovered"
             ended_s = self._words[base + _ENDED_US] / 1e6 if has_ended else request.started_s
             yield number, UsageRecord(request, site, ended_s, outcome, use, more[3], cpu_us=more[4])
-
-    def _become_newest(self) -> None:
-        """Convert a file of version 1, or one whose first slot was never written, to the current version."""
-        for number in range(1, self.num_slots + 1):
-            if self._words[_base(number) + _LENGTH] <= _MOST:
-                start = number * SLOT_BYTES
-                self._map[start + MORE_AT : start + SLOT_BYTES] = bytes(SLOT_BYTES - MORE_AT)
-        self._map[:SLOT_BYTES] = MAGIC
 
     def close(self) -> None:
         self._words.release()

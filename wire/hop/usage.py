@@ -1,18 +1,12 @@
 """The usage of an answer, as a site reports it to its router on signed hops; clients never see it.
 
-It is in headers of a whole answer, and with a stream's resume points (wire/hop/continuation.py).
-
-A router of an older version reads the first header only, and a newer one accepts responses without the second, so sites and routers may be upgraded
-in any order.
+It is in a header of a whole answer, and with a stream's resume points (wire/hop/continuation.py).
 """
 
 import re
 from typing import NamedTuple
 
-USAGE = "x-pilotlight-usage"  # site -> router: PROMPT,CACHED,OUTPUT,REASONING
-WORK = "x-pilotlight-work"  # site -> router: DRAFTED,ACCEPTED,DEVICE_US
-
-_TOKENS, _WORK = (re.compile(",".join([r"([0-9]{1,15})"] * number)) for number in (4, 3))
+USAGE = "x-pilotlight-usage"  # site -> router: the counts of ResourceUse, separated by commas
 
 
 class ResourceUse(NamedTuple):
@@ -26,25 +20,17 @@ class ResourceUse(NamedTuple):
     accepted: int = 0  # accepted guesses
     device_us: int = 0  # the answer's share of the devices' time
 
-    def minus(self, other: "ResourceUse") -> "ResourceUse":
-        return (
-            ResourceUse(*(max(0, mine - theirs) for mine, theirs in zip(self, other, strict=True)))
-            if any(other)
-            else self
-        )
-
 
 NOTHING_USED = ResourceUse()
+_USE = re.compile(",".join([r"([0-9]{1,15})"] * len(NOTHING_USED)))
 
 
-def encode_use(use: ResourceUse) -> tuple[str, str]:
-    """Return the values of USAGE and WORK."""
-    return ",".join(map(str, use[:4])), ",".join(map(str, use[4:]))
+def encode_use(use: ResourceUse) -> str:
+    """Return the value of USAGE."""
+    return ",".join(map(str, use))
 
 
-def decode_use(tokens: str, work: str) -> ResourceUse | None:
-    """Return the usage in the headers; None if the first header has another form."""
-    if (found := _TOKENS.fullmatch(tokens)) is None:
-        return None
-    more = _WORK.fullmatch(work)
-    return ResourceUse(*map(int, (*found.groups(), *(more.groups() if more else ()))))
+def decode_use(value: str) -> ResourceUse | None:
+    """Return the usage in the header; None if its value has another form."""
+    found = _USE.fullmatch(value)
+    return None if found is None else ResourceUse(*map(int, found.groups()))

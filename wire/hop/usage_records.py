@@ -23,7 +23,6 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     key: str
     model: str  # the model's own name if a known site has it, otherwise the name in the request
     started_s: float  # seconds since the epoch
-    part: str = ""  # the part of a journal that stores the answer of a durable stream
     adapter: str = ""
     bytes_in: int = 0  # size of its body
     function: str = ""  # the function that made the request inside its site, or whose CPU time the record counts

@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    def __init__(self, certificate: Path, key: Path, *, http2: bool = False) -> None:
+    def __init__(self, certificate: Path, key: Path) -> None:
         """Read a certificate and its key. Raises ListenError."""
-        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._files = (certificate, key)
         self._seen = self._stamps()
         try:
@@ -34,9 +33,9 @@ class Certificate:
             ) from None
 
     @classmethod
-    def of(cls, certificate: str | None, key: str | None, *, http2: bool = False) -> "Certificate | None":
+    def of(cls, certificate: str | None, key: str | None) -> "Certificate | None":
         """Return the certificate of a listener; None if it has none. Raises ListenError."""
-        return None if certificate is None or key is None else cls(Path(certificate), Path(key), http2=http2)
+        return None if certificate is None or key is None else cls(Path(certificate), Path(key))
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
         """Read the files again when they change, until cancelled."""
@@ -64,7 +63,7 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(self._protocols)
+        context.set_alpn_protocols(["http/1.1"])
         context.load_cert_chain(*self._files)
         return context
 

@@ -87,10 +87,9 @@ def follow_parent(platform: str = sys.platform) -> bool:
     parent = os.environ.pop(PARENT_PID_ENV, None)  # removed, so that this process's children do not inherit it
     if parent is None or platform != "linux":
         return True
-    import ctypes
+    from pilotlight.support.parent_death import notify_at_parents_death  # imports ctypes, which takes 10 ms
 
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    notify_at_parents_death(signal.SIGTERM)
     return parent == str(os.getppid())  # False if the parent died before the call
 
 

@@ -34,12 +34,10 @@ class Accounting:
                 cost = prices.cost(request.model, request.started_s, used)
                 quotas.recovered(request.account, request.started_s, used.prompt + used.output, cost or 0)
 
-    async def begin(
-        self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
-    ) -> Charge | None:
+    async def begin(self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]]) -> Charge | None:
         """Start to count a request for a model.
-        Return None without a ledger, and for requests that run no model. `own_names` are the names of the model and of its adapter, without aliases;
-        `part` names the part of a journal that stores the answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
+        Return None without a ledger, and for requests that run no model. `own_names` are the names of the model and of its adapter, without aliases.
+        Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
         head = request.head
         if self.ledger is None or request.model is None or head.is_for_function or head.method != "POST":
             return None
@@ -51,7 +49,7 @@ class Accounting:
             await self.quotas.ready(*asked)
             reserved = self.quotas.reserve(*asked)
         try:
-            return Charge(self.ledger.begin(request, model, part, request.adapter or adapter), reserved)
+            return Charge(self.ledger.begin(request, model, request.adapter or adapter), reserved)
         except ApiError:
             self.quotas.settle(reserved, 0, 0)
             raise

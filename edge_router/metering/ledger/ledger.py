@@ -1,6 +1,6 @@
 """The ledger: records each request's tokens once, even if its site, router or disk fails.
 
-The router counts, because it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
+The router counts, because it alone sees a request once: across retries, and sites that die under a stream. A
 token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer tokens than clients; and only tokens that a site has reported
 are counted, so it never has tokens that no engine produced. A thread writes ended requests in batches (ledger_store.py), and a meter is kept until
 its record is written: while the store cannot be written nothing is lost, and the configuration decides whether new requests are refused or served as
@@ -35,7 +35,7 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 BATCH = 2000  # records written at once, in far less time than `answers_within_s`
 NOTHING = ResourceUse()
 
-JournalHeader = TypeVar("JournalHeader")
+Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 log = logging.getLogger("pilotlight.ledger")
@@ -56,15 +56,14 @@ class Ledger:
         directory: Path,
         prices: PriceList,
         clock: Callable[[], float] = time.time,
-        kept: Callable[[UsageRecord], UsageRecord] | None = None,
         timings: LedgerTimings | None = None,
         abandoned: Sequence[Path] = (),
         store: UsageStore | None = None,
     ) -> None:
         """Open the configured store, unless one is given.
 
-        `clock` returns seconds since the epoch. `kept` corrects a crashed router's record by the journal of the router that took over. `abandoned`
-        are folders of meters that earlier processes have left, whose records are written, too. Raises ConfigError.
+        `clock` returns seconds since the epoch. `abandoned` are folders of meters that earlier processes have left, whose records are written, too.
+        Raises ConfigError.
         """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
@@ -85,9 +84,8 @@ class Ledger:
         self._files = [self._meters, *_opened(abandoned)]
         self.recovered: list[UsageRecord] = []  # open requests of a killed router
         for meters in self._files:
-            for number, counted in meters.left_behind():
-                record = counted if kept is None else kept(counted)
-                if counted.outcome == "recovered":
+            for number, record in meters.left_behind():
+                if record.outcome == "recovered":
                     self.recovered.append(record)
                 if record.use == NOTHING:
                     meters.free(number)
@@ -112,7 +110,7 @@ class Ledger:
             log.error("today's usage is known only in part: %s", error)
             return waiting
 
-    def begin(self, request: ValidRequest, model: str, part: str = "", adapter: str = "") -> MeterSlot:
+    def begin(self, request: ValidRequest, model: str, adapter: str = "") -> MeterSlot:
         """Return a meter for a request. Raises ApiError if all meters are in use,
         or if the ledger is failing and the configuration refuses requests then."""
         if self.fault is not None and self._config.when_failing == "refuse":
@@ -121,7 +119,7 @@ class Ledger:
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
         # A batch's request may be sent again by the router that follows a killed one: it keeps its id, so it is recorded once.
         name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
-        known = (name, request.request_id, account, key, model, self._clock(), part)
+        known = (name, request.request_id, account, key, model, self._clock())
         entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))
         meter = self._meters.begin(entry)
         if meter is None:
@@ -191,7 +189,7 @@ class Ledger:
         self._store.close()
         self._close_meters()
 
-    async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
+    async def _answered(self, ask: Callable[[Asked], Answer], asked: Asked) -> Answer:
         """Return the store's answer. Raises UsageStoreError if the store fails or is late."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
         if not await done_within(self._timings.answers_within_s, work):

@@ -11,15 +11,11 @@ from pilotlight.sites.config import ConfigError
 from pilotlight.wire.hop.usage_records import UsageRecord
 
 VERSION = 3  # version of a record
-TEXTS = ("id", "request_id", "account", "key", "model", "site", "outcome")
-MORE_TEXTS = ("adapter", "function")
-MORE = (
-    "adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out",  # columns since version 2
-    "function", "cpu_us",  # columns since version 3
-)  # fmt: skip
+TEXTS = ("id", "request_id", "account", "key", "model", "site", "outcome", "adapter", "function")
 COLUMNS = (
     "id", "request_id", "account", "key", "model", "site", "started_s", "ended_s", "outcome",
-    "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "version", *MORE,
+    "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost", "version",
+    "adapter", "drafted_tokens", "accepted_tokens", "device_us", "bytes_in", "bytes_out", "function", "cpu_us",
 )  # fmt: skip
 SUMS = (
     "prompt_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "drafted_tokens", "accepted_tokens",

@@ -5,8 +5,6 @@ from typing import Any
 
 from pilotlight.edge_router.metering.ledger.ledger_store import (
     COLUMNS,
-    MORE,
-    MORE_TEXTS,
     ONLY_ADDED,
     TEXTS,
     UsageQuery,
@@ -25,7 +23,7 @@ _ADD = insertion("%s")
 class PostgresStore(PostgresDatabase):
     def __init__(self, url: str) -> None:
         """Raises UsageStoreError for an invalid database URL."""
-        super().__init__(url, _bring_up_to_date)
+        super().__init__(url, _make_tables)
 
     def add(self, records: Sequence[UsageRecord]) -> None:
         with self.working() as connection, connection.transaction():
@@ -42,8 +40,8 @@ class PostgresStore(PostgresDatabase):
             return str(found["id"])
 
 
-def _bring_up_to_date(connection: Connection) -> None:
-    """Create the table, or add missing columns. If nothing is missing, this needs no right to change it."""
+def _make_tables(connection: Connection) -> None:
+    """Create the tables if they do not exist, so that no right to create them is needed later."""
     found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('usage')")
     if set(COLUMNS) <= {each["attname"] for each in found}:
         return
@@ -55,15 +53,9 @@ def _bring_up_to_date(connection: Connection) -> None:
     kinds |= {"id": 'TEXT COLLATE "C" PRIMARY KEY', "cost": "BIGINT"}
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        first = ", ".join(f"{name} {kinds.get(name, counts)}" for name in COLUMNS if name not in MORE)
-        more = ", ".join(
-            f"ADD COLUMN IF NOT EXISTS {name} "
-            + (f"{text} DEFAULT ''" if name in MORE_TEXTS else f"{counts} DEFAULT 0")
-            for name in MORE
-        )
+        columns = ", ".join(f"{name} {kinds.get(name, counts)}" for name in COLUMNS)
         for statement in (
-            f"CREATE TABLE IF NOT EXISTS usage ({first})",
-            f"ALTER TABLE usage {more}",
+            f"CREATE TABLE IF NOT EXISTS usage ({columns})",
             "CREATE INDEX IF NOT EXISTS usage_started ON usage (started_s)",
             "CREATE TABLE IF NOT EXISTS usage_identity (id TEXT NOT NULL)",
             "INSERT INTO usage_identity SELECT gen_random_uuid()::TEXT WHERE NOT EXISTS (SELECT * FROM usage_identity)",

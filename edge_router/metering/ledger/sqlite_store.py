@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from pilotlight.edge_router.metering.ledger.ledger_store import (
-    MORE,
-    MORE_TEXTS,
     ONLY_ADDED,
     UsageQuery,
     UsageStoreError,
@@ -24,7 +22,9 @@ _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS usage (
     id TEXT PRIMARY KEY, request_id TEXT NOT NULL, account TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, site TEXT NOT NULL,
     started_s REAL NOT NULL, ended_s REAL NOT NULL, outcome TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL,
-    output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, cost INTEGER, version INTEGER NOT NULL
+    output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, cost INTEGER, version INTEGER NOT NULL,
+    adapter TEXT NOT NULL, drafted_tokens INTEGER NOT NULL, accepted_tokens INTEGER NOT NULL, device_us INTEGER NOT NULL, bytes_in INTEGER NOT NULL,
+    bytes_out INTEGER NOT NULL, function TEXT NOT NULL, cpu_us INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS usage_identity (id TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS usage_started ON usage (started_s);
@@ -87,11 +87,6 @@ class SqliteStore:
                 connection.execute("PRAGMA synchronous = FULL")
                 claim_version(connection)
                 connection.executescript(_SCHEMA)
-                known = {column[1] for column in connection.execute("PRAGMA table_info(usage)")}
-                for name in MORE:
-                    if name not in known:
-                        kind = "TEXT NOT NULL DEFAULT ''" if name in MORE_TEXTS else "INTEGER NOT NULL DEFAULT 0"
-                        connection.execute(f"ALTER TABLE usage ADD COLUMN {name} {kind}")
             except BaseException:
                 connection.close()
                 raise

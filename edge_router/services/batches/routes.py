@@ -79,12 +79,8 @@ class BatchRoutes:
         if isinstance(told, StoredBatch):
             return await _send_responses(client, queue, told)
         body = await queue.do(orjson.dumps, told)
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        if asked.ignored:
-            headers.append(
-                (IGNORED, ", ".join(quote(name[:64], safe="[]_. ") for name in asked.ignored[:MOST_IGNORED]))
-            )
-        await client.respond(200, headers, body)
+        ignored = ", ".join(quote(name[:64], safe="[]_. ") for name in asked.ignored[:MOST_IGNORED])
+        await client.respond_json(body, headers=[(IGNORED, ignored)] if ignored else ())
 
 
 async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile) -> None:

@@ -1,7 +1,7 @@
 """The directories of a router's and its sites' state, which a backup copies.
 
-Their names are the same on every machine. Independent of their contents (backup.py). Excluded are caches (models, compiled kernels, KV blocks), logs,
-and durable streams, which end minutes after they started.
+Their names are the same on every machine. Independent of their contents (backup.py). Caches (models, compiled kernels, KV blocks) and logs are
+excluded.
 """
 
 import os

@@ -124,7 +124,7 @@ class Decider:
                 most_at_once = (
                     shared + sum(sorted(branches)[-WINDOW:]) + WINDOW * max(len(o) for a in asked for o in a.options)
                 )
-                permit.reserve(request.model, most_at_once, 1, site.models.registry.kv_tokens(model))
+                permit.reserve(request.model, most_at_once, site.models.registry.kv_tokens(model))
                 measure.answer = decisions
                 await self._compute(request, tenant, adapter, asked, decisions)
                 decisions.complete([each.probabilities() for each in asked])

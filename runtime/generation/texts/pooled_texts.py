@@ -80,7 +80,7 @@ class TextPooler:
                 texts = await encode(model)
                 pooling = request.pooling or model.info.pooling
                 assert pooling is not None, "a model that generates is refused before"
-                permit.reserve(request.model, _most_at_once(texts), 0, self.models.registry.kv_tokens(model))
+                permit.reserve(request.model, _most_at_once(texts), self.models.registry.kv_tokens(model))
                 pooled = PooledTexts(texts, pooling)
                 measure.answer = pooled
                 vectors = await self._all([_submit(request.model, text, pooling, tenant) for text in texts], pooled)

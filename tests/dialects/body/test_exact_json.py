@@ -11,7 +11,6 @@ from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.dialects.decisions.openai_decisions import parse_decisions
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.requests import Conversation
-from pilotlight.edge_router.requests.request import Head, parse_durable
 from pilotlight.edge_router.services.batches.lines import read_lines
 from pilotlight.wire.errors import ApiError
 
@@ -62,9 +61,6 @@ def test_what_is_nested_too_deep_to_be_written_again_is_refused(depth: int, inne
     line = f'{{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {{"model": "m", "x": {deep}}}}}'
     _, (fault,) = read_lines(line.encode(), "/v1/completions")
     assert fault["message"] == "the JSON is nested too deep"
-    head = Head("POST", "/v1/completions", "/v1/completions", [])
-    with pytest.raises(ApiError, match="nested too deep"):
-        parse_durable(head, f'{{"stream": true, "stream_options": {{"durable": true}}, "x": {deep}}}'.encode())
 
 
 def test_an_ignored_field_that_is_nested_too_deep_is_refused() -> None:

@@ -13,7 +13,6 @@ from pilotlight.edge_router.requests.request import (
     Head,
     RequestParser,
     ValidRequest,
-    parse_durable,
     request_id_of,
 )
 from pilotlight.edge_router.requests.session import FIRST_PREFIXES, LAST_PREFIXES
@@ -267,37 +266,6 @@ def test_of_a_long_conversation_a_bounded_number_of_prefixes_is_kept_and_the_nex
     assert before.prefixes[-1] in after.prefixes
     assert before.placement_key == after.placement_key
     assert after.tokens > 5000
-
-
-STREAM = b'"stream":true'
-
-
-@pytest.mark.parametrize(
-    ("prefer", "body", "told"),
-    [
-        ("", b"{%s}" % STREAM, (False, False, None)),
-        ("", b'{%s,"stream_options":{"durable":true}}' % STREAM, (True, False, b"{%s}" % STREAM)),
-        ("", b'{%s,"stream_options":{"durable":false}}' % STREAM, (False, False, b"{%s}" % STREAM)),
-        (
-            "",
-            b'{%s,"stream_options":{"durable":true,"include_usage":true}}' % STREAM,
-            (True, False, b'{%s,"stream_options":{"include_usage":true}}' % STREAM),
-        ),
-        ("", b'{"stream_options":{"durable":false}}', (False, False, b"{}")),
-        ("respond-async", b"{%s}" % STREAM, (True, True, None)),
-        ("respond-async", b"{}", (False, False, None)),  # the client waits for an answer in one piece
-        ("respond-async", b"no json", (False, False, None)),
-        ("respond-async", b"[]", (False, False, None)),
-        ("respond-async", b'{%s,"stream_options":{"durable":false}}' % STREAM, (True, True, b"{%s}" % STREAM)),
-        ("respond-async=1, wait=5", b"{%s}" % STREAM, (False, False, None)),
-        ("wait=5", b"{%s}" % STREAM, (False, False, None)),
-    ],
-)
-def test_a_stream_is_durable_where_its_body_or_its_client_says_so_and_the_site_does_not_hear_of_it(
-    prefer: str, body: bytes, told: tuple[bool, bool, bytes | None]
-) -> None:
-    head = Head("POST", "/v1/completions", "/v1/completions", [("prefer", prefer)] if prefer else [])
-    assert parse_durable(head, body) == (*told[:2], body if told[2] is None else told[2])
 
 
 def test_a_cache_salt_parts_the_conversations_of_one_tenant() -> None:

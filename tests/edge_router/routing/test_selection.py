@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
-from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState, StartedAnswer
+from pilotlight.edge_router.forwarding.request_state import MAX_HANDOVERS, RequestState
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.requests.request import Head, RequestParser, ValidRequest
 from pilotlight.edge_router.requests.session import SessionTable
@@ -15,7 +15,7 @@ from pilotlight.edge_router.routing.selection import MAX_RETRY_AFTER_S, TRY_AGAI
 from pilotlight.edge_router.routing.views import BackendView, Policy, Preference, RouteRequest
 from pilotlight.edge_router.services.finetune_registry import SiteFinetunes
 from pilotlight.sites.network import RelayConfig
-from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
+from pilotlight.wire.hop.continuation import ResumePoint
 from tests.edge_router.builders import PLACES, Clock, model_status, network, view
 from tests.edge_router.nearest import NearestPolicy
 
@@ -178,6 +178,8 @@ def test_a_site_that_is_wished_for_comes_first_and_may_not_decline() -> None:
         ("iad1", ["iad1", "ams1", "sin1"]),
         ("x", ["ams1", "iad1", "sin1"]),
     ):
+        for spelled in (f"site={wish}", f'respond-async, wait=5; foo, SITE = "{wish}"', f"site={wish}; x=y"):
+            assert choosing.rank(asked(prefer=spelled))[1][0].backend.name == order[0]
         _, ranking = choosing.rank(asked(prefer=f"site={wish}"))
         assert [each.backend.name for each in ranking] == order
         is_asked = wish == "iad1"
@@ -271,7 +273,7 @@ def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_o
     unmoved = RequestState(asked(), replace(RELAY, max_losses=0), 0.0)
     assert not pace(unmoved, Site("iad1")).is_stalled(9.0)
     long, draining = streaming(num_tokens=0), Site("ams1", state="draining")
-    long.continue_answer(StartedAnswer(AnswerName.fresh(), DeliveryLog(max_bytes=4), ""), 0.0)
+    long.log = DeliveryLog(max_bytes=4)
     long.log.add(ResumePoint(0, tuple(range(99))))
     assert not pace(long, Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
     assert not selector(draining, Site("iad1")).is_wanted_elsewhere(long, cast(Any, draining))

@@ -22,13 +22,10 @@ def test_a_role_is_read_as_it_was_given_and_only_once(monkeypatch: pytest.Monkey
     assert WorkerRole.present() is None
 
 
-def test_each_worker_has_a_folder_of_its_own_and_all_can_read_each_others_streams(tmp_path: Path) -> None:
+def test_each_worker_has_a_folder_of_its_own_for_the_ledger(tmp_path: Path) -> None:
     kept = network(URLS, ledger={"directory": "/kept", "store": POSTGRES})
     first, second = (WorkerRole(index, 2, 0, tmp_path).configured(kept) for index in range(2))
     assert (first.ledger.directory, second.ledger.directory) == ("/kept", "/kept/worker-1")
-    assert first.durable.directory == second.durable.directory == str(tmp_path / "streams")
-    named = network(URLS, durable={"directory": "/shared"})
-    assert WorkerRole(1, 2, 0, tmp_path).configured(named).durable.directory == "/shared"
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -87,26 +84,23 @@ ACCOUNT: dict[str, Any] = {"name": "acme"}
         ({"tenant_limits": {"max_open": 5}}, "quotas.store"),
         ({"ledger": {"directory": "/kept"}}, "ledger.store"),
         ({"objectives": [{"model": "*", "answered": 0.9}]}, "objectives"),
-        ({"door": {"server": "hypercorn"}}, "door.server is hypercorn"),
     ],
 )
 def test_what_each_worker_would_count_for_itself_is_refused_with_what_to_change(
     tables: dict[str, Any], sentence: str
 ) -> None:
     asked = network(URLS, **tables)
-    check_workers(asked, 1, has_secret=False)
+    check_workers(asked, 1)
     with pytest.raises(ConfigError, match=sentence):
-        check_workers(asked, 2, has_secret=True)
+        check_workers(asked, 2)
 
 
 def test_limits_and_a_ledger_in_a_database_are_kept_by_any_number_of_workers() -> None:
     tables = {"quotas": {"store": POSTGRES}, "ledger": {"directory": "/kept", "store": POSTGRES}}
-    check_workers(network(URLS, **tables, accounts=[{**ACCOUNT, "max_open": 5}]), 4, has_secret=True)
+    check_workers(network(URLS, **tables, accounts=[{**ACCOUNT, "max_open": 5}]), 4)
 
 
-@pytest.mark.parametrize(
-    ("count", "has_secret", "sentence"), [(0, True, "between"), (65, True, "between"), (2, False, "network secret")]
-)
-def test_a_number_of_workers_that_cannot_be_is_refused(count: int, has_secret: bool, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        check_workers(network(URLS), count, has_secret=has_secret)
+@pytest.mark.parametrize("count", [0, 65])
+def test_a_number_of_workers_that_cannot_be_is_refused(count: int) -> None:
+    with pytest.raises(ConfigError, match="between"):
+        check_workers(network(URLS), count)

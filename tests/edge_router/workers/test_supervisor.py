@@ -14,7 +14,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.edge_router.fakes import DONE, FakeSite, answer, continued_stream, event, raw_stream, sites
+from tests.edge_router.fakes import DONE, FakeSite, answer, event, raw_stream, sites
 from tests.edge_router.test_serve import ROOT, network_file
 
 pytestmark = pytest.mark.process
@@ -136,22 +136,6 @@ async def test_a_worker_that_is_killed_costs_its_own_streams_and_is_replaced(tmp
         for session in later.values():
             async with session.post(router.url + "/v1/chat/completions", json=CHAT) as response:
                 assert (await response.read()).endswith(DONE)
-
-
-async def test_a_durable_stream_of_a_killed_worker_continues_at_another(tmp_path: Path) -> None:
-    async with sites("ams1") as [site], routed(tmp_path, site) as router:
-        (killed, other) = (await router.workers()).items()
-        site.behave = continued_stream(40)
-        durable = {**CHAT, "stream_options": {"durable": True}}
-        async with killed[1].post(router.url + "/v1/chat/completions", json=durable) as response:
-            name = response.headers["x-pilotlight-stream"]
-            assert await response.content.readany()
-            os.kill(killed[0], signal.SIGKILL)
-        async with other[1].get(f"{router.url}/streams/{name}") as again:
-            body = await again.read()
-        events = [line for line in body.split(b"\n\n") if b'"i"' in line or b"[DONE]" in line]
-        assert (again.status, body.rstrip().endswith(b"[DONE]")) == (200, True)
-        assert len(events) == len(set(events))
 
 
 async def test_workers_are_replaced_one_by_one_without_a_lost_stream(tmp_path: Path) -> None:

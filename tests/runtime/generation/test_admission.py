@@ -27,33 +27,14 @@ def test_reserved_tokens_have_a_limit_and_come_back() -> None:
     admission = Admission(max_inflight=100)
     with admission.permit() as first:
         # there is no other request, so the engine decides whether this one fits
-        first.reserve("m", prompt_tokens=100_000, max_tokens=10, kv_tokens=1000)
+        first.reserve("m", 100_010, 1000)
         with pytest.raises(ApiError, match=f"{QUEUED_CACHES} times its KV cache"), admission.permit() as second:
-            second.reserve("m", prompt_tokens=10, max_tokens=10, kv_tokens=1000)
+            second.reserve("m", 20, 1000)
         with admission.permit() as other:
-            other.reserve("other", prompt_tokens=10, max_tokens=10, kv_tokens=1000)
+            other.reserve("other", 20, 1000)
             assert admission.reserved == {"m": 100_010, "other": 20}
     assert admission.inflight == 0
     assert set(admission.reserved.values()) == {0}
-
-
-def test_every_choice_reserves_its_own_answer_and_the_prompt_once() -> None:
-    admission = Admission(max_inflight=1)
-    with admission.permit() as permit:
-        permit.reserve("m", prompt_tokens=100, max_tokens=10, kv_tokens=1000, choices=3)
-        assert admission.reserved == {"m": 130}
-    assert admission.reserved == {"m": 0}
-
-
-def test_expected_output_learns_from_what_was_used() -> None:
-    admission = Admission(max_inflight=1)
-    assert admission.expected_output("m", 10_000) == 512
-    for _ in range(200):
-        with admission.permit() as permit:
-            permit.reserve("m", 1, 10_000, 1000)
-            permit.settle(20)
-    assert admission.expected_output("m", 10_000) == 40
-    assert admission.expected_output("m", 5) == 5
 
 
 def test_while_it_drains_nothing_new_is_admitted_and_clients_are_sent_away_for_longer() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pilotlight.wire.hop.meters import MAGIC_1, OUTCOMES, REQUEST_AT, SITE_BYTES, SLOT_BYTES, MeterFile, MetersError
+from pilotlight.wire.hop.meters import OUTCOMES, REQUEST_AT, SITE_BYTES, SLOT_BYTES, MeterFile, MetersError
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, UsageRecord
 
@@ -98,7 +98,7 @@ def test_names_that_are_too_long_together_spoil_no_neighbour_that_is_in_progress
     second.count(USE)
     meters.free(first.number)
     long = {"model": text * 400, "adapter": text * 400, "request_id": "r" * 128, "account": "a" * 63, "key": "k" * 63}
-    assert meters.begin(request("a-batchs-request-of-forty-characters.000", part="p" * 34, **long)) is not None
+    assert meters.begin(request("a-batchs-request-of-forty-characters.000", **long)) is not None
     (_, other), (_, neighbour) = meters.left_behind()
     assert (neighbour.request.id, neighbour.use) == ("2", USE)
     assert other.use == ResourceUse()
@@ -148,39 +148,11 @@ def test_half_a_slot_is_no_record(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: Path) -> None:
-    file = tmp_path / "meters"
-    meters = MeterFile(file, 3)
-    for name, model in (("short", "m"), ("long", "m" * 700)):
-        meter = meters.begin(request(name, model=model))
-        assert meter is not None
-        meter.count(ResourceUse(10, 4, 20, 3))
-    meters.close()
-    written = bytearray(file.read_bytes())
-    written[:SLOT_BYTES] = MAGIC_1
-    assert b'"short"' in written[SLOT_BYTES : 2 * SLOT_BYTES]
-    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the rest of an earlier, longer record
-    encoded = msgspec.json.encode({**msgspec.to_builtins(request("long", model="m" * 760)), "started_s": 7.5})
-    assert SLOT_BYTES - 64 < REQUEST_AT + len(encoded) <= SLOT_BYTES
-    start = 2 * SLOT_BYTES
-    written[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
-    written[start + 48 : start + 56] = len(encoded).to_bytes(8, sys.byteorder)
-    file.write_bytes(written)
-    for _ in range(2):  # the first time converts the file
-        again = MeterFile(file, 3)
-        found = {record.request.id: record for _, record in again.left_behind()}
-        assert {name: (record.use, record.bytes_out) for name, record in found.items()} == {
-            name: (ResourceUse(10, 4, 20, 3), 0) for name in ("short", "long")
-        }
-        assert found["long"].request.model == "m" * 760
-        again.close()
-
-
 def test_all_counts_are_read_as_they_were_written_whatever_the_outcome(tmp_path: Path) -> None:
     meters = MeterFile(tmp_path / "meters", len(OUTCOMES) + 1)
     expected = []
     for number, outcome in enumerate((*OUTCOMES, None), 1):
-        asked = request(f"{number}", function="f" * number, part="p.1", adapter="a")
+        asked = request(f"{number}", function="f" * number, adapter="a")
         meter = meters.begin(asked)
         assert meter is not None
         use = ResourceUse(*range(number, number + 7))

@@ -33,7 +33,7 @@ class Books:
     def __init__(self) -> None:
         self.used: list[dict[str, Any]] = []
         self.recovered: list[UsageRecord] = []
-        self.started: list[tuple[str, str, str]] = []
+        self.started: list[tuple[str, str]] = []
         self.ended: list[tuple[str, float]] = []
         self.is_full = False
 
@@ -41,10 +41,10 @@ class Books:
         assert from_s == 0.0, "the day began then"
         return self.used
 
-    def begin(self, request: ValidRequest, model: str, part: str, adapter: str) -> Any:
+    def begin(self, request: ValidRequest, model: str, adapter: str) -> Any:
         if self.is_full:
             raise ApiError("overloaded", "full")
-        self.started.append((model, part, adapter))
+        self.started.append((model, adapter))
         return SimpleNamespace(use=ResourceUse(), request=MeteredRequest("id", "r", "acme", "k", model, NOW_S))
 
     def end(self, meter: Any, outcome: str, took_s: float) -> None:
@@ -113,12 +113,12 @@ async def test_a_request_reserves_what_it_may_come_to_and_settles_for_what_it_ca
     books = Books()
     kept, quotas = accounting(books)
     request = asked(model="@x/m")
-    charge = await kept.begin(request, own_names, "j.1")
+    charge = await kept.begin(request, own_names)
     assert charge is not None
     tokens, cost = request.conversation.tokens + 7, request.conversation.tokens * 1000 + 7 * 2000
     assert request.conversation.tokens >= 100
     assert quotas.told == [("ready", "acme", tokens, cost), ("reserve", "acme", tokens, cost)]
-    assert books.started == [("m", "j.1", "")]
+    assert books.started == [("m", "")]
     cast(Any, charge.meter).use = ResourceUse(10, 4, 3)
     kept.end(charge, is_complete=True, took_s=2.5)
     assert quotas.told[2:] == [("settle", 13, 6 * 1000 + 3 * 2000)]
@@ -150,7 +150,7 @@ async def test_what_is_counted_is_models_work_under_the_name_that_is_theirs() ->
     books = Books()
     kept, quotas = accounting(books)
     assert await kept.begin(asked(None, model="m:french"), own_names) is not None
-    assert (books.started, quotas.told) == ([("m:french", "", "french")], []), "an unknown account has no quota"
+    assert (books.started, quotas.told) == ([("m:french", "french")], []), "an unknown account has no quota"
     for request in (asked(method="GET", path="/v1/models"), asked(path="/fn/f")):
         assert await kept.begin(request, own_names) is None
     assert len(books.started) == 1

@@ -363,9 +363,8 @@ async def test_a_batchs_request_is_written_once_by_whichever_router_asks_it_agai
         for is_for_batch in (True, False):
             request = asked()
             request.head.is_for_batch = is_for_batch
-            meter = kept.begin(request, "m", "part", "french")
+            meter = kept.begin(request, "m", "french")
             assert (meter.request.id == request.request_id) == is_for_batch
-            assert meter.request.part == "part"
             assert meter.request.adapter == "french"
             assert meter.request.bytes_in == len(request.body)
             meter.count(TOKENS)

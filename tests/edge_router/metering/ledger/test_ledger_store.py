@@ -91,27 +91,6 @@ def test_names_that_clients_make_up_are_kept(place: Place) -> None:
     store.close()
 
 
-def test_a_file_of_the_version_before_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "usage.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute(
-        "CREATE TABLE usage (id TEXT PRIMARY KEY, request_id TEXT NOT NULL, account TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, "
-        "site TEXT NOT NULL, started_s REAL NOT NULL, ended_s REAL NOT NULL, outcome TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, "
-        "cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, cost INTEGER, "
-        "version INTEGER NOT NULL) WITHOUT ROWID"
-    )
-    connection.execute(
-        "INSERT INTO usage VALUES ('old', 'r', 'a1', 'k', 'm1', 'ams1', 0, 1, 'complete', 5, 0, 7, 0, NULL, 1)"
-    )
-    connection.commit()
-    connection.close()
-    store = SqliteStore(path)
-    store.add([record(1)])
-    (row,) = store.usage(UsageQuery())
-    assert (row["requests"], row["prompt_tokens"], row["drafted_tokens"], row["bytes_in"]) == (2, 6, 3, 101)
-    store.close()
-
-
 def test_routers_that_start_at_once_make_one_table(tmp_path: Path, postgres: Postgres) -> None:
     stores = [Place(tmp_path, empty(postgres).url).store() for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:

@@ -159,13 +159,6 @@ def test_a_key_that_is_not_there_is_named_beside_those_that_are(file: Path) -> N
         list_keys(file.parent / "none.toml", False)
 
 
-def test_a_file_of_the_form_before_accounts_says_what_to_change(tmp_path: Path) -> None:
-    file = tmp_path / "keys.toml"
-    file.write_text(f'[[tenants]]\nname = "a"\nkey_sha256 = "{digest("a")}"\nadmin = true\n')
-    with pytest.raises(ConfigError, match=r"\[\[tenants\]\] is no longer read: write each as \[\[keys\]\]"):
-        load_keys(file)
-
-
 def test_serve_knows_the_keys_of_its_option_and_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     create(NewKey("alice"), file)

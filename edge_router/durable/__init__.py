@@ -1,1 +1,0 @@
-"""Streams that can be read again."""
