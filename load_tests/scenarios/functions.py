@@ -97,7 +97,9 @@ def main() -> None:
         results = measure(folder, layer, options, console)
     show(console, results)
     if not options.only:
-        console.print(f"Record: {write_record('functions', results, ('msgspec', 'torch'))}", soft_wrap=True)
+        console.print(
+            f"Record: {write_record('functions', results, ('msgspec', 'hypercorn', 'torch'))}", soft_wrap=True
+        )
 
 
 def layer_of(peers: Path | None) -> Path | None:

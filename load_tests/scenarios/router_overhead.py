@@ -84,7 +84,7 @@ def main() -> None:
         results["ratio_to_before"] = {task.name: ratio_to_before(task, rounds) for task in tasks}
     show(console, results)
     if not options.no_record:
-        path = write_record("router-overhead", results, ("aiohttp", "httptools", "orjson", "uvloop"))
+        path = write_record("router-overhead", results, ("aiohttp", "httptools", "hypercorn", "orjson", "uvloop"))
         console.print(f"Record: {path}", soft_wrap=True)
 
 

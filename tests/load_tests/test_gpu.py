@@ -13,7 +13,7 @@ from load_tests.scenarios import engine
 pytestmark = pytest.mark.process
 
 LACKING = {
-    "msgspec", "zmq", "starlette", "orjson", "pydantic", "rich", "typer", "aiohttp",
+    "msgspec", "zmq", "starlette", "hypercorn", "orjson", "pydantic", "rich", "typer", "aiohttp",
     "huggingface_hub", "transformers",
 }  # fmt: skip
 
