@@ -9,13 +9,14 @@ DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 export TORCH_BUILD
 
-.PHONY: help install kernels links up quick test test-all test-clients test-shipping check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-maintenance bench-backup bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
+.PHONY: help install kernels links up quick test test-all test-servers test-clients test-shipping check fmt docs reference bench bench-engine bench-cold bench-step bench-lossless bench-functions bench-deploys bench-site-death bench-maintenance bench-backup bench-prefill-decode-faults bench-block-transports bench-prefill-decode bench-routing bench-router bench-metered bench-shared-quotas bench-account-timing bench-faults bench-cascade bench-abort-storm bench-fault-pairs bench-damage simulate bench-attacks bench-structured bench-speculation bench-stages bench-page soak mutants peers report eval-ember train-ember gpu-check gpu-bench clean release test-real
 
 help:
 	@echo "make up         install what is missing, then run a router and three sites on this machine (MODEL=smollm2: with a real model)"
 	@echo "make quick      the unit tests: no process, no socket, a few cases of each table (after each save)"
 	@echo "make test       before each commit: quick, the tests with processes, and samples of all tables; PKG=engine/kv for one folder and what imports it; SEED=... repeats a draw"
 	@echo "make test-all   every test, every case of each table, every network and browser (nightly)"
+	@echo "make test-servers   the end-to-end tests under each HTTP server: our own, Hypercorn"
 	@echo "make test-real  a real model, SmolLM2 (a download of 93 MB), through a router and two sites"
 	@echo "make test-clients   other projects' clients and load generators, unmodified, against a router and a site (installs them in .peers/)"
 	@echo "make test-shipping  the wheel and the image on bare Debians, the units, the chart and the alerts (as root, half an hour)"
@@ -89,6 +90,12 @@ test: $(DEV) kernels
 
 test-all: $(DEV) kernels
 	@$(PYTEST)
+
+test-servers: $(DEV) kernels
+	@for server in own hypercorn; do \
+		echo "End to end under $$server:"; \
+		PILOTLIGHT_SERVER=$$server $(PYTEST) -m "not slow" tests/e2e || exit 1; \
+	done
 
 # SmolLM2 comes in a package of 93 MB, without whose dependencies it is used: one of them compiles llama.cpp.
 test-real: $(DEV) kernels

@@ -24,7 +24,7 @@ from pilotlight.edge_router.requests.request import FUNCTIONS
 from pilotlight.edge_router.workers.role import WorkerRole, check_workers
 from pilotlight.edge_router.workers.siblings import PrivateApp, private_listener
 from pilotlight.edge_router.workers.supervisor import supervise
-from pilotlight.sites.config import ConfigError, check_secrets
+from pilotlight.sites.config import SERVER_ENV, ConfigError, check_secrets
 from pilotlight.sites.network import DoorConfig, NetworkConfig, load_network
 from pilotlight.sites.reloading import read_again
 from pilotlight.sites.rules import is_loopback
@@ -48,6 +48,7 @@ from pilotlight.wire.http.listen import (
 )
 from pilotlight.wire.http.middleware import BodyBudget, OriginCheck, Origins
 from pilotlight.wire.http.server import Server
+from pilotlight.wire.http.stock_servers import SERVERS, HttpServer, check_installed, make_server
 from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
@@ -62,7 +63,10 @@ def main() -> int:
     parser.add_argument("network", type=Path, metavar="NETWORK_FILE")
     parser.add_argument("--port", type=int, help="instead of the file's listen.port")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the port (1)")
+    parser.add_argument("--server", choices=SERVERS, help="instead of the file's door.server")
     arguments = parser.parse_args()
+    if arguments.server is not None:
+        os.environ[SERVER_ENV] = arguments.server
     try:
         return run(load_network(arguments.network), arguments.port, arguments.network, arguments.workers)
     except (ConfigError, ListenError) as error:
@@ -83,6 +87,7 @@ def run(network: NetworkConfig, port: int | None = None, file: Path | None = Non
         os.environ[HOP_SECRET_ENV] = of_file
     check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
     raise_file_limit()
+    check_installed(network.door.server_name)
     listen = network.listen
     port = listen.port if port is None else port
     check_workers(network, workers)
@@ -122,7 +127,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
         if role is not None:
             role.ready_file(os.getpid()).touch()
         await _first_of(stop.wait(), retiring.wait())
-        if not stop.is_set():
+        if not stop.is_set() and isinstance(server, Server):
             server.retire()
             await _first_of(stop.wait(), proxy.idle(RETIRE_LIMIT_S))
             if app.siblings is not None:
@@ -169,7 +174,7 @@ def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
 
 
 @asynccontextmanager
-async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[Server]:
+async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[HttpServer]:
     """Serve the application on the socket, which the server closes."""
     door = network.door
     origins = Origins(
@@ -183,12 +188,14 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
     # A function's own host name is allowed as well, so requests for it are dispatched before the check of host names.
     mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
     outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
-    server = Server(outermost, http_limits(door, file_limit()), overload_headers=OVERLOADED)
+    server = make_server(door.server_name, outermost, http_limits(door, file_limit()), overload_headers=OVERLOADED)
     metrics = app.edge.metrics
     metrics.watch("body_bytes", "Memory of the bodies of requests in progress.", lambda: budget.held_bytes)
-    metrics.watch("connections", "Connections of clients.", lambda: len(server.connections))
+    if isinstance(server, Server):
+        connections = server.connections
+        metrics.watch("connections", "Connections of clients.", lambda: len(connections))
     listen = network.listen
-    certificate = Certificate.of(listen.tls_certificate, listen.tls_key)
+    certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=door.server_name == "hypercorn")
     if certificate is not None:
         about = "When the certificate of this listener ends, in seconds since the epoch."
         metrics.watch("certificate_ends_seconds", about, lambda: certificate.ends_s)

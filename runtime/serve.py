@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pilotlight.runtime.api.unread_body import UnreadBodyMiddleware
 from pilotlight.runtime.app import SiteApp, build_app
 from pilotlight.runtime.hosts.devices import check_devices
 from pilotlight.runtime.models.checkpoint_children import close_children
@@ -50,7 +51,7 @@ from pilotlight.wire.http.listen import (
     url_of,
 )
 from pilotlight.wire.http.middleware import OriginCheck, Origins
-from pilotlight.wire.http.server import Server
+from pilotlight.wire.http.stock_servers import check_installed, make_server
 from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.site")
@@ -126,6 +127,7 @@ def run(
         check_devices([device for group in site.engine.device_groups for device in group], site.engine.kv_gib or 0.0)
         for model in site.models:
             local_directory(model.source)
+        check_installed(site.door.server_name)
         listener = bind(site.listen.host, site.listen.port)
         app = build_app(site, url=url_of(listener, is_tls=site.listen.tls_certificate is not None))
         app.site.timeline.note("site process", process_began_s() or imported_at, imported_at)
@@ -191,11 +193,12 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
         own_cors=app.functions_path,
         api_paths=API_PATHS,
     )
-    judged = OriginCheck(app, origins)
+    name = site.door.server_name
+    judged = OriginCheck(app if name == "own" else UnreadBodyMiddleware(app), origins)
     outermost = AccessLog(judged) if site.telemetry.access_log else judged
-    server = Server(outermost, limits, overload_headers=OVERLOADED)
+    server = make_server(name, outermost, limits, overload_headers=OVERLOADED)
     listen = site.listen
-    certificate = Certificate.of(listen.tls_certificate, listen.tls_key)
+    certificate = Certificate.of(listen.tls_certificate, listen.tls_key, http2=name == "hypercorn")
     await server.start(listener, certificate.context if certificate else None)
     try:
         if certificate is None:

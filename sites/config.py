@@ -20,6 +20,7 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 
 MIN_SECRET_BYTES = 16
+SERVER_ENV = "PILOTLIGHT_SERVER"  # overrides `server` under [door]
 ROUTER_STATE_ENV = "PILOTLIGHT_ROUTER_STATE"
 
 
@@ -118,8 +119,17 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     """Host names, without ports, that a listener on 127.0.0.1 accepts besides local names."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, such as https://app.example.com; "*": all. Pages of localhost and installed apps always may."""
+    server: Literal["own", "hypercorn"] = "own"
+    """HTTP server. Limits of connections, request heads and unread responses only work with "own"."""
+    http2: bool = False
+    """Also serve HTTP/2, through Hypercorn. Use it only with trusted clients, or with a proxy in front that limits their frames."""
 
     rules: ClassVar[Rules] = {"hosts": are_host_names, "cors_origins": are_origins}
+
+    @property
+    def server_name(self) -> str:
+        """Name of the HTTP server; the environment overrides the file."""
+        return os.environ.get(SERVER_ENV) or ("hypercorn" if self.http2 else self.server)
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):

@@ -2,8 +2,7 @@
 
 Reads the body, notices a disconnect, and sends an answer or an error.
 
-Our server calls back when a client disconnects. Through a `send` that middleware wraps, `receive()` alone reports it, so a task must call that:
-`while_present`.
+Our own server calls back when a client disconnects. Others report it through `receive()` only, so a task must call that: `while_present`.
 """
 
 import asyncio
@@ -26,6 +25,12 @@ from pilotlight.wire.lines import as_lines
 from pilotlight.wire.paths import with_deployment
 
 Result = TypeVar("Result")
+
+# A client that sends a body too large must be able to read the refusal: closing a connection with unread bytes resets it. So part of the rest of the
+# body is read and discarded first.
+DISCARD_TIMES = 8  # limit of the discarded bytes: this many times the body limit
+DISCARD_S = 5.0
+STALL_S = 60.0  # time for a client to read, if the server sets no limit
 
 
 class DownstreamGone(Exception):
@@ -80,7 +85,7 @@ class Downstream:
         self._named = partial(with_deployment, scope)
         self._receive = receive
         self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
-        # Methods of the server's own `send` (wire/http/exchange.py).
+        # Methods that only our own server has (wire/http/exchange.py).
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._watched_by: Callable[[Downstream | None], None] | None = getattr(send, "watched_by", None)
         self._loop = asyncio.get_running_loop()
@@ -91,7 +96,7 @@ class Downstream:
         self._listening: asyncio.Task[None] | None = None
         self._ended: ApiError | DownstreamGone | None = None
         self._has_all = False  # the client has its whole answer
-        self._waits_since = 0.0  # since when the router waits for the next part of the body
+        self._waits_since: float | None = None  # since when the router waits for the client
         self._body_limits: _BodyLimits | None = None  # None unless the body is being read
 
     async def body(self, limit: int, silence_s: float, total_s: float, setting: str = "max_body_mib") -> bytes:
@@ -102,7 +107,7 @@ class Downstream:
         """
         declared = self.head.header("content-length")
         if declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit, setting)
+            await self._refuse_body(int(declared), limit, silence_s, setting)
         self._raise_if_ended()
         parts: list[bytes] = []
         size, more = 0, True
@@ -118,9 +123,10 @@ class Downstream:
             self._raise_ended()
             raise
         finally:
-            self._is_at_work, self._body_limits = False, None
+            self._is_at_work, self._body_limits, self._waits_since = False, None, None
         if size > limit:
-            raise _too_large(limit, setting)
+            parts.clear()
+            await self._refuse_body(size, limit, silence_s, setting)
         return self._named(parts[0] if len(parts) == 1 else b"".join(parts))
 
     async def while_present(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -155,11 +161,15 @@ class Downstream:
         self._end(error)
 
     def look(self, now: float, awake_since: float) -> None:
-        if (limits := self._body_limits) is None:
+        since, limits = self._waits_since, self._body_limits
+        if since is None:
             return
-        if now - max(limits.began_at, awake_since) >= limits.total_s:
+        if limits is None:
+            if now - max(since, awake_since) > STALL_S:
+                self._end(DownstreamGone())
+        elif now - max(limits.began_at, awake_since) >= limits.total_s:
             self._end(ApiError("request_timeout", f"the request's body took more than {limits.total_s:g} s"))
-        elif now - max(self._waits_since, awake_since) >= limits.silence_s:
+        elif now - max(since, awake_since) >= limits.silence_s:
             self._end(ApiError("request_timeout", f"the request's body paused for more than {limits.silence_s:g} s"))
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
@@ -177,8 +187,10 @@ class Downstream:
         await self._send(response_start(status, headers))
 
     async def write(self, batch: bytes) -> None:
-        """Send whole events. The server cuts off a client that does not read them."""
+        """Send whole events. A client that does not read them is cut off by our own server, or by `look`."""
+        self._waits_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": batch, "more_body": True})
+        self._waits_since = None
 
     def write_now(self, batch: bytes) -> bool:
         """Send whole events, if the server can without a wait. Returns whether they were sent."""
@@ -241,11 +253,22 @@ class Downstream:
             raise DownstreamGone
         return message.get("body", b""), message.get("more_body", False)
 
+    async def _refuse_body(self, size: int, limit: int, silence_s: float, setting: str) -> None:
+        waits_for_leave = self.head.header("expect").lower() == "100-continue"
+        if not waits_for_leave and size <= DISCARD_TIMES * limit:
+            await self._discard(DISCARD_TIMES * limit, silence_s)
+        sentence = f"the body is larger than {limit / 2**20:g} MiB, the router's limit (relay.{setting})"
+        raise ApiError("body_too_large", sentence)
 
-def _too_large(limit: int, setting: str) -> ApiError:
-    return ApiError(
-        "body_too_large", f"the body is larger than {limit / 2**20:g} MiB, the router's limit (relay.{setting})"
-    )
+    async def _discard(self, limit: int, silence_s: float) -> None:
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(min(DISCARD_S, silence_s)):
+                while more and size < limit:
+                    part, more = await self._next_part()
+                    size += len(part)
+        except TimeoutError:
+            return  # the client keeps sending: close anyway
 
 
 def head_of(scope: Scope) -> Head:

@@ -99,6 +99,8 @@ def check_workers(network: NetworkConfig, count: int) -> None:
         raise ConfigError(f"--workers must be between 1 and {MAX_WORKERS}, not {count}")
     if count == 1:
         return
+    if network.door.server_name != "own":
+        raise ConfigError(f"--workers needs the router's own server, and door.server is {network.door.server_name}")
     limited = [*(account for account in network.accounts), network.tenant_limits]
     if network.quotas.store is None and any(getattr(each, name, None) for each in limited for name in _COUNTED):
         raise ConfigError("each worker would grant an account's whole limits: set quotas.store, or run one worker")

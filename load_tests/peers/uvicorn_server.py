@@ -6,18 +6,16 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from load_tests.peers.hypercorn_server import PING_S, HttpServer, HypercornServer
+from pilotlight.wire.http import stock_servers
 from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.exchange import Application
-from pilotlight.wire.http.server import Server
+from pilotlight.wire.http.stock_servers import PING_S, HttpServer
 
-SERVERS = ("own", "hypercorn", "uvicorn")
+SERVERS = (*stock_servers.SERVERS, "uvicorn")
 
 
 def make_server(name: str, app: Application, limits: HttpLimits) -> HttpServer:
-    if name == "own":
-        return Server(app, limits)
-    return UvicornServer(app, limits) if name == "uvicorn" else HypercornServer(app, limits)
+    return UvicornServer(app, limits) if name == "uvicorn" else stock_servers.make_server(name, app, limits)
 
 
 class UvicornServer:

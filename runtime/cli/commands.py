@@ -19,7 +19,7 @@ from pilotlight.runtime.cli.keys.key_commands import keys
 from pilotlight.runtime.cli.manage.manage_commands import manage
 from pilotlight.runtime.cli.models.adapter_commands import adapters
 from pilotlight.runtime.cli.network.network_commands import network as network_commands
-from pilotlight.sites.config import ConfigError
+from pilotlight.sites.config import SERVER_ENV, ConfigError
 from pilotlight.sites.network import NETWORK_FILE
 from pilotlight.sites.site import LOCAL
 from pilotlight.support.disk_errors import is_disk_full
@@ -69,12 +69,19 @@ def pilotlight(
         raise typer.Exit
 
 
+ServerOption = Annotated[
+    str | None,
+    typer.Option("--server", help="HTTP server: own or hypercorn; overrides door.server of the files."),
+]
+
+
 @app.command(rich_help_panel=OPERATIONS)
 def up(
     network: Annotated[Path, typer.Option(help="The router's file.")] = NETWORK_FILE,
     sites: Annotated[Path, typer.Option(help="A folder with one NAME.toml per site of the network.")] = LOCAL,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="The router's port; overrides the file's.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the logs of the processes.")] = False,
+    server: ServerOption = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     model: Annotated[
         str | None,
@@ -87,14 +94,17 @@ def up(
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
     from pilotlight.runtime.cli.up import up as run
 
+    _serve_by(server)
     run(network, sites, port, verbose, open_page=open_page, model=model, functions=functions)
 
 
 @app.command(rich_help_panel=OPERATIONS)
 def site(
     file: Annotated[Path, typer.Argument(help="A site file, such as sites/local/ams1.toml.")],
+    server: ServerOption = None,
 ) -> None:
     """Run one site: its HTTP server and its engine."""
+    _serve_by(server)
     _become("pilotlight.runtime", str(file))
 
 
@@ -105,8 +115,10 @@ def router(
     workers: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the port; each uses up to one core.")
     ] = 1,
+    server: ServerOption = None,
 ) -> None:
     """Run an edge router."""
+    _serve_by(server)
     given = {"--port": port, "--workers": workers if workers > 1 else None}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     _become("pilotlight.edge_router", str(file), *options)
@@ -119,6 +131,12 @@ def store(
 ) -> None:
     """Run a store of KV blocks for all sites that name it; its blocks survive their restarts."""
     _become("pilotlight.engine.kv.store.store_node", "--address", address, "--gib", str(gib))
+
+
+def _serve_by(server: str | None) -> None:
+    """Set the HTTP server of this process and its children."""
+    if server is not None:
+        os.environ[SERVER_ENV] = server
 
 
 @app.command(rich_help_panel=INFERENCE)

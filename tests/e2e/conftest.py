@@ -1,4 +1,7 @@
-"""A network of processes for the tests of this folder: a router, three sites and three engine hosts, as `pilotlight up` starts them."""
+"""A network of processes for the tests of this folder: a router, three sites and three engine hosts, as `pilotlight up` starts them.
+
+PILOTLIGHT_SERVER chooses their HTTP server. Every test of this folder must pass with each server (`make test-servers`).
+"""
 
 from collections.abc import Callable, Iterator
 

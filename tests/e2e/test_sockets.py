@@ -18,6 +18,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
 from load_tests.attacks import Neighbour
 from load_tests.local_network import free_ports
+from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.one_site import NETWORK, PLACE
 from tests.handshakes import handshake_of
 
@@ -165,7 +166,8 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
         with pytest.raises(WSServerHandshakeError) as refused:
             await client.ws_connect(f"http://127.0.0.1:{processes.ports['site']}/fn/live/items/7")
         assert refused.value.status == 403  # this site accepts only routers
-        await frames_without_end_hold_up_nobody(processes)
+        if os.environ.get(SERVER_ENV, "own") == "own":
+            await frames_without_end_hold_up_nobody(processes)
 
         socket = await client.ws_connect(f"{live}/items/1")
         processes.running["site"].send_signal(signal.SIGTERM)

@@ -178,6 +178,37 @@ async def test_small_events_leave_at_once_on_both_sides() -> None:
             running.proxy.upstream.pool.put_back(upstream)
 
 
+async def test_http_2_is_served_on_the_same_port_where_the_file_says_so() -> None:
+    h2 = pytest.importorskip("h2.connection")
+    events = pytest.importorskip("h2.events")
+    async with (
+        sites("ams1") as fakes,
+        router(fakes, tables={"door": {"http2": True}}) as running,
+        wire(running.url) as client,
+    ):
+        fakes[0].behave = answer(200, {"number": 7})
+        protocol = h2.H2Connection()
+        protocol.initiate_connection()
+        body = b'{"model":"ember"}'
+        head = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":authority", "localhost"),
+            (":path", CHAT),
+            ("content-length", str(len(body))),
+        ]
+        protocol.send_headers(1, head)
+        protocol.send_data(1, body, end_stream=True)
+        await client.say(protocol.data_to_send())
+        heard = b""
+        while b"7" not in heard:
+            for what in protocol.receive_data(await client.reader.read(1 << 16)):
+                if isinstance(what, events.DataReceived):
+                    heard += what.data
+            await client.say(protocol.data_to_send())
+        assert heard == b'{"number": 7}'
+
+
 HUGE = b'{"model":"ember","messages":['
 
 

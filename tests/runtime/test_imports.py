@@ -22,7 +22,9 @@ LATER = {
     "rich",
     "pydantic",
     "pydantic_core",
+    "hypercorn",
     "h11",
+    "h2",
     "wsproto",
     "difflib",
     "sqlite3",
@@ -105,6 +107,6 @@ def test_up_starts_its_servers_and_a_router_serves_before_they_import_what_can_w
 
 
 def test_a_site_answers_texts_and_scrapes_without_jinja() -> None:
-    later = {"jinja2", "pydantic", "torch"}
+    later = {"jinja2", "pydantic", "hypercorn", "torch"}
     found = later & imported_by(ANSWER)
     assert not found, told(found, "a site that has answered a text and a scrape")

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h2.connection
+import h2.events
 import httpx
 import pytest
 
@@ -92,6 +94,36 @@ async def test_a_20_mb_body_is_refused_and_the_next_request_is_served(server: Si
         assert answer.status_code == 413
         assert (await client.post("/nothing", content=large)).status_code == 404
         assert (await client.post(CHAT, json=HELLO)).status_code == 200
+
+
+@pytest.mark.parametrize("has_data", [False, True])
+async def test_resetting_an_http2_stream_aborts_it_alone(make_server: SiteMaker, has_data: bool) -> None:
+    async with make_server(door={"http2": True}) as server:
+        await reset_one_of_two(server, has_data)
+
+
+async def reset_one_of_two(server: Site, has_data: bool) -> None:
+    server.engine.script = [*says("Hello", finish=None), 30] if has_data else [30]
+    reader, writer = await connect(server)
+    http2 = h2.connection.H2Connection()
+    http2.initiate_connection()
+    for stream_id in (1, 3):
+        path = [(":method", "POST"), (":path", CHAT), (":scheme", "http"), (":authority", "localhost")]
+        http2.send_headers(stream_id, path)
+        http2.send_data(stream_id, json.dumps({**HELLO, "stream": True}).encode(), end_stream=True)
+    writer.write(http2.data_to_send())
+    seen: set[int] = set()
+    while has_data and seen != {1, 3}:
+        for event in http2.receive_data(await reader.read(65536)):
+            if isinstance(event, h2.events.DataReceived):
+                seen.add(event.stream_id)
+    await eventually(lambda: len(server.engine.open) == 2)
+    http2.reset_stream(1)
+    writer.write(http2.data_to_send())
+    await eventually(lambda: server.admission.inflight == 1)
+    assert len(server.engine.aborted) == 1
+    await close(writer)
+    await server.is_idle()
 
 
 async def test_a_drain_lets_open_streams_finish_and_refuses_new_ones(make_server: SiteMaker) -> None:
@@ -256,13 +288,13 @@ async def main():
         print(await asked(url, "POST", "/v1/chat/completions", json.dumps(body).encode()), end=" ")
     stop.set()
     await serving
-    print(sorted({name.partition(".")[0] for name in sys.modules} & {"h11", "wsproto"}))
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"hypercorn", "h2", "h11", "wsproto", "priority", "hpack"}))
 
 asyncio.run(main())
 """
 
 
-def test_a_site_without_websockets_never_imports_their_frames(tmp_path: Path) -> None:
+def test_a_site_that_is_asked_for_neither_http2_nor_websockets_never_imports_hypercorn(tmp_path: Path) -> None:
     """The imports would add 50 ms to a cold start."""
     script = [sys.executable, "-c", SERVING, str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, *, http2: bool = False) -> None:
         """Read a certificate and its key. Raises ListenError."""
+        self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._files = (certificate, key)
         self._seen = self._stamps()
         try:
@@ -33,9 +34,9 @@ class Certificate:
             ) from None
 
     @classmethod
-    def of(cls, certificate: str | None, key: str | None) -> "Certificate | None":
+    def of(cls, certificate: str | None, key: str | None, *, http2: bool = False) -> "Certificate | None":
         """Return the certificate of a listener; None if it has none. Raises ListenError."""
-        return None if certificate is None or key is None else cls(Path(certificate), Path(key))
+        return None if certificate is None or key is None else cls(Path(certificate), Path(key), http2=http2)
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
         """Read the files again when they change, until cancelled."""
@@ -63,7 +64,7 @@ class Certificate:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols(self._protocols)
         context.load_cert_chain(*self._files)
         return context
 

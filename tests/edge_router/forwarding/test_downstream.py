@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, head_of
+from pilotlight.edge_router.forwarding.downstream import DISCARD_TIMES, STALL_S, Downstream, DownstreamGone, head_of
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.paths import DEPLOYMENT
@@ -94,9 +94,17 @@ async def test_a_body_names_the_deployment_in_its_path() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "num_read"),
-    [({}, 2), ({"content-length": "5"}, 0), ({"content-length": "5", "expect": "100-Continue"}, 0)],
+    [
+        ({}, 2 + DISCARD_TIMES),  # two parts to exceed the limit, then a limited number of discarded parts
+        ({"content-length": "5"}, DISCARD_TIMES),
+        ({"content-length": str(4 * DISCARD_TIMES)}, DISCARD_TIMES),
+        ({"content-length": str(4 * DISCARD_TIMES + 1)}, 0),
+        ({"content-length": "5", "expect": "100-Continue"}, 0),
+    ],
 )
-async def test_a_larger_body_is_refused_once_that_is_known(headers: dict[str, str], num_read: int) -> None:
+async def test_a_larger_body_is_refused_and_a_part_of_its_rest_thrown_away(
+    headers: dict[str, str], num_read: int
+) -> None:
     client = Client(*[part(b"abcd") for _ in range(40)], **headers)
     with pytest.raises(ApiError, match="the body is larger than") as refused:
         await client.downstream.body(4, 1.0, 1.0)
@@ -104,7 +112,7 @@ async def test_a_larger_body_is_refused_once_that_is_known(headers: dict[str, st
 
 
 async def test_a_client_that_leaves_in_its_body_has_left() -> None:
-    for messages in ((GONE,), (part(b"a"), GONE)):
+    for messages in ((GONE,), (part(b"a"), GONE), (part(b"abcde"), GONE)):
         with pytest.raises(DownstreamGone):
             await Client(*messages).downstream.body(4, 1.0, 1.0)
 
@@ -154,6 +162,33 @@ async def test_a_body_that_is_whole_has_no_time_limit_any_more() -> None:
     assert await looked_at(client, client.downstream.body(4, 2.0, 5.0), at(1.0)) == b"a"
     client.downstream.look(time.monotonic() + 1000, NEVER)
     assert await client.downstream.while_present(asyncio.sleep(0, "done")) == "done"
+
+
+@pytest.mark.parametrize(
+    ("after_s", "awake_since", "is_cut"),
+    [(STALL_S - 1, None, False), (STALL_S + 1, 2.0, False), (STALL_S + 1, None, True)],
+)
+async def test_a_client_that_takes_nothing_for_long_is_cut_off(
+    after_s: float, awake_since: float | None, is_cut: bool
+) -> None:
+    taken = asyncio.Event()
+
+    class Slow(Client):
+        async def _send(self, message: Any) -> None:
+            await taken.wait()
+
+    client = Slow()
+
+    def takes(downstream: Downstream, began: float) -> None:
+        taken.set()
+
+    work = client.downstream.while_present(client.downstream.write(b"data: a\n\n"))
+    if is_cut:
+        with pytest.raises(DownstreamGone):
+            await looked_at(client, work, at(after_s, awake_since))
+    else:
+        await looked_at(client, work, at(after_s, awake_since), takes)
+        client.downstream.look(time.monotonic() + 1000, NEVER)
 
 
 async def test_a_client_that_leaves_is_noticed_at_once_and_not_at_the_next_look() -> None:

@@ -126,6 +126,22 @@ async def test_a_wish_for_another_protocol_is_passed_over() -> None:
         assert "upgrade" not in fakes[0].seen[0].headers
 
 
+async def test_the_router_is_an_asgi_application_under_hypercorn() -> None:
+    async with sites("ams1") as fakes, router(fakes, tables={"door": {"server": "hypercorn"}}) as running:
+        fakes[0].behave = echo
+        async with running.http.ws_connect(running.url + "/fn/f/ws", protocols=("chat",)) as socket:
+            assert socket.protocol == "chat"
+            await socket.send_str("hello")
+            assert await socket.receive_str(timeout=60) == "hello"
+            await socket.send_str("close")
+            assert (await socket.receive(timeout=60)).type is WSMsgType.CLOSE
+            assert socket.close_code == 4002
+        fakes[0].behave = answer(403, {"no": "entry"})
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await running.http.ws_connect(running.url + "/fn/f/ws")
+        assert refused.value.status == 403
+
+
 async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
     async def late(site: FakeSite, request: web.Request) -> web.StreamResponse:
         await site.go_on.wait()

@@ -84,6 +84,7 @@ ACCOUNT: dict[str, Any] = {"name": "acme"}
         ({"tenant_limits": {"max_open": 5}}, "quotas.store"),
         ({"ledger": {"directory": "/kept"}}, "ledger.store"),
         ({"objectives": [{"model": "*", "answered": 0.9}]}, "objectives"),
+        ({"door": {"server": "hypercorn"}}, "door.server is hypercorn"),
     ],
 )
 def test_what_each_worker_would_count_for_itself_is_refused_with_what_to_change(

@@ -1,16 +1,23 @@
-"""Hypercorn with settings for a fair comparison: a peer of benchmarks and of the fuzzer.
+"""Hypercorn instead of our own ASGI server, because it also speaks HTTP/2.
 
-Its defaults are made for short requests; each setting here changes one that harms streams.
+The server that is used determines limits of connections and of slow heads, refusals of invalid requests, and close codes. Hypercorn is imported only
+if it is chosen. Its defaults are made for short requests; each setting here changes one that harms streams.
 """
 
 import asyncio
 import socket
 import ssl
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.exchange import Application
+from pilotlight.wire.http.listen import ListenError
+from pilotlight.wire.http.server import Server
+
+SERVERS = ("own", "hypercorn")
 
 PING_S = 20.0  # interval of pings: below 60 s, after which proxies take a silent WebSocket for dead
 
@@ -21,7 +28,24 @@ class HttpServer(Protocol):
     async def stop(self, grace_s: float = 1.0) -> None: ...
 
 
+def check_installed(name: str, find: Callable[[str], object] = find_spec) -> None:
+    """Raise ListenError if the server is unknown or not installed."""
+    if name not in SERVERS:
+        raise ListenError(f"there is no server {name!r}: choose one of {', '.join(SERVERS)}")
+    if name != "own" and find(name) is None:
+        raise ListenError(f"[door] asks for the server {name}, which is not installed: `pip install {name}`")
+
+
+def make_server(name: str, app: Application, limits: HttpLimits, **own: Any) -> HttpServer:
+    """Return the server. `own` are additional arguments for our own server."""
+    if name == "own":
+        return Server(app, limits, **own)
+    return HypercornServer(app, limits)
+
+
 class HypercornServer:
+    """HTTP/1.1, and HTTP/2 by ALPN, by prior knowledge and by h2c."""
+
     def __init__(self, app: Application, limits: HttpLimits) -> None:
         self._app = _without_lifespan(app)
         self._limits = limits
@@ -45,7 +69,10 @@ class HypercornServer:
 
         config = Listening()
         config.keep_alive_timeout = self._limits.keep_alive_s  # the default is 5 s
-        config.keep_alive_max_requests = sys.maxsize  # the default is 1000
+        # the default is 1000; when it is reached, all HTTP/2 streams in progress fail
+        config.keep_alive_max_requests = sys.maxsize
+        # The default is 100 streams at a time, but a router sends all its streams over one connection.
+        config.h2_max_concurrent_streams = 1024
         config.h11_max_incomplete_size = self._limits.max_head_bytes
         config.websocket_max_message_size = self._limits.max_message_bytes
         config.websocket_ping_interval = PING_S
