@@ -195,11 +195,13 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
         elif message.role == "assistant":
             yield _assistant(message.content, where, left_out)
         else:
-            yield from _user(message.content, where)
+            yield from _user(message.content, where, left_out)
 
 
-def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield tool results and the user's other content as separate messages, in their order."""
+def _user(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> Iterator[MessageBody]:
+    """Yield tool results and the user's other content as separate messages, in their order.
+
+    Requests for citations are listed in `left_out`."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -208,14 +210,14 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
                 yield MessageBody(role="user", content=joined(said))
                 said = []
             content = block.get("content")
-            told = [""] if content is None else _pieces(content, f"{at}.content")
+            told = [""] if content is None else _pieces(content, f"{at}.content", left_out)
             call_id = string_in(block, "tool_use_id", at)
             result = joined(told)
             if block.get("is_error"):
                 result = f"Error: {result}" if isinstance(result, str) else ["Error:", *result]
             yield MessageBody(role="tool", content=result, tool_call_id=call_id)
         else:
-            said.append(_piece(block, at))
+            said += _pieces_of(block, at, left_out)
     if said or not blocks:
         yield MessageBody(role="user", content=joined(said))
 
@@ -250,10 +252,43 @@ def _text(content: Any, where: str) -> str:
     return "\n".join(_text_of(block, f"{where}[{i}]") for i, block in enumerate(_blocks(content, where)))
 
 
-def _pieces(content: Any, where: str) -> Content:
+def _pieces(content: Any, where: str, left_out: list[str]) -> Content:
     if isinstance(content, str):
         return [content]
-    return [_piece(block, f"{where}[{i}]") for i, block in enumerate(_blocks(content, where))]
+    return [
+        piece
+        for i, block in enumerate(_blocks(content, where))
+        for piece in _pieces_of(block, f"{where}[{i}]", left_out)
+    ]
+
+
+def _pieces_of(block: dict[str, Any], where: str, left_out: list[str]) -> Content:
+    """Return the texts and images of a block of a user or of a tool's result."""
+    match block.get("citations"):
+        case {"enabled": True}:
+            left_out.append(f"{where}.citations")
+    match block.get("type"):
+        case "document":
+            return _document(block, where, left_out)
+        case "search_result":
+            named = [string_in(block, name, where) for name in ("title", "source")]
+            return [*named, *_pieces(block.get("content"), f"{where}.content", left_out)]
+        case "tool_reference":  # the tool itself is among the request's tools
+            return [f"The tool {string_in(block, 'tool_name', where)} can be called now."]
+    return [_piece(block, where)]
+
+
+def _document(block: dict[str, Any], where: str, left_out: list[str]) -> Content:
+    named = [string_in(block, name, where) for name in ("title", "context") if block.get(name) is not None]
+    match block.get("source"):
+        case {"type": "text", **source}:
+            return [*named, string_in(source, "data", f"{where}.source")]
+        case {"type": "content", "content": content}:
+            return [*named, *_pieces(content, f"{where}.source.content", left_out)]
+        case {"type": "base64" | "url" | "file"}:
+            sentence = "PDF files are not read here: send their text, or their pages as images"
+            raise refused(sentence, f"{where}.source", "unsupported_parameter")
+    raise refused('must have the type "text" or "content"', f"{where}.source")
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:

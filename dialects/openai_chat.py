@@ -55,6 +55,14 @@ class ChatToolBody(Body, frozen=True, kw_only=True):
     function: FunctionBody | None = None
     custom: CustomToolBody | None = None
 
+    @classmethod
+    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Convert a tool in the form of Responses, whose fields are beside its type."""
+        kind = values.get("type")
+        if kind in ("function", "custom") and kind not in values and "name" in values:
+            return {"type": kind, kind: {name: value for name, value in values.items() if name != "type"}}
+        return values
+
 
 class ChatBody(StreamingBody, frozen=True, kw_only=True):
     READERS: ClassVar = {

@@ -54,6 +54,13 @@ class CompletionBody(StreamingBody, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
 
+    @classmethod
+    def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out `best_of` if it equals `n`, because then all answers are returned."""
+        if type(best_of := values.get("best_of")) is int and best_of == values.get("n"):
+            return {name: value for name, value in values.items() if name != "best_of"}
+        return values
+
 
 class ValidCompletion(ValidGeneration, frozen=True):
     include_usage: bool = False

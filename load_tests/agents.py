@@ -99,6 +99,70 @@ def _opencode_answers(work: Path) -> list[str]:
     ]
 
 
+def _copilot_answers(work: Path) -> list[str]:
+    file = str(work / "calc.py")
+    return [
+        call("view", path=file),
+        call("edit", path=file, old_str=WRONG.rstrip("\n"), new_str=RIGHT.rstrip("\n")),
+        call("bash", command=f"cd {work} && python3 test_calc.py", description="Run the test"),
+        "The test passes.",
+    ]
+
+
+def _pi_answers(work: Path) -> list[str]:
+    file = str(work / "calc.py")
+    return [
+        call("read", path=file),
+        call("edit", path=file, edits=[{"oldText": WRONG.rstrip("\n"), "newText": RIGHT.rstrip("\n")}]),
+        call("bash", command=f"cd {work} && python3 test_calc.py"),
+        "The test passes.",
+    ]
+
+
+def _pi_files(url: str, home: Path) -> dict[str, str]:
+    model = {"id": MODEL, "contextWindow": 200_000, "maxTokens": 8000}
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "any", "models": [model]}
+    return {".pi/agent/models.json": json.dumps({"providers": {"here": provider}})}
+
+
+def _continue_answers(work: Path) -> list[str]:
+    file = str(work / "calc.py")
+    return [
+        call("Read", filepath=file),
+        call("Edit", file_path=file, old_string=WRONG.rstrip("\n"), new_string=RIGHT.rstrip("\n")),
+        call("Bash", command=f"cd {work} && python3 test_calc.py"),
+        "The test passes.",
+    ]
+
+
+def _continue_files(url: str, home: Path) -> dict[str, str]:
+    model = {"name": MODEL, "model": MODEL, "provider": "openai", "apiBase": f"{url}/v1", "apiKey": "any"}
+    config = {"name": "here", "version": "1.0.0", "schema": "v1", "models": [{**model, "capabilities": ["tool_use"]}]}
+    return {"config.yaml": json.dumps(config)}  # JSON is YAML
+
+
+def _cline_answers(work: Path) -> list[str]:
+    file = str(work / "calc.py")
+    return [
+        call("read_files", files=[{"path": file}]),
+        call("editor", path=file, old_text=WRONG.rstrip("\n"), new_text=RIGHT.rstrip("\n")),
+        call("run_commands", commands=[f"cd {work} && python3 test_calc.py"]),
+        "The test passes.",
+    ]
+
+
+def _cline_files(url: str, home: Path) -> dict[str, str]:
+    settings = {"provider": "openai-compatible", "apiKey": "any", "model": MODEL, "baseUrl": f"{url}/v1"}
+    saved = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    providers = {
+        "version": 1,
+        "lastUsedProvider": "openai-compatible",
+        "modes": {},
+        "providers": {"openai-compatible": saved},
+    }
+    return {".cline/data/settings/providers.json": json.dumps(providers)}
+
+
 def _aider_answers(work: Path) -> list[str]:
     return [f"The sign is wrong.\n\ncalc.py\n```\n{MODULE.replace(WRONG, RIGHT)}```\n"]
 
@@ -148,6 +212,43 @@ AGENTS: dict[str, Agent] = {
         lambda url, home: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": MODEL},
         _qwen_answers,
         edit_turn=1,
+    ),
+    "Copilot CLI": Agent(
+        ("@github/copilot",),
+        "copilot",
+        lambda url, home, said, goes_on: ["-p", said, "--allow-all-tools", *(("--continue",) if goes_on else ())],
+        lambda url, home: {
+            "COPILOT_PROVIDER_BASE_URL": f"{url}/v1", "COPILOT_MODEL": MODEL, "COPILOT_OFFLINE": "true", "COPILOT_AUTO_UPDATE": "false",
+        },
+        _copilot_answers,
+        edit_turn=1,
+    ),
+    "pi": Agent(
+        ("@mariozechner/pi-coding-agent",),
+        "pi",
+        lambda url, home, said, goes_on: ["-p", "--provider", "here", "--model", MODEL, *(("--continue",) if goes_on else ()), said],
+        lambda url, home: {"PI_OFFLINE": "1"},
+        _pi_answers,
+        edit_turn=1,
+        files=_pi_files,
+    ),
+    "Continue CLI": Agent(
+        ("@continuedev/cli",),
+        "cn",
+        lambda url, home, said, goes_on: ["--config", str(home / "config.yaml"), "--auto", *(("--resume",) if goes_on else ()), "-p", said],
+        lambda url, home: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        _continue_answers,
+        edit_turn=1,
+        files=_continue_files,
+    ),
+    "Cline": Agent(
+        ("cline",),
+        "cline",
+        lambda url, home, said, goes_on: ["-P", "openai-compatible", "-m", MODEL, said],
+        lambda url, home: {"CLINE_TELEMETRY_DISABLED": "1"},
+        _cline_answers,
+        edit_turn=1,
+        files=_cline_files,
     ),
     "aider": Agent(
         ("aider-chat",),

@@ -240,13 +240,14 @@ class ResponsesApp:
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
 
     async def _keep(self, asked: AskedResponse, kept: KeptResponse) -> bool:
-        """Store a response, and add it to its conversation if it has one. Return whether it was stored."""
+        """Store a response, and add it to its conversation if it has one. Return whether both succeeded."""
         is_kept = await self.store.keep(kept)
         if is_kept and asked.conversation is not None:
             try:
                 await self.conversations.advance(kept, asked.conversation)
             except ApiError as error:
                 log.warning("the response %s is not in its conversation: %s", kept.id, error.message)
+                return False
         return is_kept
 
     async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:

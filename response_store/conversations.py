@@ -35,7 +35,7 @@ class Conversations:
             "id": f"{CONVERSATION}{os.urandom(24).hex()}", "object": "conversation", "created_at": int(time.time()),
             "metadata": _metadata(given.get("metadata")),
         }  # fmt: skip
-        await self._keep(tenant, fields, _items(given.get("items") or []), None)
+        await self._keep(tenant, fields, _items(given.get("items") or []), is_new=True)
         return fields
 
     async def find(self, tenant: str, name: str) -> Fields:
@@ -52,7 +52,7 @@ class Conversations:
         metadata = _metadata(given.get("metadata"))
         async with self._turn(name):
             fields = {**await self.find(tenant, name), "metadata": metadata}
-            await self._keep(tenant, fields, (await self._said(tenant, name)).items, None)
+            await self._keep(tenant, fields, (await self._said(tenant, name)).items)
         return fields
 
     async def add(self, tenant: str, name: str, given: Fields) -> bytes:
@@ -72,7 +72,7 @@ class Conversations:
             rest = [each for each in said if each.get("id") != item]
             if len(rest) == len(said):
                 raise _no_item(item)
-            await self._keep(tenant, fields, orjson.dumps(rest)[1:-1], None)
+            await self._keep(tenant, fields, orjson.dumps(rest)[1:-1])
         return fields
 
     async def item(self, tenant: str, name: str, item: str) -> Fields:
@@ -102,13 +102,15 @@ class Conversations:
 
     async def _append(self, tenant: str, name: str, added: bytes) -> None:
         said = await self._said(tenant, name)
-        await self._keep(tenant, await self.find(tenant, name), joined(said.items, added), None)
+        await self._keep(tenant, await self.find(tenant, name), joined(said.items, added))
 
-    async def _keep(self, tenant: str, fields: Fields, own: bytes, before: PreviousResponse | None) -> None:
-        """Store the conversation, in place of its previous state. Raises ApiError."""
-        if not await self._store.keep(
-            KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
-        ):
+    async def _keep(
+        self, tenant: str, fields: Fields, own: bytes, before: PreviousResponse | None = None, *, is_new: bool = False
+    ) -> None:
+        """Store the conversation, in place of its previous state, which stays if this fails. Raises ApiError."""
+        kept = KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
+        kept.replaces_another = not is_new
+        if not await self._store.keep(kept):
             raise ApiError("overloaded", "the conversation cannot be stored right now: try again", retry_after_s=1)
 
 

@@ -45,6 +45,7 @@ class KeptResponse:
         self.is_started = False  # its start is in a shared database, where other processes may end or delete it
         self.is_settled = False  # its final state is stored
         self.is_deleted = False
+        self.replaces_another = False  # an earlier state is stored, and stays if this one cannot be written
         self.told: tuple[int, Any] = (0, None)  # the number of events, and the fields, in the shared database so far
         self._changed = asyncio.Event()
 

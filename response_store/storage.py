@@ -223,7 +223,8 @@ class ResponseStore:
             taken = await self._do(add, is_write=True)
         except ApiError:  # the error was logged
             # The database may still commit once it works again, so refused responses are deleted later. Background responses are written again.
-            self._refused |= {(row.tenant, row.id) for row in found} - self._made.keys()
+            new = {(write.row.tenant, write.row.id) for write in batch if not write.response.replaces_another}
+            self._refused |= new - self._made.keys()
             if self._refused and (self._taking_back is None or self._taking_back.done()):
                 self._taking_back = background.start(self._take_back, "deleting responses that were not to be kept")
             return False

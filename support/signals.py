@@ -64,7 +64,7 @@ def release_signals() -> None:
 
 
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object], drain_timeout_s: float) -> None:
-    """Call `stop` or `reload` in the running event loop at these signals.
+    """Call `stop` or `reload` in the running event loop at these signals; ignore SIGUSR2.
     The service manager, if any, is notified, and waits for a drain of `drain_timeout_s`."""
     import asyncio  # imported here: `pilotlight up` follows signals without an event loop
 
@@ -84,3 +84,5 @@ def follow_signals(stop: Callable[[], None], reload: Callable[[], object], drain
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_stop)
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    # only routers with workers replace this handler; a signal sent by a program's name reaches other servers, too
+    loop.add_signal_handler(signal.SIGUSR2, lambda: None)

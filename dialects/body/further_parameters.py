@@ -17,7 +17,7 @@ _LARK = "grammars are written in Lark's notation here: send one as structured_ou
 
 UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "n": UnsupportedParameter((1,), "one answer per request is supported here; send several requests"),
-    "best_of": UnsupportedParameter((1,), "answers are not ranked; ask for n and choose among them"),
+    "best_of": UnsupportedParameter((1,), "answers are not ranked; ask for as many as n, and choose among them"),
     "echo": UnsupportedParameter((False,), "only the continuation is returned; /ai/v1/completions echoes"),
     "suffix": UnsupportedParameter(("",), "inserting before a suffix is not supported"),
     "modalities": UnsupportedParameter((["text"],), 'only ["text"] is supported'),

@@ -333,7 +333,8 @@ def _limit(cpu_s: float, address_space: int | None) -> None:
 def main(arguments: list[str]) -> None:
     """Serve the parent. Arguments: the descriptor of the socket, the parent's process id, the niceness."""
     descriptor, parent, niceness = map(int, arguments)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent by a program's name, to let a site reload
+    for number in (signal.SIGHUP, signal.SIGUSR2):  # often sent by a program's name, for servers
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
     die_with(parent)

@@ -279,8 +279,8 @@ def main(words: Sequence[str]) -> None:
         StepJournal(arguments.journal) if arguments.journal is not None else None,
     )
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
-    # A terminal's Ctrl-C reaches the whole process group, and SIGHUP is often sent by a program's name; the parent decides when its hosts end.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    # A terminal's Ctrl-C reaches the whole process group, and the others are often sent by a program's name; the parent decides when its hosts end.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     if parent is not None:
         _die_with_parent(parent, host.stop)

@@ -147,7 +147,8 @@ def main(words: list[str]) -> None:
     die_with(
         described["parent"]
     )  # elsewhere than on Linux, this rank ends when its sockets to the first rank are closed
-    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: the first rank decides when to end
+    # sent by a terminal or by a program's name: the first rank decides when to end
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     channels = [RankChannel.inherited(fd) for fd in described["channels"]]
     meeting = Meeting(described["address"], described["port"], described["address"])

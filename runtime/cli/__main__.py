@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 
 COMMANDS = "pilotlight.runtime.cli.commands"  # whose imports take half a second on a busy machine
-SERVERS = ("up", "site", "router", "serve", "dev")  # commands that SIGHUP does not end once they serve
+SERVERS = ("up", "site", "router", "serve", "store", "dev")  # commands that SIGHUP does not end once they serve
 
 
 def main() -> None:

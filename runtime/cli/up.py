@@ -159,7 +159,8 @@ def require_free(host: str, port: int, port_key: str = "--port", host_key: str =
 def running(children: list[Child]) -> Iterator[None]:
     """Open a scope in which the children run. They are stopped at its end in any case.
 
-    Ctrl-C, SIGTERM and a closed terminal raise Stop in it; any other SIGHUP is passed on to the children."""
+    Ctrl-C, SIGTERM and a closed terminal raise Stop in it; any other SIGHUP is passed on to the children, and
+    SIGUSR2 is ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop
@@ -170,7 +171,7 @@ def running(children: list[Child]) -> Iterator[None]:
         for child in children:
             child.hang_up()
 
-    handlers = {number: stop for number in STOP_SIGNALS} | {signal.SIGHUP: hang_up}
+    handlers = {number: stop for number in STOP_SIGNALS} | {signal.SIGHUP: hang_up, signal.SIGUSR2: signal.SIG_IGN}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         for child in children:

@@ -106,3 +106,19 @@ def test_what_is_not_done_here_is_refused_unless_it_asks_for_nothing(kind: str, 
 @pytest.mark.parametrize("kind", PARSERS)
 def test_unknown_fields_are_named(kind: str) -> None:
     assert parsed(kind, **dict.fromkeys(NAMED, 1)).ignored == NAMED
+
+
+def test_as_many_answers_as_are_ranked_are_all_of_them() -> None:
+    assert parsed("completion", n=3, best_of=3).n == 3
+    with pytest.raises(ApiError, match="answers are not ranked"):
+        parsed("completion", n=2, best_of=3)
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_tools_of_a_chat_may_have_the_form_of_responses(kind: str) -> None:
+    tool = {"name": "f", "description": "d", **({"parameters": {"type": "object"}} if kind == "function" else {})}
+    flat, nested = {"type": kind, **tool}, {"type": kind, kind: tool}
+    assert asked(parsed("chat", tools=[flat])) == asked(parsed("chat", tools=[nested]))
+    assert parsed("chat", tools=[{**flat, "new": 1}]).ignored == (f"tools[0].{kind}.new",)
+    with pytest.raises(ApiError, match="name"):
+        parsed("chat", tools=[{**flat, "name": 7}])

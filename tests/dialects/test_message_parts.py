@@ -8,6 +8,7 @@ import pytest
 from pilotlight.dialects.anthropic import parse_messages
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_responses import parse_response
+from pilotlight.dialects.requests import Conversation
 from pilotlight.wire.errors import ApiError
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "wav"}}
@@ -42,3 +43,64 @@ def test_audio_and_video_are_refused_by_name_and_with_what_models_take(dialect: 
 )
 def test_an_image_of_anothers_message_is_not_called_unsupported(fields: dict[str, Any]) -> None:
     assert "only users and tools may send images" in refusal("messages", **fields)
+
+
+TEXT = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
+BLOCKS = {"type": "content", "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]}
+FOUND = {"type": "search_result", "source": "https://a.example", "title": "Sky", "content": [{"type": "text", "text": "Blue."}]}
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "document", "source": TEXT}, "The sky is green."),
+        ({"type": "document", "source": TEXT, "title": "Sky", "context": None}, "Sky\nThe sky is green."),
+        ({"type": "document", "source": BLOCKS, "title": "Sky", "context": "Old."}, "Sky\nOld.\nOne.\nTwo."),
+        ({"type": "document", "source": {"type": "content", "content": "One."}}, "One."),
+        (FOUND, "Sky\nhttps://a.example\nBlue."),
+        ({"type": "tool_reference", "tool_name": "f"}, "The tool f can be called now."),
+    ],
+)
+def test_documents_and_search_results_become_text_of_users_and_of_tools(block: dict[str, Any], text: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+    read = messages_of({"role": "user", "content": [result, {"type": "text", "text": "So?"}, block]})
+    assert [message["content"] for message in read] == [text, f"So?\n{text}"]
+
+
+def test_images_of_a_document_are_the_messages() -> None:
+    source = {"type": "content", "content": [{"type": "text", "text": "One."}, PICTURE]}
+    (read,) = messages_of({"role": "user", "content": [{"type": "document", "source": source}]})
+    assert [part["type"] for part in read["content"]] == ["text", "image"]
+
+
+def test_citations_are_named_as_ignored() -> None:
+    document = {"type": "document", "source": TEXT, "citations": {"enabled": True}}
+    off = {**FOUND, "citations": {"enabled": False}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document]}
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [result, off, document]}]}
+    ignored = parse_messages(orjson.dumps(body), lambda name: name).ignored
+    assert ignored == ("messages[0].content[0].content[0].citations", "messages[0].content[2].citations")
+
+
+@pytest.mark.parametrize(
+    ("block", "sentence"),
+    [
+        ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}, "PDF files are not read here"),
+        ({"type": "document", "source": {"type": "url", "url": "https://a.example/a.pdf"}}, "PDF files are not read here"),
+        ({"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "PDF files are not read here"),
+        ({"type": "document", "source": {"type": "text"}}, "messages[0].content[0].source.data: must be a string"),
+        ({"type": "document"}, 'source: must have the type "text" or "content"'),
+        ({**FOUND, "title": None}, "messages[0].content[0].title: must be a string"),
+        ({**FOUND, "content": None}, "messages[0].content[0].content: must be a string or a list of blocks"),
+        ({"type": "tool_reference"}, "messages[0].content[0].tool_name: must be a string"),
+    ],
+)  # fmt: skip
+def test_a_document_that_is_not_read_is_refused_by_name(block: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal("messages", messages=[{"role": "user", "content": [block]}])
+
+
+def messages_of(*given: dict[str, Any]) -> list[dict[str, Any]]:
+    body = orjson.dumps({"model": "m", "max_tokens": 5, "messages": given})
+    prompt = parse_messages(body, lambda name: name).prompt
+    assert isinstance(prompt, Conversation)
+    return list(prompt.messages)

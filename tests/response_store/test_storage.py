@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import orjson
 import pytest
 
 from pilotlight.response_store import response_rows
+from pilotlight.response_store.conversations import Conversations
 from pilotlight.response_store.kept_responses import KeptResponse, failed_event
 from pilotlight.response_store.response_database import ResponsesFault, RetentionPolicy
 from pilotlight.response_store.response_file import ResponseFile
@@ -434,6 +436,28 @@ async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_
         assert await store.keep(response("after"))
         assert (await store.find("made", "t")).fields == made.fields
         assert await store.find("made", "t") is not made
+
+
+@pytest.mark.process
+async def test_a_full_disk_costs_a_conversation_the_change_that_cannot_be_written_and_no_more(
+    disk: SmallDisk, days: Days
+) -> None:
+    item = {"type": "message", "role": "user", "content": "x" * 200_000}
+    async with opened(disk.folder / "responses.sqlite", days, retry_s=0.01) as store:
+        talks = Conversations(store)
+        name = (await talks.create("t", {"items": [{**item, "content": "Hi."}]}))["id"]
+        disk.fill()
+        for change in (talks.add("t", name, {"items": [item]}), talks.create("t", {"items": [item]})):
+            with pytest.raises(ApiError, match="cannot be stored right now"):
+                await change
+        assert (await talks.find("t", name))["id"] == name
+        disk.mend()
+        assert await store.keep(response("after"))
+        await asyncio.sleep(0.1)  # meanwhile the conversation that could not be created is deleted
+        assert len(orjson.loads(b"[" + await talks.items("t", name) + b"]")) == 1
+        await talks.add("t", name, {"items": [item]})
+        await asyncio.sleep(0.1)
+        assert len(orjson.loads(b"[" + await talks.items("t", name) + b"]")) == 2
 
 
 @pytest.mark.parametrize("garbage", [b"no database at all" * 1000, b"SQLite format 3\0" + os.urandom(20_000)])

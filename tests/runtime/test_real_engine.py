@@ -116,11 +116,12 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_hangup_that_every_process_of_a_site_gets_ends_none_of_them(lasting: Process) -> None:
+def test_signals_for_servers_that_every_process_of_a_site_gets_end_none_of_them(lasting: Process) -> None:
     with httpx.Client(base_url=lasting.url, timeout=30) as client:
         assert client.post(CHAT, json={**ENDLESS, "max_tokens": 2}).status_code == 200
         processes = [*psutil.Process(lasting.popen.pid).children(recursive=True), psutil.Process(lasting.popen.pid)]
         for process in processes:
+            process.send_signal(signal.SIGUSR2)
             process.send_signal(signal.SIGHUP)
         lasting.wait_for("SIGHUP")
         assert client.post(CHAT, json={**ENDLESS, "max_tokens": 2}).status_code == 200

@@ -53,7 +53,7 @@ def test_a_closed_terminal_is_a_stop_and_any_other_hangup_is_not() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signals) -> None:
+def test_a_process_without_a_terminal_is_stopped_by_no_hangup_and_no_order_to_workers(stop: signal.Signals) -> None:
     told, say = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", FOLLOWER, str(say)], cwd=ROOT, pass_fds=(say,), start_new_session=True
@@ -61,6 +61,7 @@ def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signa
     os.close(say)
     with process, os.fdopen(told) as said:
         assert said.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR2)
         process.send_signal(signal.SIGHUP)
         assert said.readline() == "reload\n"
         process.send_signal(stop)

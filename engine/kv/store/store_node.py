@@ -21,6 +21,7 @@ from pathlib import Path
 from pilotlight.engine.kv.store.store_tier import StoreError, open_member, own_address
 from pilotlight.support.parent_death import notify_at_parents_death
 from pilotlight.support.service_manager import notify_ready, notify_stopping
+from pilotlight.support.signals import TERMINAL, release_signals
 
 _START_S = 20.0
 _POLL_S = 0.5
@@ -44,8 +45,12 @@ def main() -> None:
 
 
 def serve(address: str, segment_bytes: int) -> None:
-    """Run the store until SIGTERM or SIGINT. Raises StoreError if it cannot start."""
+    """Run the store until SIGTERM, SIGINT, or the end of its terminal. Raises StoreError if it cannot start."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    # Often sent by a program's name, to let sites reload; the store has nothing to reload.
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit() if TERMINAL.is_gone else None)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    release_signals()
     own = own_address(address)
     with contextlib.ExitStack() as stack:
         master = _start_master(address)

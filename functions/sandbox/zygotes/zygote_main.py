@@ -55,7 +55,8 @@ def main(control_fd: int) -> None:
     """Run the site's zygote."""
     system.prctl(system.PR_SET_CHILD_SUBREAPER)
     system.give_up_terminal()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # often sent by a program's name, to let a site reload
+    for number in (signal.SIGHUP, signal.SIGUSR2):  # often sent by a program's name, for servers
+        signal.signal(number, signal.SIG_IGN)
     _settle()
     ForkServer(socket.socket(fileno=control_fd), _function_zygote).run()
 

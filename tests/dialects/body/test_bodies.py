@@ -502,7 +502,7 @@ MESSAGES: list[tuple[str, list[str]]] = [
     ]),
     ("400 invalid_request messages[0].content[0].type", ['{"messages": [{"role": "user", "content": [{}]}]}']),
     ("400 invalid_request messages[0].content[0].text", ['{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}']),
-    ("400 unsupported_parameter messages[0].content[0]", ['{"messages": [{"role": "user", "content": [{"type": "document"}]}]}']),
+    ("400 unsupported_parameter messages[0].content[0]", ['{"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}']),
     ("400 invalid_request messages[0].content[0].input", ['{"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}']),
     ("400 invalid_request system", ['{"system": 1}', '{"system": [1]}']),
     ("400 invalid_request top_p", ['{"top_p": -1}']),

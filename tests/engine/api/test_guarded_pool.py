@@ -109,10 +109,11 @@ def test_jobs_run_in_another_process_which_serves_many(pool: GuardedPool) -> Non
     assert run(pool, process_id) == first
 
 
-def test_no_signal_of_the_terminal_and_no_hangup_reaches_a_child(pool: GuardedPool) -> None:
+def test_no_signal_of_the_terminal_and_none_for_servers_reaches_a_child(pool: GuardedPool) -> None:
     child = run(pool, process_id)
     assert os.getpgid(child) != os.getpgrp()
     os.kill(child, signal.SIGHUP)
+    os.kill(child, signal.SIGUSR2)
     assert run(pool, process_id) == child
 
 

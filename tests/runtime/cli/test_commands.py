@@ -114,7 +114,7 @@ def test_ctrl_c_while_the_options_are_read_ends_a_command_without_a_traceback() 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", ["up", "serve", "dev", "chat"])
+@pytest.mark.parametrize("command", ["up", "serve", "store", "dev", "chat"])
 def test_a_hangup_during_the_imports_ends_only_commands_that_serve_nobody(command: str) -> None:
     code = INTERRUPTED.format(program="runtime.cli", module="runtime.cli.commands").replace("SIGINT", "SIGHUP")
     code = code.replace('"site.toml"]', f'"{command}", "--help"]')

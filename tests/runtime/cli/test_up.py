@@ -118,6 +118,18 @@ def test_a_user_who_presses_ctrl_c_many_times_gets_no_traceback(capsys: pytest.C
     assert signal.getsignal(signal.SIGINT) is before
 
 
+class Idle(Draining):
+    def start(self) -> None:
+        pass
+
+
+def test_a_signal_for_workers_ends_no_network() -> None:
+    server = Idle(30.0, 1.0)
+    with up.running(cast("Any", [server])):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert server.how != "killed"
+
+
 class StoppedEarly(Draining):
     """A server whose user presses Ctrl-C before the next one is started."""
 

@@ -120,6 +120,14 @@ def test_a_block_of_another_content_is_removed_and_can_be_stored_again(
     member.close()
 
 
+def test_signals_for_other_servers_do_not_end_a_store(node: Node, store: StoreTier) -> None:
+    for number in (signal.SIGHUP, signal.SIGUSR2):
+        node.process.send_signal(number)
+    store.write([block(20)])
+    assert read(store, 20) == [True]
+    assert node.process.poll() is None
+
+
 def test_a_store_needs_a_port_of_its_own(node: Node) -> None:
     command = [sys.executable, "-m", "pilotlight.engine.kv.store.store_node", "--address", node.address]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
