@@ -19,18 +19,24 @@ from pilotlight.kernels import checks
 from pilotlight.kernels.cpu import library as cpu
 
 SWITCH = "PILOTLIGHT_TRITON"
+_passed = checks.PassedCalls()
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def operation(
-    check: Callable[..., None], *, triton: str | None = None, native: Callable[..., Any] | None = None
+    check: Callable[..., None],
+    *,
+    triton: str | None = None,
+    native: Callable[..., Any] | None = None,
+    guards_itself: bool = False,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Declare the decorated function, which computes with torch, as an operation.
 
-    `native` is the C library's form, called with the loaded library and the arguments if the first of them is on a CPU; it returns None for arguments
-    that it cannot take. `check` gets the operation's name and the arguments, and raises ArgumentError for those that no form takes; C checks its own
-    arguments. `triton` names the module of kernels/triton that has a function of the same name and signature. All arguments are passed by position.
+    `check` gets an ArgumentCheck and the arguments, and refuses those that no form takes. `native` is the C library's form, called with the loaded
+    library and the arguments if the first of them is on a CPU; it returns None for arguments that it cannot take. With `guards_itself` it makes sure
+    of all that C assumes, and is called without the check. `triton` names the module of kernels/triton that has a function of the same name and
+    signature. All arguments are passed by position.
     """
 
     def declare(by_torch: Callable[P, T]) -> Callable[P, T]:
@@ -45,13 +51,16 @@ def operation(
                 bound.apply_defaults()
                 args = bound.args
             x = args[0]
-            if native is not None and x.is_cpu and (library := cpu.loaded) is not None:
-                if checks.DEBUG:
-                    check(name, *args)
+            library = cpu.loaded if native is not None and x.is_cpu else None
+            is_checked = library is None or not guards_itself or checks.DEBUG
+            if is_checked:
+                _passed.check(name, check, args)
+            if native is not None and library is not None:
                 result = native(library, *args)
                 if result is not None:
                     return result
-            check(name, *args)
+                if not is_checked:
+                    _passed.check(name, check, args)
             if module is not None and x.is_cuda:
                 # The form is looked up by name at each call: its module may import types from the declaring one, which is incomplete while it is
                 # imported.

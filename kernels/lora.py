@@ -8,7 +8,7 @@ module knows slots, and is independent of which adapters they hold.
 import torch
 
 from pilotlight.kernels import checks
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, ArgumentError, check_indices, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
@@ -38,7 +38,7 @@ def blocked(b: torch.Tensor) -> torch.Tensor:
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     y: torch.Tensor,
     x: torch.Tensor,
     adapters: torch.Tensor,
@@ -46,42 +46,23 @@ def _check(
     slots: torch.Tensor,
     ends: tuple[int, ...],
 ) -> None:
-    if not (
-        y.ndim == x.ndim == 2
-        and slots.ndim == 1
-        and x.dtype in FLOATS
-        and y.dtype == adapters.dtype == x.dtype
-        and y.shape[0] == x.shape[0] == slots.shape[0]
-        and y.is_contiguous()
-        and x.stride(1) == 1
-        and adapters.ndim == 1
-        and adapters.is_contiguous()
-        and places.ndim == 3
-        and places.shape[1:] == (len(ends), 3)
-        and places.dtype == slots.dtype == torch.int64
-        and places.stride()[1:] == (3, 1)
-        and 0 < len(ends) <= MOST_PARTS
-        and ends[-1] == y.shape[1]
-        and placed(y, x, adapters, places, slots)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens inputs", dense=1)
-        check.tensor("y", y, "tokens outputs", (x.dtype,), dense=2)
-        check.tensor("adapters", adapters, "values", (x.dtype,), dense=1)
-        check.require("ends", 0 < len(ends) <= MOST_PARTS, f"names {len(ends)} parts, wanted 1 to {MOST_PARTS}")
-        check.agree("ends[-1]", "outputs", ends[-1])
-        check.derive("parts", len(ends), "ends")
-        check.tensor("places", places, "slots parts 3", (torch.int64,), dense=2)
-        check.tensor("slots", slots, "tokens", (torch.int64,), dense=1)
+    check.tensor("x", x, "tokens inputs", dense=1)
+    check.tensor("y", y, "tokens outputs", (x.dtype,), dense=2)
+    check.tensor("adapters", adapters, "values", (x.dtype,), dense=1)
+    check.require("ends", 0 < len(ends) <= MOST_PARTS, f"names {len(ends)} parts, wanted 1 to {MOST_PARTS}")
+    check.agree("ends[-1]", "outputs", ends[-1])
+    check.derive("parts", len(ends), "ends")
+    check.tensor("places", places, "slots parts 3", (torch.int64,), dense=2)
+    check.tensor("slots", slots, "tokens", (torch.int64,), dense=1)
+    check.indices("slots", slots, places.shape[0], "the existing slots, or -1", SKIPPED)
     if checks.DEBUG:
-        check_indices(operation, "slots", slots, places.shape[0], "the existing slots, or -1", SKIPPED)
-        _check_places(operation, x.shape[1], adapters.numel(), places, slots, ends)
+        _check_places(check, x.shape[1], adapters.numel(), places, slots, ends)
 
 
 def _check_places(
-    operation: str, inputs: int, size: int, places: torch.Tensor, slots: torch.Tensor, ends: tuple[int, ...]
+    check: ArgumentCheck, inputs: int, size: int, places: torch.Tensor, slots: torch.Tensor, ends: tuple[int, ...]
 ) -> None:
-    """Raise ArgumentError unless A and B of the slots in use are within `size` values.
+    """Refuse A and B of the slots in use that are not within `size` values.
 
     Waits for the device: only for debug mode.
     """
@@ -89,12 +70,12 @@ def _check_places(
         for part, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
             a_at, b_at, rank = places[slot, part].tolist()
             a_size, b_size = num_values(max(0, rank), end - begin, inputs)
-            if rank not in (0, *RANKS) or (rank and not (0 <= a_at <= size - a_size and 0 <= b_at <= size - b_size)):
-                why = f"has rank {rank} at {a_at} and {b_at} in slot {slot}, wanted one of {RANKS} within {size} values"
-                raise ArgumentError(operation, "places", why)
+            fits = rank in RANKS and 0 <= a_at <= size - a_size and 0 <= b_at <= size - b_size
+            why = f"has rank {rank} at {a_at} and {b_at} in slot {slot}, wanted one of {RANKS} within {size} values"
+            check.require("places", fits or not rank, why)
 
 
-@operation(_check, triton="lora", native=ops.add_lora)
+@operation(_check, triton="lora", native=ops.add_lora, guards_itself=True)
 def add_lora(
     y: torch.Tensor,
     x: torch.Tensor,

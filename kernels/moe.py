@@ -10,8 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.activation import relu2
 from pilotlight.kernels.matrices.blocks import BlockWeight
@@ -20,13 +19,10 @@ from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight
 
 
-def _check_route(operation: str, logits: torch.Tensor, top_k: int, _: bool) -> None:
-    if not (logits.dim() == 2 and logits.dtype in FLOATS and 0 < top_k <= logits.shape[1]):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "tokens experts")
-        check.require(
-            "top_k", 0 < top_k <= logits.shape[1], f"is {top_k}, wanted 1 to {logits.shape[1]}, the number of experts"
-        )
+def _check_route(check: ArgumentCheck, logits: torch.Tensor, top_k: int, _: bool) -> None:
+    check.tensor("logits", logits, "tokens experts")
+    experts = logits.shape[1]
+    check.require("top_k", 0 < top_k <= experts, f"is {top_k}, wanted 1 to {experts}, the number of experts")
 
 
 @operation(_check_route, triton="routing")
@@ -44,7 +40,7 @@ def route(logits: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Te
 
 
 def _check_groups(
-    operation: str,
+    check: ArgumentCheck,
     logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
@@ -53,38 +49,23 @@ def _check_groups(
     renormalise: bool,
     scale: float,
 ) -> None:
-    if not (
-        logits.dim() == 2
-        and logits.dtype in FLOATS
-        and bias.shape == logits.shape[1:]
-        and bias.dtype in FLOATS
-        and 0 < top_groups <= groups
-        and logits.shape[1] % groups == 0
-        and 0 < top_k <= top_groups * (logits.shape[1] // groups)
-        and (top_groups == groups or logits.shape[1] >= 2 * groups)
-        and placed(logits, bias)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "tokens experts")
-        check.tensor("bias", bias, "experts")
-        experts = logits.shape[1]
-        check.require(
-            "groups", groups > 0 and experts % groups == 0, f"is {groups}, which {experts} experts cannot fill evenly"
-        )
-        size = experts // groups
-        check.require(
-            "top_groups", 0 < top_groups <= groups, f"is {top_groups}, wanted 1 to {groups}, the number of groups"
-        )
-        check.require(
-            "groups",
-            size > 1 or top_groups == groups,
-            "are of one expert each, but groups are chosen by their two best experts",
-        )
-        check.require(
-            "top_k",
-            0 < top_k <= top_groups * size,
-            f"is {top_k}, wanted 1 to {top_groups * size}, the number of experts in those groups",
-        )
+    check.tensor("logits", logits, "tokens experts")
+    check.tensor("bias", bias, "experts")
+    experts = logits.shape[1]
+    check.require(
+        "groups", groups > 0 and experts % groups == 0, f"is {groups}, which {experts} experts cannot fill evenly"
+    )
+    size = experts // groups
+    check.require(
+        "top_groups", 0 < top_groups <= groups, f"is {top_groups}, wanted 1 to {groups}, the number of groups"
+    )
+    check.require(
+        "groups",
+        size > 1 or top_groups == groups,
+        "are of one expert each, but groups are chosen by their two best experts",
+    )
+    most = top_groups * size
+    check.require("top_k", 0 < top_k <= most, f"is {top_k}, wanted 1 to {most}, the number of experts in those groups")
 
 
 @operation(_check_groups, triton="routing")
@@ -121,7 +102,7 @@ def in_best_groups(scores: torch.Tensor, groups: int, top_groups: int, num_best:
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     x: torch.Tensor,
     weights: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -131,43 +112,21 @@ def _check(
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
 ) -> None:
-    ups, downs = gate_up.shape, down.shape
-    parts = 1 if activation is relu2 else 2
-    if not (
-        x.dim() == 2
-        and x.dtype in FLOATS
-        and len(ups) == 3
-        and ups[2] == x.shape[1]
-        and ups[1] % parts == 0
-        and downs == (ups[0], x.shape[1], ups[1] // parts)
-        and gate_up.is_sound(x.dtype)
-        and down.is_sound(x.dtype)
-        and weights.dim() == 2
-        and weights.shape == expert_ids.shape
-        and weights.shape[0] == x.shape[0]
-        and weights.dtype == torch.float32
-        and expert_ids.dtype == torch.int64
-        and (gate_up_bias is None or (gate_up_bias.shape == ups[:2] and gate_up_bias.dtype == x.dtype))
-        and (down_bias is None or (down_bias.shape == downs[:2] and down_bias.dtype == x.dtype))
-        and placed(x, weights, expert_ids, *gate_up.parts, *down.parts, gate_up_bias, down_bias)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens hidden")
-        of_both = "2*intermediate" if parts == 2 else "intermediate"
-        gate_up.require(check, "gate_up", f"experts {of_both} hidden", x.dtype)
-        if parts == 2:
-            rows = check.size(of_both)
-            check.require("gate_up", rows % 2 == 0, f"has {rows} rows; wanted an even number: half gates, half ups")
-            check.derive("intermediate", rows // 2, "gate_up")
-        down.require(check, "down", "experts hidden intermediate", x.dtype)
-        check.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
-        check.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
-        if gate_up_bias is not None:
-            check.tensor("gate_up_bias", gate_up_bias, f"experts {of_both}", (x.dtype,))
-        if down_bias is not None:
-            check.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
-    if checks.DEBUG:
-        check_indices(operation, "expert_ids", expert_ids, gate_up.shape[0], "the experts there are")
+    check.tensor("x", x, "tokens hidden")
+    of_both = "intermediate" if activation is relu2 else "2*intermediate"
+    gate_up.require(check, "gate_up", f"experts {of_both} hidden", x.dtype)
+    if activation is not relu2:
+        rows = check.size(of_both)
+        check.require("gate_up", rows % 2 == 0, f"has {rows} rows; wanted an even number: half gates, half ups")
+        check.derive("intermediate", rows // 2, "gate_up")
+    down.require(check, "down", "experts hidden intermediate", x.dtype)
+    check.tensor("weights", weights, "tokens top_k", (torch.float32, x.dtype))
+    check.tensor("expert_ids", expert_ids, "tokens top_k", (torch.int64,))
+    if gate_up_bias is not None:
+        check.tensor("gate_up_bias", gate_up_bias, f"experts {of_both}", (x.dtype,))
+    if down_bias is not None:
+        check.tensor("down_bias", down_bias, "experts hidden", (x.dtype,))
+    check.indices("expert_ids", expert_ids, gate_up.shape[0], "the experts there are")
 
 
 @operation(_check, triton="moe")

@@ -8,34 +8,22 @@ from typing import Literal
 
 import torch
 
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 
 Pooled = Literal["sum", "first", "last"]
 
 
 def _check(
-    operation: str, hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled
+    check: ArgumentCheck, hidden: torch.Tensor, starts: torch.Tensor, host_lens: tuple[int, ...], kind: Pooled
 ) -> None:
-    if not (
-        hidden.dim() == 2
-        and hidden.dtype in FLOATS
-        and hidden.stride(1) == 1
-        and starts.dtype == torch.int32
-        and starts.shape == (len(host_lens) + 1,)
-        and sum(host_lens) == len(hidden)
-        and min(host_lens, default=1) > 0
-        and kind in ("sum", "first", "last")
-        and placed(hidden, starts)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("hidden", hidden, "tokens size", dense=1)
-        check.derive("starts", len(host_lens) + 1, "host_lens, with one more,")
-        check.tensor("starts", starts, "starts", (torch.int32,))
-        check.require("host_lens", min(host_lens, default=1) > 0, "holds a piece without tokens, which has no vector")
-        tokens = f"add up to {sum(host_lens)}, and hidden has {len(hidden)} tokens"
-        check.require("host_lens", sum(host_lens) == len(hidden), tokens)
-        check.require("kind", kind in ("sum", "first", "last"), f"is {kind!r}, wanted sum, first or last")
+    check.tensor("hidden", hidden, "tokens size", dense=1)
+    check.derive("starts", len(host_lens) + 1, "host_lens, with one more,")
+    check.tensor("starts", starts, "starts", (torch.int32,))
+    check.require("host_lens", min(host_lens, default=1) > 0, "holds a piece without tokens, which has no vector")
+    tokens = f"add up to {sum(host_lens)}, and hidden has {len(hidden)} tokens"
+    check.require("host_lens", sum(host_lens) == len(hidden), tokens)
+    check.require("kind", kind in ("sum", "first", "last"), f"is {kind!r}, wanted sum, first or last")
 
 
 @operation(_check, triton="pooling")

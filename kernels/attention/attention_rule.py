@@ -27,18 +27,6 @@ class AttentionRule(NamedTuple):
         """True if torch's fused attention cannot compute this rule."""
         return self.sinks is not None or self.soft_cap is not None or self.kv_scales is not None
 
-    def fits(self, q: Tensor) -> bool:
-        """Return True if the rule is valid for q [..., heads, head_dim]."""
-        scale, window, sinks, soft_cap, _, is_chunked = self
-        return (
-            scale > 0
-            and (window is None or window > 0)
-            and not (is_chunked and window is None)
-            and (soft_cap is None or soft_cap > 0)
-            and (sinks is None or (sinks.shape == q.shape[-2:-1] and sinks.dtype in (q.dtype, torch.float32)))
-            and (sinks is None or sinks.is_contiguous())
-        )
-
     def require(self, check: ArgumentCheck, q: Tensor) -> None:
         """Raise ArgumentError for the first invalid parameter.
 

@@ -7,13 +7,9 @@ is bounded, so a batch of long sequences is processed in groups; blocks that lie
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels import checks
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.naive_attention import naive_attention
 from pilotlight.kernels.attention.paged import (
-    can_attend,
-    can_read,
-    check_blocks,
     require_cache,
     require_queries,
     require_tables,
@@ -28,7 +24,7 @@ _GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -37,19 +33,12 @@ def _check(
     max_context_len: int,
     rule: AttentionRule,
 ) -> None:
-    if checks.DEBUG or not (
-        can_attend(q, k_cache, v_cache, rule)
-        and can_read(q, block_tables, context_lens, max_context_len, k_cache.shape[1])
-    ):
-        check = ArgumentCheck(operation)
-        require_cache(check, k_cache, v_cache, rule.kv_scales, "rule.kv_scales")
-        require_queries(check, q, "seqs", k_cache, rule)
-        require_tables(check, block_tables, context_lens, max_context_len, k_cache.shape[1])
-        if checks.DEBUG:
-            check_blocks(operation, block_tables, context_lens, k_cache)
+    require_cache(check, k_cache, v_cache, rule.kv_scales, "rule.kv_scales")
+    require_queries(check, q, "seqs", k_cache, rule)
+    require_tables(check, block_tables, context_lens, max_context_len, k_cache)
 
 
-@operation(_check, triton="attention.decode_attention", native=ops.decode_attention)
+@operation(_check, triton="attention.decode_attention", native=ops.decode_attention, guards_itself=True)
 def decode_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,

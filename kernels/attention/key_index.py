@@ -7,10 +7,9 @@ or are in FP8 with one scale per key.
 
 import torch
 
-from pilotlight.kernels import checks
 from pilotlight.kernels.attention.fp8_cache import FP8, LARGEST, LEAST_SIZE, quantize
-from pilotlight.kernels.attention.paged import check_blocks, check_slots
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.attention.paged import check_blocks, check_slots, require_tables_of_tokens
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 
 # Limit in bytes of the products of queries and keys in memory at once: 64 heads over 32k keys take 8 MB per token.
@@ -18,27 +17,16 @@ _PRODUCT_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
 def _check_write(
-    operation: str, keys: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, slot_mapping: torch.Tensor
+    check: ArgumentCheck,
+    keys: torch.Tensor,
+    cache: torch.Tensor,
+    scales: torch.Tensor | None,
+    slot_mapping: torch.Tensor,
 ) -> None:
-    if not (
-        keys.dim() == 2
-        and keys.dtype in FLOATS
-        and cache.dim() == 3
-        and cache.dtype == (keys.dtype if scales is None else FP8)
-        and keys.shape[1] == cache.shape[2]
-        and keys.stride(1) == cache.stride(2) == 1
-        and (scales is None or (scales.shape == cache.shape[:2] and scales.dtype == torch.float32))
-        and slot_mapping.shape == keys.shape[:1]
-        and slot_mapping.dtype == torch.int64
-        and slot_mapping.is_contiguous()
-        and placed(keys, cache, scales, slot_mapping)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("keys", keys, "tokens dim", dense=1)
-        _require_cache(check, cache, scales, keys.dtype)
-        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
-    if checks.DEBUG:
-        check_slots(operation, slot_mapping, cache)
+    check.tensor("keys", keys, "tokens dim", dense=1)
+    _require_cache(check, cache, scales, keys.dtype)
+    check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
+    check_slots(check, slot_mapping, cache)
 
 
 def _require_cache(check: ArgumentCheck, cache: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype) -> None:
@@ -49,7 +37,7 @@ def _require_cache(check: ArgumentCheck, cache: torch.Tensor, scales: torch.Tens
 
 
 def _check_scores(
-    operation: str,
+    check: ArgumentCheck,
     q: torch.Tensor,
     weights: torch.Tensor,
     cache: torch.Tensor,
@@ -58,42 +46,15 @@ def _check_scores(
     visible: torch.Tensor,
     longest: int,
 ) -> None:
-    if not (
-        q.dim() == cache.dim() == 3
-        and q.dtype in FLOATS
-        and cache.dtype == (q.dtype if scales is None else FP8)
-        and weights.shape == q.shape[:2]
-        and weights.dtype == torch.float32
-        and q.shape[2] == cache.shape[2]
-        and q.stride(2) == weights.stride(1) == cache.stride(2) == 1
-        and (scales is None or (scales.shape == cache.shape[:2] and scales.dtype == torch.float32))
-        and block_tables.dim() == 2
-        and block_tables.shape[0] in (1, q.shape[0])
-        and block_tables.dtype == visible.dtype == torch.int64
-        and block_tables.stride(1) == 1
-        and visible.shape == q.shape[:1]
-        and visible.is_contiguous()
-        and 0 < longest <= block_tables.shape[1] * cache.shape[1]
-        and placed(q, weights, cache, scales, block_tables, visible)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("q", q, "tokens heads dim", dense=1)
-        check.tensor("weights", weights, "tokens heads", (torch.float32,), dense=1)
-        _require_cache(check, cache, scales, q.dtype)
-        check.tensor("block_tables", block_tables, "_ _", (torch.int64,), dense=1)
-        tables = block_tables.shape[0]
-        check.require(
-            "block_tables",
-            tables in (1, q.shape[0]),
-            f"has {tables} rows, wanted 1 or one for each of {q.shape[0]} tokens",
-        )
-        check.tensor("visible", visible, "tokens", (torch.int64,), dense=1)
-        room = block_tables.shape[1] * cache.shape[1]
-        check.require(
-            "longest", 0 < longest <= room or not q.shape[0], f"is {longest}, and the tables hold 1 to {room} tokens"
-        )
-    if checks.DEBUG:
-        check_blocks(operation, block_tables, visible, cache)
+    check.tensor("q", q, "tokens heads dim", dense=1)
+    check.tensor("weights", weights, "tokens heads", (torch.float32,), dense=1)
+    _require_cache(check, cache, scales, q.dtype)
+    require_tables_of_tokens(check, block_tables, q.shape[0])
+    check.tensor("visible", visible, "tokens", (torch.int64,), dense=1)
+    room = block_tables.shape[1] * cache.shape[1]
+    fits = 0 < longest <= room or not q.shape[0]
+    check.require("longest", fits, f"is {longest}, and the tables hold 1 to {room} tokens")
+    check_blocks(check, block_tables, visible, cache)
 
 
 @operation(_check_write, triton="attention.key_index")

@@ -5,25 +5,24 @@ block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3), or in FP8 with on
 up-projection before, and the latent result by the values' up-projection afterwards; this module does not know projections.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels import checks
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import attend_by_torch as decode_by_torch
 from pilotlight.kernels.attention.fp8_cache import FP8, quantize
 from pilotlight.kernels.attention.paged import (
-    can_read,
-    can_read_batch,
-    check_blocks,
     check_slots,
     require_batch,
     require_tables,
+    require_tables_of_tokens,
 )
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch as prefill_by_torch
 from pilotlight.kernels.attention.selected_rows import copied
 from pilotlight.kernels.attention.varlen import FEW_QUERIES, VarlenBatch
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
@@ -31,7 +30,7 @@ from pilotlight.kernels.elementwise.rotary import turned
 
 
 def _check_decode(
-    operation: str,
+    check: ArgumentCheck,
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
     cache: torch.Tensor,
@@ -41,18 +40,12 @@ def _check_decode(
     scale: float,
     cache_scale: torch.Tensor | None = None,
 ) -> None:
-    if checks.DEBUG or not (
-        _can_attend(q_latent, q_rotary, cache, scale, cache_scale)
-        and can_read(q_latent, block_tables, context_lens, max_context_len, cache.shape[1])
-    ):
-        check = _require(operation, "seqs", q_latent, q_rotary, cache, scale, cache_scale)
-        require_tables(check, block_tables, context_lens, max_context_len, cache.shape[1])
-        if checks.DEBUG:
-            check_blocks(operation, block_tables, context_lens, cache)
+    _require(check, "seqs", q_latent, q_rotary, cache, scale, cache_scale)
+    require_tables(check, block_tables, context_lens, max_context_len, cache)
 
 
 def _check_prefill(
-    operation: str,
+    check: ArgumentCheck,
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
     cache: torch.Tensor,
@@ -60,17 +53,12 @@ def _check_prefill(
     scale: float,
     cache_scale: torch.Tensor | None = None,
 ) -> None:
-    if checks.DEBUG or not (
-        _can_attend(q_latent, q_rotary, cache, scale, cache_scale) and can_read_batch(q_latent, batch, cache.shape[1])
-    ):
-        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale, cache_scale)
-        require_batch(check, batch, q_latent.shape[0], cache.shape[1])
-        if checks.DEBUG:
-            check_blocks(operation, batch.block_tables, batch.context_lens, cache, "batch.")
+    _require(check, "tokens", q_latent, q_rotary, cache, scale, cache_scale)
+    require_batch(check, batch, q_latent.shape[0], cache)
 
 
 def _check_selected(
-    operation: str,
+    check: ArgumentCheck,
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
     cache: torch.Tensor,
@@ -80,52 +68,15 @@ def _check_selected(
     scale: float,
     cache_scale: torch.Tensor | None = None,
 ) -> None:
-    if not (
-        _can_attend(q_latent, q_rotary, cache, scale, cache_scale)
-        and positions.dim() == block_tables.dim() == 2
-        and positions.shape[0] == q_latent.shape[0]
-        and positions.shape[1] > 0
-        and block_tables.shape[0] in (1, q_latent.shape[0])
-        and positions.dtype == block_tables.dtype == num_read.dtype == torch.int64
-        and positions.stride(1) == block_tables.stride(1) == 1
-        and num_read.shape == q_latent.shape[:1]
-        and num_read.is_contiguous()
-        and placed(q_latent, block_tables, positions, num_read)
-    ):
-        check = _require(operation, "tokens", q_latent, q_rotary, cache, scale, cache_scale)
-        check.tensor("positions", positions, "tokens _", (torch.int64,), dense=1)
-        check.require("positions", positions.shape[1] > 0, "has no column")
-        check.tensor("block_tables", block_tables, "_ _", (torch.int64,), dense=1)
-        tables, tokens = block_tables.shape[0], q_latent.shape[0]
-        check.require(
-            "block_tables", tables in (1, tokens), f"has {tables} rows, wanted 1 or one for each of {tokens} tokens"
-        )
-        check.tensor("num_read", num_read, "tokens", (torch.int64,), dense=1)
-    if checks.DEBUG:
-        room = block_tables.shape[1] * cache.shape[1]
-        checks.check_indices(operation, "block_tables", block_tables, cache.shape[0], "the cache's blocks")
-        checks.check_indices(operation, "positions", positions, room, "the capacity of a table")
-        checks.check_indices(
-            operation, "num_read", num_read, positions.shape[1] + 1, "the columns of positions", begin=1
-        )
-
-
-def _native_decode(
-    library: Library,
-    q_latent: torch.Tensor,
-    q_rotary: torch.Tensor,
-    cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    max_context_len: int,
-    scale: float,
-    cache_scale: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """Check the arguments, because C does not, and compute with C."""
-    _check_decode(
-        "mla_decode", q_latent, q_rotary, cache, block_tables, context_lens, max_context_len, scale, cache_scale
-    )
-    return ops.latent_attention(library, q_latent, q_rotary, cache, block_tables, context_lens, scale, cache_scale)
+    _require(check, "tokens", q_latent, q_rotary, cache, scale, cache_scale)
+    check.tensor("positions", positions, "tokens _", (torch.int64,), dense=1)
+    check.require("positions", positions.shape[1] > 0, "has no column")
+    require_tables_of_tokens(check, block_tables, q_latent.shape[0])
+    check.tensor("num_read", num_read, "tokens", (torch.int64,), dense=1)
+    room = block_tables.shape[1] * cache.shape[1]
+    check.indices("block_tables", block_tables, cache.shape[0], "the cache's blocks")
+    check.indices("positions", positions, room, "the capacity of a table")
+    check.indices("num_read", num_read, positions.shape[1] + 1, "the columns of positions", begin=1)
 
 
 def _native_prefill(
@@ -143,62 +94,21 @@ def _native_prefill(
     """
     if not batch.host_q_lens or max(batch.host_q_lens) > FEW_QUERIES:
         return None
-    _check_prefill("mla_prefill", q_latent, q_rotary, cache, batch, scale, cache_scale)
     tables, visible = batch.of_tokens()
-    return ops.latent_attention(library, q_latent, q_rotary, cache, tables, visible, scale, cache_scale)
+    return ops.latent_attention(library, q_latent, q_rotary, cache, tables, None, visible, scale, cache_scale)
 
 
-def _native_selected(
+def _native_decode(
     library: Library,
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
     cache: torch.Tensor,
     block_tables: torch.Tensor,
-    positions: torch.Tensor,
-    num_read: torch.Tensor,
-    scale: float,
-    cache_scale: torch.Tensor | None = None,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    *scales: Any,
 ) -> torch.Tensor | None:
-    """Check the arguments, because C does not, and compute with C."""
-    _check_selected("mla_selected", q_latent, q_rotary, cache, block_tables, positions, num_read, scale, cache_scale)
-    return ops.latent_attention(
-        library, q_latent, q_rotary, cache, block_tables, num_read, scale, cache_scale, positions
-    )
-
-
-def _can_attend(
-    q_latent: torch.Tensor,
-    q_rotary: torch.Tensor,
-    cache: torch.Tensor,
-    scale: float,
-    cache_scale: torch.Tensor | None,
-) -> bool:
-    return (
-        q_latent.dim() == q_rotary.dim() == cache.dim() == 3
-        and q_latent.dtype in FLOATS
-        and q_latent.dtype == q_rotary.dtype
-        and _fits_cache(q_latent, cache, cache_scale)
-        and q_latent.shape[:2] == q_rotary.shape[:2]
-        and q_latent.shape[1] > 0
-        and q_latent.shape[2] > 0
-        and q_rotary.shape[2] > 0
-        and q_latent.shape[2] + q_rotary.shape[2] == cache.shape[2]
-        and q_latent.stride(2) == q_rotary.stride(2) == cache.stride(2) == 1
-        and scale > 0
-        and placed(q_latent, q_rotary, cache)
-    )
-
-
-def _fits_cache(x: torch.Tensor, cache: torch.Tensor, cache_scale: torch.Tensor | None) -> bool:
-    """True if x can be written to the cache or multiplied with it."""
-    if cache_scale is None:
-        return x.dtype == cache.dtype
-    return (
-        cache.dtype == FP8
-        and cache_scale.shape == (1,)
-        and cache_scale.dtype == torch.float32
-        and placed(cache, cache_scale)
-    )
+    return ops.latent_attention(library, q_latent, q_rotary, cache, block_tables, None, context_lens, *scales)
 
 
 def _require_cache(
@@ -214,15 +124,14 @@ def _require_cache(
 
 
 def _require(
-    operation: str,
+    check: ArgumentCheck,
     rows: str,
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,
     cache: torch.Tensor,
     scale: float,
     cache_scale: torch.Tensor | None,
-) -> ArgumentCheck:
-    check = ArgumentCheck(operation)
+) -> None:
     check.tensor("q_latent", q_latent, f"{rows} heads latent", dense=1)
     check.tensor("q_rotary", q_rotary, f"{rows} heads rotary", (q_latent.dtype,), dense=1)
     check.derive("latent+rotary", check.size("latent") + check.size("rotary"), "q_latent and q_rotary")
@@ -230,11 +139,10 @@ def _require(
     for name, size in (("heads", "heads"), ("latent", "values"), ("rotary", "rotary values")):
         check.require("q_rotary" if name == "rotary" else "q_latent", check.size(name) > 0, f"has no {size}")
     check.require("scale", scale > 0, f"is {scale}, wanted a positive number")
-    return check
 
 
 def _check_write(
-    operation: str,
+    check: ArgumentCheck,
     x: torch.Tensor,
     norm: torch.Tensor,
     eps: float,
@@ -244,42 +152,21 @@ def _check_write(
     slot_mapping: torch.Tensor,
     cache_scale: torch.Tensor | None = None,
 ) -> None:
-    if not (
-        x.dim() == 2
-        and cache.dim() == 3
-        and norm.dim() == 1
-        and x.dtype in FLOATS
-        and _fits_cache(x, cache, cache_scale)
-        and (norm.dtype == x.dtype or norm.dtype == torch.float32)
-        and x.shape[1] == cache.shape[2]
-        and 0 < norm.shape[0] < x.shape[1]
-        and cos.shape == sin.shape == (x.shape[0], (x.shape[1] - norm.shape[0]) >> 1)
-        and not (x.shape[1] - norm.shape[0]) & 1
-        and cos.dtype == sin.dtype == torch.float32
-        and slot_mapping.shape == x.shape[:1]
-        and slot_mapping.dtype == torch.int64
-        and x.stride(1) == cache.stride(2) == cos.stride(1) == sin.stride(1) == 1
-        and norm.is_contiguous()
-        and slot_mapping.is_contiguous()
-        and placed(x, norm, cos, sin, cache, slot_mapping)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens latent+rotary", dense=1)
-        _require_cache(check, cache, cache_scale, x.dtype)
-        check.tensor("norm", norm, "latent", (x.dtype, torch.float32), dense=1)
-        rotary = x.shape[1] - norm.shape[0]
-        fits = norm.shape[0] > 0 and rotary > 0 and rotary % 2 == 0
-        check.require(
-            "norm",
-            fits,
-            f"covers {norm.shape[0]} of {x.shape[1]} values; the others are rotated in pairs, so their number must be even",
-        )
-        check.derive("rotary/2", rotary // 2, "x and norm")
-        for name, values in (("cos", cos), ("sin", sin)):
-            check.tensor(name, values, "tokens rotary/2", (torch.float32,), dense=1)
-        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
-    if checks.DEBUG:
-        check_slots(operation, slot_mapping, cache)
+    check.tensor("x", x, "tokens latent+rotary", dense=1)
+    _require_cache(check, cache, cache_scale, x.dtype)
+    check.tensor("norm", norm, "latent", (x.dtype, torch.float32), dense=1)
+    rotary = x.shape[1] - norm.shape[0]
+    fits = norm.shape[0] > 0 and rotary > 0 and rotary % 2 == 0
+    check.require(
+        "norm",
+        fits,
+        f"covers {norm.shape[0]} of {x.shape[1]} values; the others are rotated in pairs, so their number must be even",
+    )
+    check.derive("rotary/2", rotary // 2, "x and norm")
+    for name, values in (("cos", cos), ("sin", sin)):
+        check.tensor(name, values, "tokens rotary/2", (torch.float32,), dense=1)
+    check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
+    check_slots(check, slot_mapping, cache)
 
 
 @operation(_check_write, triton="attention.mla")
@@ -350,7 +237,7 @@ def mla_prefill(
     return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, _rule(scale, cache_scale))
 
 
-@operation(_check_selected, triton="attention.mla", native=_native_selected)
+@operation(_check_selected, triton="attention.mla", native=ops.latent_attention)
 def mla_selected(
     q_latent: torch.Tensor,
     q_rotary: torch.Tensor,

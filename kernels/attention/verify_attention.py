@@ -4,7 +4,6 @@ It is decode attention with more rows: on a CPU the result has the same bits as 
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -13,18 +12,10 @@ from pilotlight.kernels.attention.prefill_attention import check
 from pilotlight.kernels.attention.prefill_by_torch import attend_by_torch
 from pilotlight.kernels.attention.varlen import VarlenBatch
 from pilotlight.kernels.cpu import ops
-from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 
-_check = partial(check, sees_ahead=False)
 
-
-def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    _check("verify_attention", *args)
-    return ops.verify_attention(library, *args)
-
-
-@operation(_check, triton="attention.verify_attention", native=_native)
+@operation(partial(check, sees_ahead=False), triton="attention.verify_attention", native=ops.verify_attention)
 def verify_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:

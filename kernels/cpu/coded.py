@@ -37,32 +37,16 @@ def linear(
     Return [rows, outputs], or None if C cannot take the arguments. `wide_output`: return the result, rounded to x's type, as fp32.
     """
     codes, scales, zeros, columns, group, form, order = weight
-    dtype = x.dtype
-    function, scale_type = library.coded_linear.get(dtype), _SCALES[form].get(scales.dtype)
-    if function is None or scale_type is None or x.ndim != 2 or codes.ndim != 2 or group <= 0:
-        return None
-    rows, outputs, blocks, groups = x.shape[0], codes.shape[0], -(-columns // _BLOCK), -(-columns // group)
-    if (
-        not rows
-        or x.shape[1] != columns
-        or blocks > _MOST_STEPS
-        or codes.dtype != (torch.int8 if form == INT8 else torch.uint8)
-        or codes.shape[1] != blocks * (_BLOCK if form == INT8 else _BLOCK // 2)
-        or scales.shape != (outputs, groups)
-        or (group % _BLOCK and groups > 1)
-        or (zeros is not None and not (zeros.dtype == torch.uint8 and zeros.shape == scales.shape))
-        or (bias is not None and not (bias.dtype == dtype and bias.shape == (outputs,)))
-        or (order is not None and not (order.dtype == torch.int64 and order.shape == (columns,)))
-    ):
+    function, scale_type = library.coded_linear.get(x.dtype), _SCALES[form].get(scales.dtype)
+    rows, outputs = x.shape[0], codes.shape[0]
+    if function is None or scale_type is None or not rows or -(-columns // _BLOCK) > _MOST_STEPS:
         return None
     for part in (codes, scales, zeros, bias, order):
-        if part is not None and not (
-            part.is_cpu and part.is_contiguous() and not part.data_ptr() & (part.itemsize - 1)
-        ):
+        if part is not None and not (part.is_contiguous() and not part.data_ptr() & (part.itemsize - 1)):
             return None
     if order is not None:
         x = x.index_select(1, order)
-    if x.stride(1) != 1 or x.data_ptr() & (x.itemsize - 1):
+    if x.data_ptr() & (x.itemsize - 1):
         return None
     y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
     failed = function(
@@ -78,22 +62,11 @@ class BlockRows(NamedTuple):
 
     matrices: tuple[Tensor, ...]  # [rows, bytes of a row] uint8
     kinds: tuple[int, ...]  # C's number of each matrix's format
-    row_bytes: tuple[int, ...]
     columns: int
 
     @property
     def rows(self) -> int:
         return sum(matrix.shape[0] for matrix in self.matrices)
-
-    def is_taken(self) -> bool:
-        return all(
-            matrix.ndim == 2
-            and matrix.dtype == torch.uint8
-            and matrix.is_cpu
-            and matrix.is_contiguous()
-            and matrix.shape[1] == row_bytes
-            for matrix, row_bytes in zip(self.matrices, self.row_bytes, strict=True)
-        )
 
     def addresses(self) -> tuple[int | None, ...]:
         """Return three addresses, None for each missing matrix."""
@@ -114,26 +87,15 @@ def block_linear(
     wide_output: bool = False,
 ) -> Tensor | None:
     """Compute ops.linear for a weight in blocks."""
-    dtype = x.dtype
-    function = library.block_linear.get(dtype)
-    if function is None or x.ndim != 2 or not weight.is_taken():
-        return None
-    rows, columns = x.shape
-    row_stride, column_stride = x.stride()
-    weight_rows = weight.rows
-    p_x, p_bias = x.data_ptr(), 0
-    if not rows or columns != weight.columns or column_stride != 1 or (activation and weight_rows & 1):
-        return None
-    if bias is not None:
-        p_bias = bias.data_ptr()
-        if bias.dtype != dtype or bias.numel() != weight_rows or not (bias.is_cpu and bias.is_contiguous()):
-            return None
-    if (p_x | p_bias) & (x.itemsize - 1):
+    function = library.block_linear.get(x.dtype)
+    (rows, columns), weight_rows = x.shape, weight.rows
+    p_x, p_bias = x.data_ptr(), 0 if bias is None else bias.data_ptr()
+    if function is None or not rows or (activation and weight_rows & 1) or (p_x | p_bias) & (x.itemsize - 1):
         return None
     outputs = weight_rows >> 1 if activation else weight_rows
     y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
     failed = function(
-        p_x, *weight.addresses(), p_bias or None, y.data_ptr(), rows, columns, row_stride, *weight.sizes(), activation, wide_output,
+        p_x, *weight.addresses(), p_bias or None, y.data_ptr(), rows, columns, x.stride(0), *weight.sizes(), activation, wide_output,
         get_num_threads(),
     )  # fmt: skip
     return None if failed else y
@@ -144,15 +106,8 @@ def block_rows(
 ) -> Tensor | None:
     """Compute ops.rows_of for a weight in blocks."""
     function = library.block_rows.get(dtype)
-    if (
-        function is None
-        or numbers.ndim != 1
-        or numbers.dtype != torch.int64
-        or not (numbers.is_cpu and numbers.is_contiguous())
-        or numbers.data_ptr() & 7
-        or not weight.is_taken()
-        or not weight.rows
-    ):
+    is_taken = numbers.dtype == torch.int64 and numbers.is_contiguous() and not numbers.data_ptr() & 7
+    if function is None or not is_taken or not weight.rows:
         return None
     count = numbers.shape[0]
     y = numbers.new_empty((count, weight.columns), dtype=dtype)

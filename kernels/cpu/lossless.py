@@ -1,6 +1,6 @@
 """The C library's operations on weights in 12 bits (kernels/matrices/lossless.py).
 
-As in ops.py, each returns None for arguments that C cannot take.
+The operations have checked the arguments. As in ops.py, each returns None for those that C cannot take.
 """
 
 from typing import Protocol
@@ -35,8 +35,6 @@ class TwelveBitWeight(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def is_sound(self, dtype: torch.dtype) -> bool: ...
-
 
 def linear(
     library: Library,
@@ -47,32 +45,21 @@ def linear(
     wide_output: bool = False,
 ) -> Tensor | None:
     """Compute ops.linear, with the same bits as with the plain weight."""
-    dtype, shape = x.dtype, x.shape
-    if dtype not in library.most_rows or len(shape) != 2 or not weight.codes.is_cpu or weight.experts:
-        return None
-    rows, columns = shape
-    row_stride, column_stride = x.stride()
+    dtype, (rows, columns) = x.dtype, x.shape
     weight_rows = weight.codes.shape[0]
-    p_x, p_bias = x.data_ptr(), 0
+    p_x, p_bias = x.data_ptr(), 0 if bias is None else bias.data_ptr()
     if (
-        rows > library.most_rows[dtype]
-        or weight.columns != columns
-        or column_stride != 1
-        or not weight.is_sound(dtype)
+        rows > library.most_rows.get(dtype, 0)
+        or weight.experts
         or (activation and weight_rows & 1)
+        or (p_x | p_bias) & (x.itemsize - 1)
     ):
-        return None
-    if bias is not None:
-        p_bias = bias.data_ptr()
-        if bias.dtype != dtype or bias.numel() != weight_rows or not (bias.is_cpu and bias.is_contiguous()):
-            return None
-    if (p_x | p_bias) & (x.itemsize - 1):
         return None
     outputs = weight_rows >> 1 if activation else weight_rows
     y = x.new_empty((rows, outputs), dtype=torch.float32) if wide_output else x.new_empty((rows, outputs))
     by_type = library.lossless_linear if rows <= library.few_rows[dtype] else library.lossless_gemm
     lacks_memory = by_type[dtype](
-        p_x, *_addresses(weight), p_bias or None, y.data_ptr(), rows, outputs, columns, row_stride, activation, wide_output,
+        p_x, *_addresses(weight), p_bias or None, y.data_ptr(), rows, outputs, columns, x.stride(0), activation, wide_output,
         get_num_threads(),
     )  # fmt: skip
     return None if lacks_memory else y
@@ -83,15 +70,7 @@ def rows(
 ) -> Tensor | None:
     """Return the rows `numbers` [n] int64, times `scale`, as [n, columns]."""
     function = library.lossless_rows.get(dtype)
-    if (
-        function is None
-        or weight.experts
-        or not weight.is_sound(dtype)
-        or numbers.ndim != 1
-        or numbers.dtype != torch.int64
-        or not (numbers.is_cpu and numbers.is_contiguous() and weight.codes.is_cpu)
-        or not weight.codes.shape[0]
-    ):
+    if function is None or numbers.dtype != torch.int64 or not numbers.is_contiguous() or not weight.codes.shape[0]:
         return None
     y = numbers.new_empty((numbers.shape[0], weight.columns), dtype=dtype)
     function(
@@ -104,7 +83,7 @@ def rows(
 def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torch.dtype) -> Tensor | None:
     """Unpack `codes`, which are those of `weight`, into [..., rows, columns]."""
     function = library.lossless_rows.get(dtype)
-    if function is None or not weight.is_sound(dtype) or not codes.is_cpu:
+    if function is None:
         return None
     y = codes.new_empty(weight.shape, dtype=dtype)
     num_rows = codes.shape[0]
@@ -119,7 +98,7 @@ def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
 
     Uses one thread, because it runs in the background.
     """
-    if not _is_plain(plain):
+    if plain.data_ptr() & 1:
         return None
     num_rows, columns = plain.shape
     palettes = plain.new_empty((-(-num_rows // 8), 16), dtype=torch.uint8)
@@ -130,25 +109,17 @@ def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def encode(library: Library, plain: Tensor, into: TwelveBitWeight) -> bool | None:
     """Fill codes and escapes of a weight whose palettes and starts are set; return True when done."""
-    if not _is_plain(plain):
+    if plain.data_ptr() & 1:
         return None
     codes, palettes, starts, escapes = _addresses(into)
     library.lossless_encode(plain.data_ptr(), palettes, starts, codes, escapes, *plain.shape, 1)
     return True
 
 
-def join_planes(library: Library, into: Tensor, planes: bytes) -> bool | None:
+def join_planes(library: Library, into: Tensor, planes: bytes) -> bool:
     """Join `planes`, in the format of planes.py, into `into` [n]; return True when done."""
-    if into.dtype != torch.bfloat16 or into.ndim != 1 or len(planes) != into.nbytes or not into.is_contiguous():
-        return None
     library.join_planes(planes, into.data_ptr(), len(into))
     return True
-
-
-def _is_plain(plain: Tensor) -> bool:
-    return (
-        plain.dtype == torch.bfloat16 and plain.is_cpu and plain.is_contiguous() and plain.ndim == 2 and not plain.data_ptr() & 1
-    )  # fmt: skip
 
 
 def _addresses(weight: TwelveBitWeight) -> tuple[int, int, int, int]:

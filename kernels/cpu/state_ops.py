@@ -1,6 +1,6 @@
 """The C library's operations of recurrent layers; each returns None for arguments that C cannot take.
 
-Their callers have checked the arguments; this module only rejects calls that C does not support.
+The operations have checked the arguments; this module only rejects calls that C does not support.
 """
 
 from torch import Tensor, get_num_threads

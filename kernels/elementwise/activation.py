@@ -10,29 +10,29 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+_silu = partial(ops.gated_activation, activation=ops.SILU)
+_gelu = partial(ops.gated_activation, activation=ops.GELU_TANH)
 
 
-def _check(operation: str, x: torch.Tensor, *_: float) -> None:
-    if not (x.ndim == 2 and x.dtype in FLOATS and x.shape[1] and not x.shape[1] & 1 and x.stride(1) == 1 and placed(x)):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens columns", dense=1)
-        check.require("x", x.shape[1] % 2 == 0, f"has {x.shape[1]} columns; wanted an even number: half gate, half up")
+def _check(check: ArgumentCheck, x: torch.Tensor, *_: float) -> None:
+    check.tensor("x", x, "tokens columns", dense=1)
+    check.require("x", x.shape[1] % 2 == 0, f"has {x.shape[1]} columns; wanted an even number: half gate, half up")
 
 
-@operation(_check, triton="elementwise.activation", native=partial(ops.gated_activation, activation=ops.SILU))
+@operation(_check, triton="elementwise.activation", native=_silu, guards_itself=True)
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up, [tokens, intermediate], for x [tokens, 2 * intermediate]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-@operation(_check, triton="elementwise.activation", native=partial(ops.gated_activation, activation=ops.GELU_TANH))
+@operation(_check, triton="elementwise.activation", native=_gelu, guards_itself=True)
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Return gelu(gate) * up, [tokens, intermediate], for x [tokens, 2 * intermediate]; gelu by tanh."""
     gate, up = x.chunk(2, dim=-1)
@@ -50,9 +50,8 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
-def _check_plain(operation: str, x: torch.Tensor) -> None:
-    if not (x.ndim == 2 and x.dtype in FLOATS and x.shape[1] and x.stride(1) == 1 and placed(x)):
-        ArgumentCheck(operation).tensor("x", x, "tokens columns", dense=1)
+def _check_plain(check: ArgumentCheck, x: torch.Tensor) -> None:
+    check.tensor("x", x, "tokens columns", dense=1)
 
 
 @operation(_check_plain, triton="elementwise.activation")
@@ -61,21 +60,12 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x).square()
 
 
-def _check_gates(operation: str, x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> None:
-    if not (
-        x.ndim == 3
-        and x.dtype in FLOATS
-        and gates.dtype == x.dtype
-        and gates.shape == x.shape
-        and x.stride(2) == gates.stride(2) == 1
-        and placed(x, gates)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens groups numbers", dense=1)
-        check.tensor("gates", gates, "tokens groups numbers", (x.dtype,), dense=1)
+def _check_gates(check: ArgumentCheck, x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> None:
+    check.tensor("x", x, "tokens groups numbers", dense=1)
+    check.tensor("gates", gates, "tokens groups numbers", (x.dtype,), dense=1)
 
 
-@operation(_check_gates, triton="elementwise.activation", native=ops.apply_gate)
+@operation(_check_gates, triton="elementwise.activation", native=ops.apply_gate, guards_itself=True)
 def apply_gate(x: torch.Tensor, gates: torch.Tensor, by_sigmoid: bool) -> torch.Tensor:
     """Return x * sigmoid(gates), or x * gates; all [tokens, groups, numbers]."""
     return x * (gates.sigmoid() if by_sigmoid else gates)

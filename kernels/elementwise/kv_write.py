@@ -6,15 +6,14 @@ of a head are contiguous.
 
 import torch
 
-from pilotlight.kernels import checks
 from pilotlight.kernels.attention.fp8_cache import quantize
-from pilotlight.kernels.attention.paged import check_slots, fits_cache, is_cache, kinds_for, require_cache
-from pilotlight.kernels.checks import INDICES, ArgumentCheck, placed
+from pilotlight.kernels.attention.paged import check_slots, kinds_for, require_cache
+from pilotlight.kernels.checks import INDICES, ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     k: torch.Tensor,
     v: torch.Tensor,
     k_cache: torch.Tensor,
@@ -22,22 +21,11 @@ def _check(
     slot_mapping: torch.Tensor,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    if not (
-        is_cache(k_cache, v_cache, kv_scales)
-        and k.shape == v.shape == (slot_mapping.numel(), *k_cache.shape[2:])
-        and fits_cache(k, k_cache, kv_scales)
-        and k.dtype == v.dtype
-        and slot_mapping.dtype in INDICES
-        and slot_mapping.dim() == 1
-        and placed(k_cache, v_cache, k, v, slot_mapping)
-    ):
-        check = ArgumentCheck(operation)
-        require_cache(check, k_cache, v_cache, kv_scales)
-        check.tensor("k", k, "tokens kv_heads head_dim", kinds_for(k_cache, kv_scales))
-        check.tensor("v", v, "tokens kv_heads head_dim", (k.dtype,))
-        check.tensor("slot_mapping", slot_mapping, "tokens", INDICES)
-    if checks.DEBUG:
-        check_slots(operation, slot_mapping, k_cache)
+    require_cache(check, k_cache, v_cache, kv_scales)
+    check.tensor("k", k, "tokens kv_heads head_dim", kinds_for(k_cache, kv_scales))
+    check.tensor("v", v, "tokens kv_heads head_dim", (k.dtype,))
+    check.tensor("slot_mapping", slot_mapping, "tokens", INDICES)
+    check_slots(check, slot_mapping, k_cache)
 
 
 @operation(_check, triton="elementwise.kv_write")

@@ -3,41 +3,28 @@
 Each row is normalised independently of other rows. Statistics are computed in fp32 for every storage type.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
 
-def _check(operation: str, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    _check_sum(operation, x, None, weight, eps)
+def _check(check: ArgumentCheck, x: torch.Tensor, weight: torch.Tensor, eps: float, row: str = "hidden") -> None:
+    check.tensor("x", x, f"tokens {row}", dense=1)
+    check.tensor("weight", weight, row, (x.dtype, torch.float32), dense=weight.dim())
+    check.require("x", x.shape[-1] > 0, f"has shape {list(x.shape)}: a row without values has no mean")
 
 
-def _check_sum(operation: str, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, _: float) -> None:
-    dtype, weight_dtype = x.dtype, weight.dtype
-    row = "heads head_dim" if operation == "head_rms_norm" else "hidden"
-    if not (
-        dtype in FLOATS
-        and x.ndim == 2 + (row != "hidden")
-        and x.shape[1:] == weight.shape
-        and weight.numel()
-        and x.stride()[-1] == 1
-        and weight.is_contiguous()
-        and (weight_dtype == dtype or weight_dtype == torch.float32)
-        and (residual is None or (residual.dtype == dtype and residual.shape == x.shape and residual.is_contiguous()))
-        and placed(x, residual, weight)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, f"tokens {row}", dense=1)
-        if residual is not None:
-            check.tensor("residual", residual, f"tokens {row}", (dtype,), dense=1)
-        check.tensor("weight", weight, row, (dtype, torch.float32), dense=weight.dim())
-        check.require("x", x.shape[-1] > 0, f"has shape {list(x.shape)}: a row without values has no mean")
+def _check_sum(check: ArgumentCheck, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    _check(check, x, weight, eps)
+    check.tensor("residual", residual, "tokens hidden", (x.dtype,), dense=1)
 
 
-@operation(_check, triton="elementwise.norm", native=ops.rms_norm)
+@operation(_check, triton="elementwise.norm", native=ops.rms_norm, guards_itself=True)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x [tokens, hidden] normalised and multiplied by weight [hidden], in x's dtype."""
     if x.dtype == torch.float32:
@@ -45,7 +32,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (F.rms_norm(x.float(), weight.shape, None, eps) * weight).to(x.dtype)
 
 
-@operation(_check_sum, triton="elementwise.norm", native=ops.add_rms_norm)
+@operation(_check_sum, triton="elementwise.norm", native=ops.add_rms_norm, guards_itself=True)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +44,7 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps), residual
 
 
-@operation(_check, triton="elementwise.norm")
+@operation(partial(_check, row="heads head_dim"), triton="elementwise.norm")
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise each head of x [tokens, heads, head_dim]; return the same shape.
 

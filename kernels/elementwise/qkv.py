@@ -2,18 +2,17 @@
 
 import torch
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.attention.paged import check_slots, fits_cache, is_cache, kinds_for, require_cache
-from pilotlight.kernels.checks import ArgumentCheck, placed
+from pilotlight.kernels.attention.paged import check_slots, kinds_for, require_cache
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.kv_write import store
 from pilotlight.kernels.elementwise.norm import head_rms_norm
-from pilotlight.kernels.elementwise.rotary import turned
+from pilotlight.kernels.elementwise.rotary import require_pairs, turned
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     qkv: torch.Tensor,
     norm: torch.Tensor | None,
     eps: float,
@@ -25,61 +24,29 @@ def _check(
     kv_scales: torch.Tensor | None = None,
     has_gates: bool = False,
 ) -> None:
-    tokens, kv_heads = qkv.shape[0], k_cache.shape[2]
-    heads, left = divmod(qkv.shape[1] - 2 * kv_heads, 1 + has_gates)
-    if not (
-        is_cache(k_cache, v_cache, kv_scales)
-        and qkv.dim() == 3
-        and fits_cache(qkv, k_cache, kv_scales)
-        and heads > 0
-        and not left
-        and qkv.shape[2] == k_cache.shape[3]
-        and not qkv.shape[2] & 1
-        and qkv.stride(2) == 1
-        and cos.shape == sin.shape
-        and cos.shape[:-1] == (tokens,)
-        and 2 * cos.shape[1] <= qkv.shape[2]
-        and cos.dtype == sin.dtype == torch.float32
-        and cos.is_contiguous()
-        and sin.is_contiguous()
-        and slot_mapping.shape == (tokens,)
-        and slot_mapping.dtype == torch.int64
-        and slot_mapping.is_contiguous()
-        and (norm is None or (norm.shape == (heads + kv_heads, qkv.shape[2]) and norm.is_contiguous()))
-        and (norm is None or norm.dtype == qkv.dtype or norm.dtype == torch.float32)
-        and placed(qkv, norm, cos, sin, slot_mapping)
-    ):
-        check = ArgumentCheck(operation)
-        require_cache(check, k_cache, v_cache, kv_scales)
-        check.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", kinds_for(k_cache, kv_scales), dense=1)
-        head_dim, kv_heads, all_heads = qkv.shape[2], k_cache.shape[2], qkv.shape[1]
-        heads, left = divmod(all_heads - 2 * kv_heads, 1 + has_gates)
-        check.require(
-            "qkv",
-            heads > 0,
-            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values; there must be some for queries",
-        )
-        check.require(
-            "qkv", not left, f"has {all_heads - 2 * kv_heads} heads of queries and gates; wanted an even number"
-        )
-        check.require(
-            "qkv",
-            head_dim % 2 == 0,
-            f"has heads of {head_dim} values; wanted an even number, because they are rotated in pairs",
-        )
-        check.derive("heads+kv_heads", heads + kv_heads, "qkv")
-        for name, values in (("cos", cos), ("sin", sin)):
-            check.tensor(name, values, "tokens pairs", (torch.float32,), dense=1)
-        pairs = cos.shape[1]
-        check.require("cos", 2 * pairs <= head_dim, f"has {pairs} pairs; a head has {head_dim // 2}")
-        check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
-        if norm is not None:
-            check.tensor("norm", norm, "heads+kv_heads head_dim", (qkv.dtype, torch.float32), dense=2)
-    if checks.DEBUG:
-        check_slots(operation, slot_mapping, k_cache)
+    require_cache(check, k_cache, v_cache, kv_scales)
+    check.tensor("qkv", qkv, "tokens heads+2*kv_heads head_dim", kinds_for(k_cache, kv_scales), dense=1)
+    head_dim, kv_heads, all_heads = qkv.shape[2], k_cache.shape[2], qkv.shape[1]
+    heads, left = divmod(all_heads - 2 * kv_heads, 1 + has_gates)
+    check.require(
+        "qkv",
+        heads > 0,
+        f"has {all_heads} heads, of which {2 * kv_heads} are keys and values; there must be some for queries",
+    )
+    check.require("qkv", not left, f"has {all_heads - 2 * kv_heads} heads of queries and gates; wanted an even number")
+    require_pairs(check, "qkv", qkv)
+    check.derive("heads+kv_heads", heads + kv_heads, "qkv")
+    for name, values in (("cos", cos), ("sin", sin)):
+        check.tensor(name, values, "tokens pairs", (torch.float32,), dense=1)
+    pairs = cos.shape[1]
+    check.require("cos", 2 * pairs <= head_dim, f"has {pairs} pairs; a head has {head_dim // 2}")
+    check.tensor("slot_mapping", slot_mapping, "tokens", (torch.int64,), dense=1)
+    if norm is not None:
+        check.tensor("norm", norm, "heads+kv_heads head_dim", (qkv.dtype, torch.float32), dense=2)
+    check_slots(check, slot_mapping, k_cache)
 
 
-@operation(_check, triton="elementwise.qkv", native=ops.rotate_and_cache)
+@operation(_check, triton="elementwise.qkv", native=ops.rotate_and_cache, guards_itself=True)
 def rotate_and_cache(
     qkv: torch.Tensor,
     norm: torch.Tensor | None,

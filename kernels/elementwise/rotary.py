@@ -6,29 +6,23 @@ of a pair are adjacent. This module gets cos and sin of each token, so rules tha
 
 import torch
 
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 
 
-def _check(operation: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, _: bool = False) -> None:
-    if not (
-        x.dim() == 3
-        and x.dtype in FLOATS
-        and not x.shape[2] & 1
-        and cos.shape == sin.shape == (x.shape[0], x.shape[2] >> 1)
-        and cos.dtype == sin.dtype == torch.float32
-        and placed(x, cos, sin)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens heads head_dim")
-        check.require(
-            "x",
-            x.shape[2] % 2 == 0,
-            f"has heads of {x.shape[2]} values; wanted an even number, because they are rotated in pairs",
-        )
-        check.derive("head_dim/2", x.shape[2] // 2, "x")
-        for name, values in (("cos", cos), ("sin", sin)):
-            check.tensor(name, values, "tokens head_dim/2", (torch.float32,))
+def _check(check: ArgumentCheck, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, _: bool = False) -> None:
+    check.tensor("x", x, "tokens heads head_dim")
+    require_pairs(check, "x", x)
+    check.derive("head_dim/2", x.shape[2] // 2, "x")
+    for name, values in (("cos", cos), ("sin", sin)):
+        check.tensor(name, values, "tokens head_dim/2", (torch.float32,))
+
+
+def require_pairs(check: ArgumentCheck, name: str, x: torch.Tensor) -> None:
+    size = x.shape[2]
+    check.require(
+        name, size % 2 == 0, f"has heads of {size} values; wanted an even number, because they are rotated in pairs"
+    )
 
 
 @operation(_check, triton="elementwise.rotary")

@@ -6,25 +6,17 @@ This module is independent of what the table contains.
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.checks import FLOATS, INDICES, ArgumentCheck, placed
+from pilotlight.kernels.checks import INDICES, ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
 
-def _check(operation: str, table: torch.Tensor, numbers: torch.Tensor, scale: float = 1.0) -> None:
-    if not (
-        table.ndim == 2
-        and numbers.ndim == 1
-        and table.dtype in FLOATS
-        and numbers.dtype in INDICES
-        and placed(table, numbers)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("table", table, "rows size")
-        check.tensor("numbers", numbers, "n", INDICES)
+def _check(check: ArgumentCheck, table: torch.Tensor, numbers: torch.Tensor, scale: float = 1.0) -> None:
+    check.tensor("table", table, "rows size")
+    check.tensor("numbers", numbers, "n", INDICES)
 
 
-@operation(_check, native=ops.rows_of)
+@operation(_check, native=ops.rows_of, guards_itself=True)
 def rows_of(table: torch.Tensor, numbers: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return the rows `numbers` [n] int64 of table [rows, size], times `scale`, as [n, size].
 

@@ -10,7 +10,7 @@ batch; torch multiplies the decoded weight and the rounded x. There is no form f
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -83,17 +83,6 @@ class BlockWeight(Weight):
         parts = [unpack(kind, matrix) for kind, matrix in zip(self.kinds, self.matrices, strict=True)]
         return torch.cat(parts, dim=-2).to(dtype)
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        return len(self.kinds) == len(self.matrices) and all(
-            matrix.dim() > 1
-            and matrix.dtype == torch.uint8
-            and matrix.is_contiguous()
-            and kind in BLOCK_KINDS
-            and self.columns % BLOCK_KINDS[kind].columns == 0
-            and matrix.shape[-1] == row_bytes(kind, self.columns)
-            for kind, matrix in zip(self.kinds, self.matrices, strict=False)
-        )
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         lead = " ".join("_" for _ in shape.split()[:-1])
         check.agree(f"{name}.columns", shape.split()[-1], self.columns)
@@ -112,8 +101,7 @@ class BlockWeight(Weight):
 
     def rows_of_blocks(self) -> coded.BlockRows:
         """Return the matrices in the layout that C reads."""
-        sizes = tuple(row_bytes(kind, self.columns) for kind in self.kinds)
-        return coded.BlockRows(self.matrices, tuple(_NUMBERS[kind] for kind in self.kinds), sizes, self.columns)
+        return coded.BlockRows(self.matrices, tuple(_NUMBERS[kind] for kind in self.kinds), self.columns)
 
 
 def row_bytes(kind: str, columns: int) -> int:
@@ -147,17 +135,9 @@ def _product(x: Tensor, weight: BlockWeight, bias: Tensor | None = None) -> Tens
     return F.linear(rounded(x), weight.unpack(torch.float32), None if bias is None else bias.float())
 
 
-def _native(
-    library: Library,
-    x: Tensor,
-    weight: BlockWeight,
-    bias: Tensor | None = None,
-    activation: int = 0,
-    wide_output: bool = False,
-) -> Tensor | None:
-    if not weight.is_sound(x.dtype):
-        return None
-    return coded.block_linear(library, x, weight.rows_of_blocks(), bias, activation, wide_output)
+def _native(library: Library, x: Tensor, weight: BlockWeight, *further: Any, **named: Any) -> Tensor | None:
+    """Compute coded.block_linear with the matrices of the weight."""
+    return coded.block_linear(library, x, weight.rows_of_blocks(), *further, **named)
 
 
 @operation(check_product, native=_native)
@@ -181,12 +161,8 @@ def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
     return _product(hidden, weight).to(hidden.dtype).float()
 
 
-def _rows_native(
-    library: Library, numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: float = 1.0
-) -> Tensor | None:
-    if not weight.is_sound(dtype):
-        return None
-    return coded.block_rows(library, numbers, weight.rows_of_blocks(), dtype, scale)
+def _rows_native(library: Library, numbers: Tensor, weight: BlockWeight, *further: Any) -> Tensor | None:
+    return coded.block_rows(library, numbers, weight.rows_of_blocks(), *further)
 
 
 @operation(check_rows, native=_rows_native)

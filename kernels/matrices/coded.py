@@ -5,6 +5,7 @@ See kernels/cpu/coded.py.
 
 from abc import abstractmethod
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -27,11 +28,9 @@ class CodedWeight(Weight):
         return coded_logits(hidden, self)
 
 
-def native_linear(
-    library: Library, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, wide_output: bool = False
-) -> Tensor | None:
+def native_linear(library: Library, x: Tensor, weight: CodedWeight, *further: Any, **named: Any) -> Tensor | None:
     """Compute coded.linear with the parts of the weight."""
-    return coded.linear(library, x, weight.codes_of_rows(), bias, wide_output)
+    return coded.linear(library, x, weight.codes_of_rows(), *further, **named)
 
 
 @operation(check_product, native=partial(native_linear, wide_output=True))

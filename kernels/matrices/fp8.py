@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.weight import FP8, Operands, Weight, check_product, lay_operands, num_groups
 
@@ -41,19 +41,6 @@ class Fp8Weight(Weight):
 
     def unpack(self, dtype: torch.dtype) -> torch.Tensor:
         return unpack_fp8(self, dtype)
-
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        if self.values.dim() < 2:
-            return False
-        *lead, rows, columns = self.values.shape
-        return (
-            self.values.dtype == torch.float8_e4m3fn
-            and self.values.stride()[-1] == 1
-            and self.scales.dtype == torch.float32
-            and self.scales.shape == (*lead, num_groups(rows, self.row_group), num_groups(columns, self.column_group))
-            and (self.column_group % GROUP == 0 or self.column_group >= columns)
-            and (self.input_scale is None or _is_one_number(self.input_scale))
-        )
 
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         *lead, rows, columns = shape.split()
@@ -116,20 +103,12 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
     return product.to(x.dtype)
 
 
-def _check_activations(operation: str, x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> None:
-    if not (
-        x.dim() == 2
-        and x.dtype in FLOATS
-        and group > 0
-        and (scale is None or (scale.numel() == 1 and scale.dtype == torch.float32))
-        and placed(x, scale)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens columns")
-        check.require("group", group > 0, f"is {group}, wanted at least one column under a scale")
-        if scale is not None:
-            check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted a single one")
-            check.tensor("scale", scale.reshape(1), "1", (torch.float32,))
+def _check_activations(check: ArgumentCheck, x: torch.Tensor, group: int, scale: torch.Tensor | None = None) -> None:
+    check.tensor("x", x, "tokens columns")
+    check.require("group", group > 0, f"is {group}, wanted at least one column under a scale")
+    if scale is not None:
+        check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted a single one")
+        check.tensor("scale", scale.reshape(1), "1", (torch.float32,))
 
 
 @operation(_check_activations, triton="matrices.fp8_linear")

@@ -42,17 +42,6 @@ class Int4Weight(CodedWeight):
         plain = unpack_int4(self, dtype)
         return plain if self.permutation is None else plain.index_select(-1, self.permutation.argsort())
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        zeros, order = self.zeros, self.permutation
-        return (
-            has_codes(self.codes, self.columns)
-            and self.scales.dtype in FLOATS
-            and self.scales.shape == (*self.codes.shape[:-1], num_groups(self.columns, self.group))
-            and (self.group % BLOCK == 0 or self.group >= self.columns)
-            and (zeros is None or (zeros.dtype == torch.uint8 and zeros.shape == self.scales.shape))
-            and (order is None or (order.dtype == torch.int64 and order.shape == (self.columns,)))
-        )
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         groups = require_codes(check, name, self.codes, self.columns, self.group, shape)
         check.tensor(f"{name}.scales", self.scales, groups, FLOATS)
@@ -100,16 +89,6 @@ def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
             values -= zeros[..., i, None]
         values *= scales[..., i, None]
     return centred.to(dtype)
-
-
-def has_codes(codes: torch.Tensor, columns: int) -> bool:
-    """True if `codes` has the type and the size of codes of so many columns."""
-    return (
-        codes.dim() > 1
-        and codes.dtype == torch.uint8
-        and codes.stride()[-1] == 1
-        and codes.shape[-1] == num_groups(columns, BLOCK) * (BLOCK // 2)
-    )
 
 
 def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns: int, group: int, shape: str) -> str:

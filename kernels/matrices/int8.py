@@ -38,18 +38,6 @@ class Int8Weight(CodedWeight):
         scales = self.scales.float().repeat_interleave(self.group, -1)[..., : self.columns]
         return (self.codes[..., : self.columns].float() * scales).to(dtype)
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        codes = self.codes
-        return (
-            codes.dim() > 1
-            and codes.dtype == torch.int8
-            and codes.stride()[-1] == 1
-            and codes.shape[-1] == num_groups(self.columns, BLOCK) * BLOCK
-            and self.scales.dtype in FLOATS
-            and self.scales.shape == (*codes.shape[:-1], num_groups(self.columns, self.group))
-            and (self.group % BLOCK == 0 or self.group >= self.columns)
-        )
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         lead, _, last = shape.rpartition(" ")
         check.agree(f"{name}.columns", last, self.columns)

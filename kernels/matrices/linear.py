@@ -10,36 +10,29 @@ import torch
 import torch.nn.functional as F
 
 from pilotlight.kernels import tuning
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.activation import gated_native
 from pilotlight.kernels.matrices.weight import GatedActivation
 
 
-def _check(operation: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *_: object) -> None:
-    if not (
-        x.ndim == weight.ndim == 2
-        and x.dtype in FLOATS
-        and x.dtype == weight.dtype
-        and x.shape[1] == weight.shape[1]
-        and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
-        and placed(x, weight, bias)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("hidden" if operation == "logits" else "x", x, "tokens inputs")
-        check.tensor("weight", weight, "outputs inputs", (x.dtype,))
-        if bias is not None:
-            check.tensor("bias", bias, "outputs", (x.dtype,))
+def _check(
+    check: ArgumentCheck, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *_: object
+) -> None:
+    check.tensor("hidden" if check.operation == "logits" else "x", x, "tokens inputs")
+    check.tensor("weight", weight, "outputs inputs", (x.dtype,))
+    if bias is not None:
+        check.tensor("bias", bias, "outputs", (x.dtype,))
 
 
-@operation(_check, native=ops.linear)
+@operation(_check, native=ops.linear, guards_itself=True)
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x [tokens, inputs] times weight [outputs, inputs] plus bias [outputs], as [tokens, outputs]."""
     return _product(x, weight, bias)
 
 
-@operation(_check, native=gated_native(ops.linear))
+@operation(_check, native=gated_native(ops.linear), guards_itself=True)
 def gated_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: GatedActivation
 ) -> torch.Tensor:
@@ -50,7 +43,7 @@ def gated_linear(
     return activation(_product(x, weight, bias))
 
 
-@operation(_check, native=partial(ops.linear, wide_output=True))
+@operation(_check, native=partial(ops.linear, wide_output=True), guards_itself=True)
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return fp32 logits [rows, vocab], rounded to the storage type first.
 

@@ -76,25 +76,6 @@ class LosslessWeight(Weight):
             self.columns,
         )
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        codes, palettes, starts, escapes = self.codes, self.palettes, self.starts, self.escapes
-        rows = codes.shape[0]
-        return (
-            dtype in _COMPUTED
-            and codes.dtype == palettes.dtype == torch.uint8
-            and starts.dtype == escapes.dtype == torch.int32
-            and codes.device == palettes.device == starts.device == escapes.device
-            and codes.ndim == 2
-            and escapes.ndim == 1
-            and codes.shape[1] == row_bytes(self.columns)
-            and palettes.shape == (num_palettes(rows), PALETTE)
-            and starts.shape == (palettes.shape[0] + 1,)
-            and codes.is_contiguous()
-            and palettes.is_contiguous()
-            and starts.is_contiguous()
-            and escapes.is_contiguous()
-        )
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         rows, words = self.codes.shape[0], shape.split()
         check.require(
@@ -161,12 +142,10 @@ def pack_lossless(plain: Tensor) -> LosslessWeight:
     return weight
 
 
-def _check_plain(operation: str, plain: Tensor, *_: object) -> None:
-    check = ArgumentCheck(operation)
+def _check_plain(check: ArgumentCheck, plain: Tensor, *_: object) -> None:
     check.tensor("plain", plain, "rows columns", (torch.bfloat16,), dense=2)
-    check.require(
-        "plain", 0 < plain.shape[1] <= MOST_COLUMNS, f"has {plain.shape[1]} columns, wanted 1 to {MOST_COLUMNS}"
-    )
+    columns = plain.shape[1]
+    check.require("plain", 0 < columns <= MOST_COLUMNS, f"has {columns} columns, wanted 1 to {MOST_COLUMNS}")
 
 
 @operation(_check_plain, native=native.survey)
@@ -209,9 +188,8 @@ def encode_lossless(plain: Tensor, into: LosslessWeight) -> bool:
     return True
 
 
-def _check_unpacked(operation: str, codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> None:
-    if not weight.is_sound(dtype):
-        weight.require(ArgumentCheck(operation), "weight", "rows columns", dtype)
+def _check_unpacked(check: ArgumentCheck, codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> None:
+    weight.require(check, "weight", "rows columns", dtype)
 
 
 @operation(_check_unpacked, triton="matrices.lossless", native=native.unpack)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.checks import ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import coded
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.coded import CodedWeight, native_linear
-from pilotlight.kernels.matrices.int4 import has_codes, pack_int4, require_codes, unpack_codes
+from pilotlight.kernels.matrices.int4 import pack_int4, require_codes, unpack_codes
 from pilotlight.kernels.matrices.weight import MXFP4, Operands, check_product, lay_operands
 
 BLOCK = 32  # values that share a scale
@@ -45,10 +45,6 @@ class Mxfp4Weight(CodedWeight):
     def unpack(self, dtype: torch.dtype) -> torch.Tensor:
         return unpack_mxfp4_weight(self, dtype)
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        is_scaled = self.scales.dtype == torch.uint8 and self.scales.shape[:-1] == self.codes.shape[:-1]
-        return is_scaled and has_codes(self.codes, self.columns)
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         groups = require_codes(check, name, self.codes, self.columns, BLOCK, shape)
         check.tensor(f"{name}.scales", self.scales, groups, (torch.uint8,))
@@ -78,15 +74,7 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor)
 
     blocks [..., 16] uint8, the first value of each pair in the low four bits; scales [...] uint8. A scale that is NaN unpacks to NaN.
     """
-    if not (
-        blocks.dtype == scales.dtype == torch.uint8
-        and blocks.dim() > 0
-        and blocks.shape == (*scales.shape, BLOCK // 2)
-        and into.numel() == 2 * blocks.numel()
-        and into.dtype in (torch.bfloat16, torch.float32)
-        and placed(into, blocks, scales)
-    ):
-        _look_at(blocks, scales, into)
+    _look_at(blocks, scales, into)
     device, dtype = blocks.device, into.dtype
     values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=dtype, device=device)
     high, low = torch.meshgrid(values, values, indexing="ij")

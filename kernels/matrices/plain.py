@@ -35,9 +35,6 @@ class PlainWeight(Weight):
     def unpack(self, dtype: torch.dtype) -> Tensor:
         return self.values.to(dtype)
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        return self.values.dtype == dtype and self.values.stride()[-1] == 1
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         check.tensor(f"{name}.values", self.values, shape, (dtype,), dense=1)
 

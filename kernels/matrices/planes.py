@@ -16,8 +16,7 @@ def split_planes(values: Tensor) -> Tensor:
     return torch.cat((exponents, others.to(torch.uint8)))
 
 
-def _check_joined(operation: str, into: Tensor, planes: bytes) -> None:
-    check = ArgumentCheck(operation)
+def _check_joined(check: ArgumentCheck, into: Tensor, planes: bytes) -> None:
     check.tensor("into", into, "values", (torch.bfloat16,), dense=1)
     check.require("planes", len(planes) == into.nbytes, f"has {len(planes)} bytes, wanted {into.nbytes}")
 

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.checks import FLOATS, INDICES, ArgumentCheck, placed
+from pilotlight.kernels.checks import INDICES, ArgumentCheck
 
 GatedActivation = Callable[[Tensor], Tensor]  # [tokens, 2 * intermediate] -> [tokens, intermediate]
 PLAIN, FP8, INT4, MXFP4 = range(4)  # as in kernels/triton/matrices/tiles.py
@@ -63,10 +63,6 @@ class Weight(ABC):
     @abstractmethod
     def unpack(self, dtype: torch.dtype) -> Tensor:
         """Return the plain weight, with columns in the order of x."""
-
-    @abstractmethod
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        """True if the parts have types and sizes that match each other and x's type."""
 
     @abstractmethod
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
@@ -120,36 +116,25 @@ class Weight(ABC):
         return replace(self, **changed)  # type: ignore[type-var]
 
 
-def check_product(operation: str, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
+def check_product(check: ArgumentCheck, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
     """Check the arguments of an operation that multiplies by a packed weight."""
-    shape = weight.shape
-    if not (
-        x.dim() == len(shape) == 2
-        and x.dtype in FLOATS
-        and x.shape[1] == shape[1]
-        and x.stride()[1] == 1
-        and weight.is_sound(x.dtype)
-        and (bias is None or (bias.dtype == x.dtype and bias.shape == shape[:1] and bias.is_contiguous()))
-        and placed(x, bias, *weight.parts)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens columns", dense=1)
-        weight.require(check, "weight", "rows columns", x.dtype)
-        if bias is not None:
-            check.tensor("bias", bias, "rows", (x.dtype,), dense=1)
+    check.tensor("x", x, "tokens columns", dense=1)
+    weight.require(check, "weight", "rows columns", x.dtype)
+    if bias is not None:
+        check.tensor("bias", bias, "rows", (x.dtype,), dense=1)
 
 
-def check_gated(operation: str, x: Tensor, weight: Weight, bias: Tensor | None, activation: GatedActivation) -> None:
+def check_gated(
+    check: ArgumentCheck, x: Tensor, weight: Weight, bias: Tensor | None, activation: GatedActivation
+) -> None:
     """Check the arguments of an operation that multiplies by a packed weight and applies an activation."""
-    check_product(operation, x, weight, bias)
+    check_product(check, x, weight, bias)
 
 
-def check_rows(operation: str, numbers: Tensor, weight: Weight, dtype: torch.dtype, scale: float = 1.0) -> None:
+def check_rows(check: ArgumentCheck, numbers: Tensor, weight: Weight, dtype: torch.dtype, scale: float = 1.0) -> None:
     """Check the arguments of an operation that gets rows of a packed weight."""
-    check = ArgumentCheck(operation)
     check.tensor("numbers", numbers, "n", INDICES)
-    if not weight.is_sound(dtype):
-        weight.require(check, "weight", "rows columns", dtype)
+    weight.require(check, "weight", "rows columns", dtype)
 
 
 def lay_operands(

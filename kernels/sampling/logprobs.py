@@ -5,28 +5,16 @@ Computed from raw logits: before temperature and truncation.
 
 import torch
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 
 
-def _check(operation: str, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int = 0) -> None:
-    if not (
-        logits.dim() == 2
-        and logits.shape[1]
-        and logits.dtype == torch.float32
-        and token_ids.shape == logits.shape[:1]
-        and token_ids.dtype == torch.int64
-        and num_top >= 0
-        and placed(logits, token_ids)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "rows vocab", (torch.float32,))
-        check.require("logits", logits.shape[1] > 0, "has no entry to choose from")
-        check.tensor("token_ids", token_ids, "rows", (torch.int64,))
-        check.require("num_top", num_top >= 0, f"is {num_top}")
-    if checks.DEBUG:
-        check_indices(operation, "token_ids", token_ids, logits.shape[1], "the vocabulary")
+def _check(check: ArgumentCheck, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int = 0) -> None:
+    check.tensor("logits", logits, "rows vocab", (torch.float32,))
+    check.require("logits", logits.shape[1] > 0, "has no entry to choose from")
+    check.tensor("token_ids", token_ids, "rows", (torch.int64,))
+    check.require("num_top", num_top >= 0, f"is {num_top}")
+    check.indices("token_ids", token_ids, logits.shape[1], "the vocabulary")
 
 
 @operation(_check, triton="sampling.logprobs")

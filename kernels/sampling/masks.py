@@ -6,30 +6,18 @@ bit, as grammar libraries write them. Tokens after the last word are forbidden.
 
 import torch
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import sampling
 from pilotlight.kernels.dispatch import operation
 
 LOWEST = torch.finfo(torch.float32).min
 
 
-def _check(operation: str, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
-    if not (
-        logits.dim() == bits.dim() == 2
-        and rows.dim() == 1
-        and bits.shape[0] == rows.shape[0]
-        and (logits.dtype, rows.dtype, bits.dtype) == (torch.float32, torch.int64, torch.int32)
-        and logits.is_contiguous()
-        and bits.is_contiguous()
-        and placed(logits, rows, bits)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
-        check.tensor("rows", rows, "masks", (torch.int64,))
-        check.tensor("bits", bits, "masks words", (torch.int32,), dense=2)
-    if checks.DEBUG:
-        check_indices(operation, "rows", rows, logits.shape[0], "the rows of logits")
+def _check(check: ArgumentCheck, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
+    check.tensor("rows", rows, "masks", (torch.int64,))
+    check.tensor("bits", bits, "masks words", (torch.int32,), dense=2)
+    check.indices("rows", rows, logits.shape[0], "the rows of logits")
 
 
 @operation(_check, triton="sampling.masks", native=sampling.mask_)

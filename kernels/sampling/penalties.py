@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.dispatch import operation
 
 
@@ -34,29 +33,17 @@ class LogitEntries(NamedTuple):
     frequency: torch.Tensor  # [entries] fp32 (0: off)
 
 
-def _check(operation: str, logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor | None = None) -> None:
-    count = entries.rows.shape
-    if not (
-        logits.dim() == 2
-        and logits.dtype == torch.float32
-        and logits.is_contiguous()
-        and len(count) == 1
-        and all(values.shape == count for values in entries)
-        and all(values.dtype == torch.float32 for values in entries[2:])
-        and entries.rows.dtype == entries.token_ids.dtype == torch.int64
-        and (before is None or (before.shape == count and before.dtype == torch.float32))
-        and placed(logits, before, *entries)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
-        for name, values in entries._asdict().items():
-            dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
-            check.tensor(f"entries.{name}", values, "entries", (dtype,))
-        if before is not None:
-            check.tensor("before", before, "entries", (torch.float32,))
-    if checks.DEBUG:
-        check_indices(operation, "entries.rows", entries.rows, logits.shape[0], "the rows of logits")
-        check_indices(operation, "entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")
+def _check(
+    check: ArgumentCheck, logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor | None = None
+) -> None:
+    check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=2)
+    for name, values in entries._asdict().items():
+        dtype = torch.int64 if name in ("rows", "token_ids") else torch.float32
+        check.tensor(f"entries.{name}", values, "entries", (dtype,))
+    if before is not None:
+        check.tensor("before", before, "entries", (torch.float32,))
+    check.indices("entries.rows", entries.rows, logits.shape[0], "the rows of logits")
+    check.indices("entries.token_ids", entries.token_ids, logits.shape[1], "the vocabulary")
 
 
 @operation(_check, triton="sampling.penalties")

@@ -6,7 +6,7 @@ is computed in int64 tensors, with the same bits on every device.
 
 import torch
 
-from pilotlight.kernels.checks import ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import sampling
 from pilotlight.kernels.dispatch import operation
 
@@ -33,11 +33,9 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return torch.stack((even, odd), dim=1).flatten(0, 1)
 
 
-def _check(operation: str, seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> None:
-    if not (seed_low.shape == seed_high.shape == position.shape and placed(seed_low, seed_high, position)):
-        check = ArgumentCheck(operation)
-        for name, words in (("seed_low", seed_low), ("seed_high", seed_high), ("position", position)):
-            check.tensor(name, words, "rows", (torch.int64,))
+def _check(check: ArgumentCheck, seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> None:
+    for name, words in (("seed_low", seed_low), ("seed_high", seed_high), ("position", position)):
+        check.tensor(name, words, "rows", (torch.int64,))
 
 
 @operation(_check, native=sampling.philox_uniform)

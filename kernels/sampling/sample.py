@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.checks import ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import sampling
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.sampling.philox import uniform
@@ -27,34 +27,17 @@ NUM_CANDIDATES = 256
 _MASK32 = 0xFFFFFFFF
 
 
-def _check(operation: str, logits: Tensor, batch: SamplingBatch) -> None:
-    integers, reals = batch.integers, batch.reals
-    if not (
-        logits.dim() == 2
-        and logits.dtype == torch.float32
-        and 0 < logits.shape[1] <= MAX_VOCAB
-        and logits.stride(1) == 1
-        and integers.shape == (4, len(logits))
-        and reals.shape == (2, len(logits))
-        and integers.dtype == torch.int64
-        and reals.dtype == torch.float64
-        and integers.is_contiguous()
-        and reals.is_contiguous()
-        and placed(logits, integers, reals)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
-        vocab = logits.shape[1]
-        check.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
-        check.tensor("batch.integers", integers, "4 rows", (torch.int64,), dense=2)
-        check.tensor("batch.reals", reals, "2 rows", (torch.float64,), dense=2)
+def _check(check: ArgumentCheck, logits: Tensor, batch: SamplingBatch) -> None:
+    check.tensor("logits", logits, "rows vocab", (torch.float32,), dense=1)
+    vocab = logits.shape[1]
+    check.require("logits", 0 < vocab <= MAX_VOCAB, f"has {vocab} entries a row, wanted 1 to {MAX_VOCAB}")
+    check.tensor("batch.integers", batch.integers, "4 rows", (torch.int64,), dense=2)
+    check.tensor("batch.reals", batch.reals, "2 rows", (torch.float64,), dense=2)
 
 
-def _check_logits(operation: str, logits: Tensor) -> None:
-    if not (logits.dim() == 2 and logits.dtype == torch.float32 and logits.shape[1]):
-        check = ArgumentCheck(operation)
-        check.tensor("logits", logits, "rows vocab", (torch.float32,))
-        check.require("logits", logits.shape[1] > 0, "has no entry to choose from")
+def _check_logits(check: ArgumentCheck, logits: Tensor) -> None:
+    check.tensor("logits", logits, "rows vocab", (torch.float32,))
+    check.require("logits", logits.shape[1] > 0, "has no entry to choose from")
 
 
 @operation(_check, triton="sampling.sample")

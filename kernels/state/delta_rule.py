@@ -19,15 +19,13 @@ Only the recurrence from chunk to chunk is sequential; the rest is matrix produc
 state stays in a core's cache, this takes fewer products, and a token's result has the same bits in any chunk. All numbers are fp32.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import state_ops
-from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
@@ -51,7 +49,7 @@ class _Inputs(NamedTuple):
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     qkv: torch.Tensor,
     steps: torch.Tensor,
     decays: torch.Tensor,
@@ -61,59 +59,28 @@ def _check(
     states: torch.Tensor,
     batch: StateBatch,
 ) -> None:
-    if not (
-        qkv.ndim == steps.ndim == decays.ndim == 2
-        and states.ndim == 4
-        and qkv.dtype in FLOATS
-        and steps.dtype == decays.dtype == qkv.dtype
-        and states.shape[1] > 0
-        and states.shape[2] > 0
-        and decays.shape[1] in (states.shape[1], states.shape[1] * states.shape[2])
-        and decay_logs.dtype == decay_bias.dtype == states.dtype == torch.float32
-        and qkv.stride(1) == 1
-        and steps.stride(1) == decays.stride(1) == 1
-        and steps.shape == (qkv.shape[0], states.shape[1])
-        and decays.shape[0] == qkv.shape[0]
-        and decay_logs.shape == states.shape[1:2]
-        and decay_bias.shape == decays.shape[1:]
-        and key_heads > 0
-        and states.shape[1] % key_heads == 0
-        and qkv.shape[1] == 2 * key_heads * states.shape[2] + states.shape[1] * states.shape[3]
-        and states.stride()[1:] == (states.shape[2] * states.shape[3], states.shape[3], 1)
-        and decay_logs.is_contiguous()
-        and decay_bias.is_contiguous()
-        and batch.fits(qkv, qkv.shape[0])
-        and placed(qkv, steps, decays, decay_logs, decay_bias, states)
-    ):
-        check, wide = ArgumentCheck(operation), (torch.float32,)
-        check.tensor("states", states, "blocks value_heads key value", wide, dense=3)
-        heads, key, value = (check.size(word) for word in ("value_heads", "key", "value"))
-        check.require(
-            "key_heads",
-            key_heads > 0 and heads % key_heads == 0,
-            f"is {key_heads}, and {heads} value heads are not a multiple of it",
-        )
-        check.derive("2*key_heads*key+value_heads*value", 2 * key_heads * key + heads * value, "states")
-        check.tensor("qkv", qkv, "tokens 2*key_heads*key+value_heads*value", dense=1)
-        check.tensor("steps", steps, "tokens value_heads", (qkv.dtype,), dense=1)
-        by_row = decays.ndim == 2 and decays.shape[1] != heads
-        if by_row:
-            check.derive("value_heads*key", heads * key, "states")
-        width = "value_heads*key" if by_row else "value_heads"
-        check.tensor("decays", decays, f"tokens {width}", (qkv.dtype,), dense=1)
-        check.tensor("decay_logs", decay_logs, "value_heads", wide, dense=1)
-        check.tensor("decay_bias", decay_bias, width, wide, dense=1)
-        batch.require(check, qkv.shape[0])
-    if checks.DEBUG:
-        batch.check_blocks(operation, states.shape[0])
+    wide = (torch.float32,)
+    check.tensor("states", states, "blocks value_heads key value", wide, dense=3)
+    heads, key, value = (check.size(word) for word in ("value_heads", "key", "value"))
+    check.require(
+        "key_heads",
+        key_heads > 0 and heads % key_heads == 0,
+        f"is {key_heads}, and {heads} value heads are not a multiple of it",
+    )
+    check.derive("2*key_heads*key+value_heads*value", 2 * key_heads * key + heads * value, "states")
+    check.tensor("qkv", qkv, "tokens 2*key_heads*key+value_heads*value", dense=1)
+    check.tensor("steps", steps, "tokens value_heads", (qkv.dtype,), dense=1)
+    by_row = decays.ndim == 2 and decays.shape[1] != heads
+    if by_row:
+        check.derive("value_heads*key", heads * key, "states")
+    width = "value_heads*key" if by_row else "value_heads"
+    check.tensor("decays", decays, f"tokens {width}", (qkv.dtype,), dense=1)
+    check.tensor("decay_logs", decay_logs, "value_heads", wide, dense=1)
+    check.tensor("decay_bias", decay_bias, width, wide, dense=1)
+    batch.require(check, qkv.shape[0], states.shape[0])
 
 
-def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    _check("gated_delta_rule", *args)
-    return state_ops.gated_delta_rule(library, *args)
-
-
-@operation(_check, triton="state.delta_rule", native=_native)
+@operation(_check, triton="state.delta_rule", native=state_ops.gated_delta_rule)
 def gated_delta_rule(
     qkv: torch.Tensor,
     steps: torch.Tensor,

@@ -7,21 +7,17 @@ Each channel is convolved separately, over a token and the width - 1 tokens befo
 A sequence's state consists of the inputs at its last width - 1 tokens. Sums are in fp32.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import state_ops
-from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -29,40 +25,18 @@ def _check(
     states: torch.Tensor,
     batch: StateBatch,
 ) -> None:
-    if not (
-        x.ndim == weight.ndim == 2
-        and x.dtype in FLOATS
-        and weight.dtype == states.dtype == x.dtype
-        and x.stride(1) == 1
-        and weight.shape[0] == x.shape[1]
-        and weight.shape[1] > 1
-        and weight.is_contiguous()
-        and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1] and bias.is_contiguous()))
-        and states.shape[1:] == (weight.shape[1] - 1, x.shape[1])
-        and states.stride()[1:] == (x.shape[1], 1)
-        and batch.fits(x, x.shape[0])
-        and placed(x, weight, bias, states)
-    ):
-        check = ArgumentCheck(operation)
-        check.tensor("x", x, "tokens channels", dense=1)
-        check.tensor("weight", weight, "channels width", (x.dtype,), dense=2)
-        width = check.size("width")
-        check.require("weight", width > 1, f"has a width of {width}, wanted 2 or more")
-        if bias is not None:
-            check.tensor("bias", bias, "channels", (x.dtype,), dense=1)
-        check.derive("width-1", width - 1, "weight")
-        check.tensor("states", states, "blocks width-1 channels", (x.dtype,), dense=2)
-        batch.require(check, x.shape[0])
-    if checks.DEBUG:
-        batch.check_blocks(operation, states.shape[0])
+    check.tensor("x", x, "tokens channels", dense=1)
+    check.tensor("weight", weight, "channels width", (x.dtype,), dense=2)
+    width = check.size("width")
+    check.require("weight", width > 1, f"has a width of {width}, wanted 2 or more")
+    if bias is not None:
+        check.tensor("bias", bias, "channels", (x.dtype,), dense=1)
+    check.derive("width-1", width - 1, "weight")
+    check.tensor("states", states, "blocks width-1 channels", (x.dtype,), dense=2)
+    batch.require(check, x.shape[0], states.shape[0])
 
 
-def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    _check("short_conv", *args)
-    return state_ops.short_conv(library, *args)
-
-
-@operation(_check, triton="state.short_conv", native=_native)
+@operation(_check, triton="state.short_conv", native=state_ops.short_conv)
 def short_conv(
     x: torch.Tensor,
     weight: torch.Tensor,

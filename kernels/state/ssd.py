@@ -10,15 +10,11 @@ In torch a prompt is computed in chunks (section 6 of the paper): only the recur
 C computes token by token, with the state in a core's cache; a token's result has the same bits in any chunk. All numbers are fp32.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels import checks
-from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.checks import ArgumentCheck
 from pilotlight.kernels.cpu import state_ops
-from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
@@ -27,7 +23,7 @@ _CHUNK = 64
 
 
 def _check(
-    operation: str,
+    check: ArgumentCheck,
     xbc: torch.Tensor,
     steps: torch.Tensor,
     decay_logs: torch.Tensor,
@@ -37,49 +33,21 @@ def _check(
     states: torch.Tensor,
     batch: StateBatch,
 ) -> None:
-    if not (
-        xbc.ndim == steps.ndim == 2
-        and states.ndim == 4
-        and xbc.dtype in FLOATS
-        and steps.dtype == xbc.dtype
-        and decay_logs.dtype == step_bias.dtype == skip.dtype == states.dtype == torch.float32
-        and xbc.stride(1) == 1
-        and steps.stride(1) == 1
-        and steps.shape == (xbc.shape[0], states.shape[1])
-        and decay_logs.shape == step_bias.shape == skip.shape == states.shape[1:2]
-        and groups > 0
-        and states.shape[1] > 0
-        and states.shape[1] % groups == 0
-        and xbc.shape[1] == states.shape[1] * states.shape[3] + 2 * groups * states.shape[2]
-        and states.stride()[1:] == (states.shape[2] * states.shape[3], states.shape[3], 1)
-        and decay_logs.is_contiguous()
-        and step_bias.is_contiguous()
-        and skip.is_contiguous()
-        and batch.fits(xbc, xbc.shape[0])
-        and placed(xbc, steps, decay_logs, step_bias, skip, states)
-    ):
-        check, wide = ArgumentCheck(operation), (torch.float32,)
-        check.tensor("states", states, "blocks heads state value", wide, dense=3)
-        heads, state, value = (check.size(word) for word in ("heads", "state", "value"))
-        check.require(
-            "groups", groups > 0 and heads % groups == 0, f"is {groups}, and {heads} heads are not a multiple of it"
-        )
-        check.derive("heads*value+2*groups*state", heads * value + 2 * groups * state, "states")
-        check.tensor("xbc", xbc, "tokens heads*value+2*groups*state", dense=1)
-        check.tensor("steps", steps, "tokens heads", (xbc.dtype,), dense=1)
-        for name, x in (("decay_logs", decay_logs), ("step_bias", step_bias), ("skip", skip)):
-            check.tensor(name, x, "heads", wide, dense=1)
-        batch.require(check, xbc.shape[0])
-    if checks.DEBUG:
-        batch.check_blocks(operation, states.shape[0])
+    wide = (torch.float32,)
+    check.tensor("states", states, "blocks heads state value", wide, dense=3)
+    heads, state, value = (check.size(word) for word in ("heads", "state", "value"))
+    check.require(
+        "groups", groups > 0 and heads % groups == 0, f"is {groups}, and {heads} heads are not a multiple of it"
+    )
+    check.derive("heads*value+2*groups*state", heads * value + 2 * groups * state, "states")
+    check.tensor("xbc", xbc, "tokens heads*value+2*groups*state", dense=1)
+    check.tensor("steps", steps, "tokens heads", (xbc.dtype,), dense=1)
+    for name, x in (("decay_logs", decay_logs), ("step_bias", step_bias), ("skip", skip)):
+        check.tensor(name, x, "heads", wide, dense=1)
+    batch.require(check, xbc.shape[0], states.shape[0])
 
 
-def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    _check("ssd", *args)
-    return state_ops.ssd(library, *args)
-
-
-@operation(_check, triton="state.ssd", native=_native)
+@operation(_check, triton="state.ssd", native=state_ops.ssd)
 def ssd(
     xbc: torch.Tensor,
     steps: torch.Tensor,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+from pilotlight.kernels.checks import ArgumentCheck
 
 NO_BLOCK = (
     -1
@@ -51,24 +51,8 @@ class StateBatch(NamedTuple):
         ends = [0, *(runs[-1] for runs in self.host_ends)]
         return max((end - start for start, end in pairwise(ends)), default=0)
 
-    def fits(self, x: torch.Tensor, tokens: int) -> bool:
-        """True if the parts match each other, and their runs have `tokens` tokens in total, on x's device."""
-        runs = sum(map(len, self.host_ends))
-        return (
-            self.before.shape == (len(self.host_ends),)
-            and self.first_runs.shape == (len(self.host_ends) + 1,)
-            and self.ends.shape == self.after.shape == (runs,)
-            and self.before.dtype == self.first_runs.dtype == self.ends.dtype == self.after.dtype == torch.int64
-            and self.before.is_contiguous()
-            and self.first_runs.is_contiguous()
-            and self.ends.is_contiguous()
-            and self.after.is_contiguous()
-            and tokens == (self.host_ends[-1][-1] if self.host_ends else 0)
-            and placed(x, self.before, self.first_runs, self.ends, self.after)
-        )
-
-    def require(self, check: ArgumentCheck, tokens: int) -> None:
-        """Raise ArgumentError for the part that does not fit."""
+    def require(self, check: ArgumentCheck, tokens: int, num_blocks: int) -> None:
+        """Refuse parts that do not match each other, and in debug mode blocks that do not exist."""
         integers = (torch.int64,)
         check.derive("sequences", len(self.host_ends), "batch.host_ends")
         check.derive("sequences+1", len(self.host_ends) + 1, "batch.host_ends")
@@ -79,11 +63,8 @@ class StateBatch(NamedTuple):
         check.tensor("batch.after", self.after, "runs", integers, dense=1)
         end = self.host_ends[-1][-1] if self.host_ends else 0
         check.require("batch.host_ends", end == tokens, f"ends with {end}, and there are {tokens} tokens")
-
-    def check_blocks(self, operation: str, num_blocks: int) -> None:
-        """Raise ArgumentError for a block that does not exist. Waits for the device: only for debug mode."""
-        check_indices(operation, "batch.before", self.before, num_blocks, "the existing blocks, or -1", NO_BLOCK)
-        check_indices(operation, "batch.after", self.after, num_blocks, "the existing blocks, or -1", NO_BLOCK)
+        check.indices("batch.before", self.before, num_blocks, "the existing blocks, or -1", NO_BLOCK)
+        check.indices("batch.after", self.after, num_blocks, "the existing blocks, or -1", NO_BLOCK)
 
     def compute(self, states: torch.Tensor, at_once: Advance, run: Advance) -> torch.Tensor:
         """Compute all tokens with torch, update `states` [blocks, ...] and return the outputs.

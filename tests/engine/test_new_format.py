@@ -46,9 +46,6 @@ class EightBitWeight(Weight):
     def unpack(self, dtype: torch.dtype) -> Tensor:
         return ((self.codes.float() - self.offset) * self.scales).to(dtype)
 
-    def is_sound(self, dtype: torch.dtype) -> bool:
-        return self.codes.dtype == torch.uint8 and self.scales.shape == (*self.codes.shape[:-1], 1)
-
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         check.tensor(f"{name}.codes", self.codes, shape, (torch.uint8,))
 
