@@ -215,7 +215,7 @@ class EdgeRouter:
         watch, proxy, recordings = self.metrics.watch, self.proxy, self.recordings
         watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
         watch("sessions", "Entries in the session table.", lambda: len(self.sessions))
-        watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
+        watch("sockets", "Open WebSockets of functions.", lambda: len(self.tunnels))
         watch("durable_streams", "Streams that can be read again.", lambda: len(recordings))
         watch("durable_bytes", "Memory of durable streams.", lambda: recordings.num_bytes)
         if (ledger := self.accounting.ledger) is not None:
