@@ -281,8 +281,8 @@ def _pieces_of(block: dict[str, Any], where: str, left_out: list[str]) -> Conten
 def _document(block: dict[str, Any], where: str, left_out: list[str]) -> Content:
     named = [string_in(block, name, where) for name in ("title", "context") if block.get(name) is not None]
     match block.get("source"):
-        case {"type": "text", **source}:
-            return [*named, string_in(source, "data", f"{where}.source")]
+        case {"type": "text"}:
+            return [*named, string_in(block["source"], "data", f"{where}.source")]
         case {"type": "content", "content": content}:
             return [*named, *_pieces(content, f"{where}.source.content", left_out)]
         case {"type": "base64" | "url" | "file"}:

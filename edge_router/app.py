@@ -13,12 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
 from pilotlight.edge_router.backends.discovery import router_place
+from pilotlight.edge_router.forwarding.downstream import head_of
 from pilotlight.edge_router.metering.ledger.ledger_store import configured
 from pilotlight.edge_router.metering.usage_report import UsageRoutes
 from pilotlight.edge_router.response_door import ResponseDoor
 from pilotlight.edge_router.routing.cost import CostPolicy
 from pilotlight.edge_router.routing.views import Policy
-from pilotlight.edge_router.service_table import RouterService, service_of
+from pilotlight.edge_router.service_table import RouterService, is_for_responses, service_of
 from pilotlight.edge_router.services.batches.routes import BatchRoutes
 from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
 from pilotlight.edge_router.services.finetune_routes import RoutedFinetunes
@@ -36,6 +37,7 @@ from pilotlight.page.routes import PageRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.response_store.app import ResponsesApp
 from pilotlight.response_store.response_database import ResponseDatabase, RetentionPolicy
+from pilotlight.response_store.sockets import ResponseSockets
 from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NetworkConfig
 from pilotlight.support import background
@@ -83,6 +85,7 @@ class RouterApp(Starlette):
             RouterService.FINETUNES: self.finetunes,
             RouterService.MODEL_LISTS: self.model_lists,
         }
+        self.response_sockets = ResponseSockets(self._respond, lambda scope: proxy.admission.identify(head_of(scope)))
         place, sessions = router_place(router.network), Sessions(access, router.secret)
         self.feed = Feed(RouterActivity(place, own_version(), proxy, router.clock))
         places, hosts = proxy.selector.places, router.hosts
@@ -147,8 +150,14 @@ class RouterApp(Starlette):
         """Dispatch a request: Starlette handles the router's own routes and unknown paths.
         All others bypass its error handling, which would add two `send` calls to each token."""
         normalize_path(scope)
-        app = self.edge.tunnels if scope["type"] == "websocket" else self._services.get(service_of(scope), self._others)
+        if scope["type"] != "websocket":
+            app = self._services.get(service_of(scope), self._others)
+        else:
+            app = self.response_sockets if is_for_responses(scope["path"]) else self.edge.tunnels
         return app(scope, receive, send)
+
+    def _respond(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        return self._services[RouterService.RESPONSES](scope, receive, send)
 
 
 def _rendered_by(router: EdgeRouter) -> Callable[[], Awaitable[bytes]]:

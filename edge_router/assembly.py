@@ -209,7 +209,7 @@ class EdgeRouter:
         watch, proxy = self.metrics.watch, self.proxy
         watch("tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks()))
         watch("sessions", "Entries in the session table.", lambda: len(self.sessions))
-        watch("sockets", "Open WebSockets.", lambda: len(self.tunnels))
+        watch("sockets", "Open WebSockets of functions.", lambda: len(self.tunnels))
         if (ledger := self.accounting.ledger) is not None:
             watch("ledger_unwritten", "Usage records not written yet.", lambda: ledger.num_unwritten)
             watch("ledger_failing", "1 while usage cannot be written.", lambda: float(ledger.fault is not None))

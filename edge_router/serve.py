@@ -134,6 +134,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
                 await _first_of(stop.wait(), app.siblings.resign(lambda: _release(app)))
         await drain(proxy, network.relay.drain_timeout_s, stop_now)
         app.edge.tunnels.end()
+        await app.response_sockets.end()
 
 
 async def _release(app: RouterApp) -> None:

@@ -59,5 +59,10 @@ def _service_at(path: str) -> RouterService | None:
     return next((service for service, pattern in _TABLE if pattern.fullmatch(path)), None)
 
 
+def is_for_responses(path: str) -> bool:
+    """Tell whether responses are created at a path."""
+    return path.endswith("/responses") and _service_at(path) is RouterService.RESPONSES
+
+
 def _is_queued(query: bytes) -> bool:
     return b"queueRequest" in query and parse_qs(query).get(b"queueRequest", [b""])[-1] == b"true"

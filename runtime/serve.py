@@ -172,6 +172,7 @@ async def serve_app(
             try:
                 await stopping.wait()
                 await drain(app.site, force_shutdown, hooks)
+                await app.responses.sockets.end()
             finally:
                 await background.stop(announcing)
     except (ConfigError, ListenError) as error:

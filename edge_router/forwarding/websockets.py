@@ -95,7 +95,10 @@ class _Handshake:
         proxy, client = self._proxy, self._client
         with await proxy.admission.admit(client.head, client.address):
             if not client.head.is_for_function:
-                raise ApiError("invalid_request", f"WebSockets are offered under {FUNCTIONS}: send plain HTTP here")
+                raise ApiError(
+                    "invalid_request",
+                    f"WebSockets are offered at /v1/responses and under {FUNCTIONS}: send plain HTTP here",
+                )
             proxied = proxy.proxied(proxy.parser.parse(client.head, b"", client.request_id, client.address))
             await client.while_present(proxy.try_sites(client, proxied, self._answered))
 

@@ -1,6 +1,6 @@
 """Unmodified coding agents that fix a line, served by a router and two sites.
 
-    python -m load_tests.scenarios.coding_agents                                  about 12 minutes
+    python -m load_tests.scenarios.coding_agents                                  about 15 minutes
     python -m load_tests.scenarios.coding_agents --model FILE.gguf --peers .peers                (make peers)
 
 Each is installed from its registry and started as a user would start it, in a separate home directory. The first command tests the API without a

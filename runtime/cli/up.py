@@ -171,7 +171,10 @@ def running(children: list[Child]) -> Iterator[None]:
         for child in children:
             child.hang_up()
 
-    handlers = {number: stop for number in STOP_SIGNALS} | {signal.SIGHUP: hang_up, signal.SIGUSR2: signal.SIG_IGN}
+    handlers: dict[int, Callable[[int, FrameType | None], None] | signal.Handlers] = {
+        number: stop for number in STOP_SIGNALS
+    }
+    handlers |= {signal.SIGHUP: hang_up, signal.SIGUSR2: signal.SIG_IGN}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         for child in children:

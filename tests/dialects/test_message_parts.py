@@ -47,7 +47,12 @@ def test_an_image_of_anothers_message_is_not_called_unsupported(fields: dict[str
 
 TEXT = {"type": "text", "media_type": "text/plain", "data": "The sky is green."}
 BLOCKS = {"type": "content", "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]}
-FOUND = {"type": "search_result", "source": "https://a.example", "title": "Sky", "content": [{"type": "text", "text": "Blue."}]}
+FOUND = {
+    "type": "search_result",
+    "source": "https://a.example",
+    "title": "Sky",
+    "content": [{"type": "text", "text": "Blue."}],
+}
 
 
 @pytest.mark.parametrize(

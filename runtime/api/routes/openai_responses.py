@@ -4,12 +4,13 @@ A router stores responses itself, so requests from routers are answered but not 
 
 from functools import partial
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.openai_responses import ResponsesWriter, parse_response
 from pilotlight.response_store.app import INPUT_TOKENS, OpenDoor, ResponsesApp
 from pilotlight.response_store.response_database import RetentionPolicy
+from pilotlight.response_store.sockets import ResponseSockets
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
@@ -31,10 +32,12 @@ class ResponsesEndpoint:
         self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
         keeping = RetentionPolicy(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
         self.keeping = ResponsesApp(self._answer, OpenDoor(access), limits.max_body_bytes, keeping)
+        self.sockets = ResponseSockets(self.keeping)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         methods = ["GET", "POST", "DELETE"]
-        return [
+        sockets = [WebSocketRoute(f"{prefix}/responses", self.sockets) for prefix in PREFIXES]
+        return sockets + [
             Route(f"{prefix}/{name}{rest}", self, methods=methods)
             for prefix in PREFIXES
             for name in ("responses", "conversations")
