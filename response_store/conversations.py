@@ -107,7 +107,9 @@ class Conversations:
     async def _keep(
         self, tenant: str, fields: Fields, own: bytes, before: PreviousResponse | None = None, *, is_new: bool = False
     ) -> None:
-        """Store the conversation, in place of its previous state, which stays if this fails. Raises ApiError."""
+        """Store the conversation, in place of its previous state, which stays if this fails.
+
+        Raises ApiError."""
         kept = KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
         kept.replaces_another = not is_new
         if not await self._store.keep(kept):

@@ -175,7 +175,9 @@ class _Answer:
     def __init__(
         self, connection: _Connection, lane: str | None, items: bytes, previous: str | None, *, generates: bool
     ) -> None:
-        """`items` are the conversation before the response, `previous` the response on this connection that it continues."""
+        """Prepare the answer to a conversation's `items`.
+
+        `previous` is the response of this connection that it continues."""
         self._connection = connection
         self._lane = lane
         self._items = items

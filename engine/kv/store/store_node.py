@@ -45,7 +45,9 @@ def main() -> None:
 
 
 def serve(address: str, segment_bytes: int) -> None:
-    """Run the store until SIGTERM, SIGINT, or the end of its terminal. Raises StoreError if it cannot start."""
+    """Run the store until SIGTERM, SIGINT, or the end of its terminal.
+
+    Raises StoreError if it cannot start."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     # Often sent by a program's name, to let sites reload; the store has nothing to reload.
     signal.signal(signal.SIGHUP, lambda *_: sys.exit() if TERMINAL.is_gone else None)
