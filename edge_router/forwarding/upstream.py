@@ -27,7 +27,7 @@ from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.continuation import RESUME_POINTS
 from pilotlight.wire.hop.headers import CLOCK, NOT_FORWARDED, REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
-from pilotlight.wire.hop.usage import USAGE, ResourceUse, decode_use
+from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, decode_use
 from pilotlight.wire.http.client import (
     CannotConnect,
     ConnectionLost,
@@ -304,8 +304,9 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage of a whole answer, from the site's header or else the body's `completion_tokens`."""
-        told = decode_use(self._connection.response.header(USAGE))
+        """Return the usage of a whole answer, from the site's headers or else the body's `completion_tokens`."""
+        header = self._connection.response.header
+        told = decode_use(header(USAGE), header(WORK))
         if told is not None:
             return told
         found = _COMPLETION_TOKENS.search(self.body[-2048:]) if self.body is not None else None

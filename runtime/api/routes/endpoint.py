@@ -23,7 +23,7 @@ from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.continuation import RESUME_POINTS, ResumePoint, with_resume_point
 from pilotlight.wire.hop.headers import IGNORED, ROUTE
-from pilotlight.wire.hop.usage import USAGE, ResourceUse, encode_use
+from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, encode_use
 from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
 from pilotlight.wire.paths import with_deployment
 from pilotlight.wire.sse import HEARTBEAT
@@ -154,7 +154,8 @@ def _ignored_header(model: str, ignored: Sequence[str]) -> list[tuple[str, str]]
 
 def counting(use: ResourceUse) -> list[tuple[str, str]]:
     """Return the headers with the resource use of an answer that is not streamed; the router meters it."""
-    return [(USAGE, encode_use(use))]
+    tokens, work = encode_use(use)
+    return [(USAGE, tokens), (WORK, work)]
 
 
 @lru_cache(256)

@@ -476,7 +476,7 @@ async def test_a_stream_whose_last_event_comes_with_the_end_of_its_time_is_compl
 @pytest.mark.parametrize(
     ("body", "headers", "use"),
     [
-        (b"{}", (b"x-pilotlight-usage: 1,2,3,4,5,6,7",), ResourceUse(1, 2, 3, 4, 5, 6, 7)),
+        (b"{}", (b"x-pilotlight-usage: 1,2,3,4", b"x-pilotlight-work: 5,6,7"), ResourceUse(1, 2, 3, 4, 5, 6, 7)),
         (b'{"usage": {"completion_tokens": 12, "x": 1}}', (), ResourceUse(output=12)),
         (b'{"usage": {"output_tokens":7}}', (b"x-pilotlight-usage: no",), ResourceUse(output=7)),
         (b'{"completion_tokens": 12' + b" " * 2048 + b"}", (), ResourceUse()),

@@ -16,7 +16,7 @@ from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageQuery
 from pilotlight.edge_router.metering.ledger.sqlite_store import SqliteStore
 from pilotlight.wire.hop.headers import ACCOUNT, FOR_ROUTERS, HOP, HOPS, REQUEST_ID, Hop, sign_hop
-from pilotlight.wire.hop.usage import USAGE
+from pilotlight.wire.hop.usage import USAGE, WORK
 from tests.asgi import eventually
 from tests.edge_router.builders import model_status
 from tests.edge_router.fakes import (
@@ -126,7 +126,7 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
         return {REQUEST_ID: "id", HOP: sign_hop(secret, time.time(), hop, body), ACCOUNT: "acme", **more}
 
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch, accounts=accounts) as running:
-        told = {USAGE.replace("-", "_"): "7,3,20,4,40,20,20000"}
+        told = {USAGE.replace("-", "_"): "7,3,20,4", WORK.replace("-", "_"): "40,20,20000"}
         fakes[0].behave = answer(200, {"result": {}}, **told)
 
         async def ask(headers: dict[str, str], body: bytes = body, path: str = path) -> tuple[int, str]:
@@ -164,11 +164,11 @@ async def test_usage_is_written_without_a_request(fakes: list[FakeSite], running
 
 async def test_retries_of_refused_requests_are_one_request(fakes: list[FakeSite], running: Router) -> None:
     fakes[0].behave = refuse("overloaded")
-    told = {USAGE.replace("-", "_"): "7,3,20,4,40,20,20000"}
+    told = {USAGE.replace("-", "_"): "7,3,20,4", WORK.replace("-", "_"): "40,20,20000"}
     fakes[1].behave = answer(200, {"choices": []}, **told)
     async with running.chat(headers=ACME, stream=False) as response:
         assert response.status == 200
-        assert USAGE not in response.headers, "clients do not get this header"
+        assert not {USAGE, WORK} & {*response.headers}, "clients do not get these headers"
     assert await usage(running) == [used(20, reasoning_tokens=4)]
     fakes[1].behave = answer(400, {"error": {"message": "no"}})
     async with running.chat(headers=ACME, stream=False) as response:

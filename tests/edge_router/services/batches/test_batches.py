@@ -30,7 +30,7 @@ async def echo(site: FakeSite, request: web.Request) -> web.StreamResponse:
     """Answer with the text of the request, and report its usage."""
     said = json.loads(site.bodies[-1])
     told = {"choices": [{"message": {"role": "assistant", "content": said["messages"][0]["content"]}}]}
-    return web.json_response(told, headers={USAGE: "7,3,5,0,0,0,0"})
+    return web.json_response(told, headers={USAGE: "7,3,5,0"})
 
 
 def lines(*texts: str, **fields: Any) -> bytes:
