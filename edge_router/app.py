@@ -189,5 +189,6 @@ async def _lifespan(app: RouterApp) -> AsyncIterator[None]:
         await stack.enter_async_context(app.edge.running())
         await stack.enter_async_context(background.running(app.feed.run, "the page's feed"))
         stack.push_async_callback(app.responses.close)
-        await stack.enter_async_context(background.running(app.responses.run, "the sweep of kept responses"))
+        if app.siblings is None:  # else the first worker runs it
+            await stack.enter_async_context(background.running(app.responses.run, "the store of responses"))
         yield

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +218,18 @@ async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[
     server = Server(PrivateApp(app, app.edge.metrics.render), HttpLimits(max_message_bytes=0))
     async with private_listener(role) as listener:
         await server.start(listener)
-        assert app.siblings is not None, "it has a role"
         try:
-            async with background.running(app.siblings.take_over, "the wait for the first worker's end"):
+            async with background.running(partial(_lead, app), "the wait for the first worker's end"):
                 yield
         finally:
             await server.stop(GRACE_S)
+
+
+async def _lead(app: RouterApp) -> None:
+    """Do the work of the first worker, when no other worker is the first."""
+    assert app.siblings is not None, "it has a role"
+    await app.siblings.take_over()
+    await app.responses.run()
 
 
 def http_limits(door: DoorConfig, files: int | None) -> HttpLimits:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,8 +25,10 @@ from pilotlight.response_store.asked_responses import AskedResponse, Fields, rea
 from pilotlight.response_store.conversations import Conversations
 from pilotlight.response_store.kept_responses import CONVERSATION, KeptResponse
 from pilotlight.response_store.response_database import RetentionPolicy
+from pilotlight.response_store.response_rows import LostResponse
 from pilotlight.wire.credentials import Access, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.hop.continuation import strip_resume_point
 from pilotlight.wire.http.asgi import header, query_number, read_body, response_start, send_json, until_disconnect
 from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
 
@@ -51,6 +53,7 @@ _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
 )  # fmt: skip
 _LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # last events of a stored response
+_LAST_NAMES = (b"response.completed", b"response.incomplete", b"response.failed")
 
 # Takes the number of an event. Returns this event and all later ones, and whether they include the last event of the response.
 EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]
@@ -76,6 +79,13 @@ class Door(Protocol):
     def held(self, scope: Scope) -> AbstractContextManager[object]:
         """Open a scope for work that continues in the background after its request. Raises ApiError."""
 
+    def recorded(self, scope: Scope, response: KeptResponse) -> Fields | None:
+        """Let the answer to a request be recorded in a response, with resume points.
+        Return what another process needs to know of the client to continue it; None if it cannot be continued."""
+
+    def restored(self, client: Fields, response: KeptResponse, events: Sequence[bytes]) -> Scope:
+        """Return a scope in which a recorded answer continues after its stored events."""
+
 
 class OpenDoor:
     """Admission that accepts every request with a valid key, for an engine with its own limits."""
@@ -93,6 +103,12 @@ class OpenDoor:
     def held(self, scope: Scope) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
+    def recorded(self, scope: Scope, response: KeptResponse) -> Fields | None:
+        return None
+
+    def restored(self, client: Fields, response: KeptResponse, events: Sequence[bytes]) -> Scope:
+        raise AssertionError("no answer is recorded")
+
 
 class ResponsesApp:
     """The ASGI application. Run `run()` as a task, and await `close()` after it."""
@@ -104,6 +120,8 @@ class ResponsesApp:
         self._max_body_bytes = max_body_bytes
         self._keeping = keeping
         self._store: ResponseStore | None = None
+        self._lost = asyncio.Queue[LostResponse]()
+        self._is_closed = False
 
     @property
     def store(self) -> "ResponseStore":
@@ -113,7 +131,8 @@ class ResponsesApp:
             from pilotlight.response_store.storage import ResponseStore
 
             kept = self._keeping
-            self._store = ResponseStore(kept, kept.database or ResponseFile(kept.path, kept.max_bytes))
+            database = kept.database or ResponseFile(kept.path, kept.max_bytes)
+            self._store = ResponseStore(kept, database, lost=self._lost)
         return self._store
 
     @cached_property
@@ -135,15 +154,19 @@ class ResponsesApp:
             return
 
     async def run(self) -> None:
-        """Delete expired responses periodically until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
+        """Continue responses of ended processes and delete expired ones, until closed or cancelled."""
+        while not self._is_closed:
             if self._keeping.database is not None or self._keeping.path.exists():
                 with contextlib.suppress(ApiError):  # the error was logged
                     await self.store.sweep()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_EVERY_S):
+                    while True:
+                        self._continue(await self._lost.get())
 
     async def close(self) -> None:
-        """End background responses."""
+        """End background responses, or leave them to another process."""
+        self._is_closed = True
         if self._store is not None:
             await self._store.close()
 
@@ -276,7 +299,9 @@ class ResponsesApp:
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Start a background response and send it to the client; if it is refused at once, send the refusal."""
         kept = asked.queued()
-        recorded = _Recorded(asked, kept, self.store)
+        if (client := self._door.recorded(scope, kept)) is not None:
+            kept.record(asked.request(client))
+        recorded = _Recorded(asked, kept)
         kept.make_by(self._make(asked, recorded, scope, body))
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
@@ -291,13 +316,28 @@ class ResponsesApp:
             return await _send_events(kept.after, 0, receive, send)
         await send_json(send, orjson.dumps(kept.fields))
 
-    async def _make(self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
+    def _continue(self, lost: LostResponse) -> None:
+        """Continue a background response whose process has ended."""
+        kept = lost.response
+        log.warning("the response %s continues here, because its process has ended", kept.id)
+        asked, client = AskedResponse.restored(lost.request, kept)
+        scope, body = self._door.restored(client, kept, lost.events), asked.inner()
+        kept.make_by(self._make(asked, _Recorded(asked, kept), _sized(scope, body), body, is_new=False))
+
+    async def _make(
+        self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes, *, is_new: bool = True
+    ) -> None:
         error = ApiError("internal_error", "the response broke off before its end")
         try:
-            await self.store.begin(recorded.kept)
+            if is_new:
+                await self.store.begin(recorded.kept)
             recorded.is_kept.set()
             with self._door.held(scope):
                 await self._app(scope, _replayed(body, None), recorded)
+            # After the application has recorded the usage: no process does that for a response whose end is stored.
+            recorded.keep_rest()
+            if recorded.last is not None and not recorded.kept.is_left:
+                await self.store.end(recorded.kept, recorded.last)
         except asyncio.CancelledError:
             recorded.kept.end_as("cancelled")
             raise
@@ -412,10 +452,12 @@ class _Patched:
 class _Recorded(_Patched):
     """An ASGI `send` for a background response: stores its events and its state; there is no client."""
 
-    def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
+    def __init__(self, asked: AskedResponse, kept: KeptResponse) -> None:
         super().__init__(asked, self._ignored, None)
-        self._store = store
         self.kept = kept
+        self.last: Fields | None = None  # the response as its last event has it
+        self._num_events = len(kept.events)
+        self._pending: list[bytes] = []  # events that wait for their resume point
         self.is_kept = asyncio.Event()  # set when the response is stored, or could not be stored
         self.has_started = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
@@ -426,28 +468,35 @@ class _Recorded(_Patched):
             self._start = message
             self._is_stream = _content_type(message) == "text/event-stream"
         elif self._is_stream:
-            await self._record(message.get("body", b""))
+            self._record(message.get("body", b""))
         else:
             self._whole += message.get("body", b"")
             if not message.get("more_body", False):
                 self._refused()
 
-    async def _record(self, chunk: bytes) -> None:
-        for raw in self.events(chunk):
-            event = parse_event(raw)
+    def _record(self, chunk: bytes) -> None:
+        for raw in self._decoder.split(chunk):
+            told, point = strip_resume_point(raw)
+            event = parse_event(told := self._event(told))
             if event.data is None:
                 continue
             self.has_started.set()
             fields = orjson.loads(event.data)
-            if raw.startswith(_LAST):
-                await self._store.end(self.kept, fields["response"], raw)
-                continue
-            if event.name in _LIFECYCLE:
+            if event.name in _LAST_NAMES:
+                self.last = fields["response"]
+            elif event.name in _LIFECYCLE:
                 self.kept.fields = fields["response"]
             elif event.name == b"error":
                 word = fields["code"] if fields.get("code") else "internal_error"
                 self.error = ApiError(word, fields["message"])
-            self.kept.add_event(raw)
+            self._pending.append(raw.partition(b"\n")[0] + b"\n" + told if point is not None else told)
+            if self.last is None and (point is not None or self.kept.request is None):
+                self.keep_rest()
+
+    def keep_rest(self) -> None:
+        """Let the events that have arrived be stored."""
+        self.kept.untold += self._pending
+        self._pending.clear()
 
     def refuse(self, error: ApiError) -> None:
         """Record an error as the refusal of the request."""

@@ -88,6 +88,20 @@ class AskedResponse:
             sentence = "conversation: send either conversation or previous_response_id"
             raise ApiError("invalid_request", sentence, param="conversation")
 
+    def request(self, client: Fields) -> bytes:
+        """Return what is stored to continue the request, without its input, which is stored with its response.
+        `client` are facts about its client."""
+        given = self.fields["input"]
+        return encoded({"client": client, "fields": {**self.fields, "input": given if isinstance(given, str) else []}})
+
+    @classmethod
+    def restored(cls, request: bytes, response: KeptResponse) -> "tuple[AskedResponse, Fields]":
+        """Return the request for a stored response, and the facts about its client."""
+        found = exact_loads(request)
+        asked = cls(found["fields"], response.tenant, is_kept=True)
+        asked.id, asked.own, asked.before = response.id, response.own, response.before
+        return asked, found["client"]
+
     async def gather(self, store: "ResponseStore") -> None:
         """Load the conversation and the items to which the request refers. Raises ApiError."""
         if self.previous is not None:

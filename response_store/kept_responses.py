@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.continuation import strip_resume_point
 from pilotlight.wire.sse import encode_event
 
 LOST = ApiError("aborted", "the process that computed this response has stopped: send the request again")
-
 
 _FAILED = "response.failed"
 CONVERSATION = "conv_"  # prefix of a conversation's id
@@ -40,13 +40,16 @@ class KeptResponse:
         self.fields = fields
         self.own = own
         self.before = before
-        self.events: list[bytes] = []
+        self.events: list[bytes] = []  # stored, so that a process that continues the response repeats none of them
+        self.untold: list[bytes] = []  # later events with their resume points, not stored yet
+        self.request: bytes | None = None  # stored at the start, so that another process can continue; None if none can
         self.task: asyncio.Task[None] | None = None
         self.is_started = False  # its start is in a shared database, where other processes may end or delete it
         self.is_settled = False  # its final state is stored
         self.is_deleted = False
         self.replaces_another = False  # an earlier state is stored, and stays if this one cannot be written
-        self.told: tuple[int, Any] = (0, None)  # the number of events, and the fields, in the shared database so far
+        self.is_left = False  # another process continues it
+        self.told_fields: Any = None  # the fields in the database so far
         self._changed = asyncio.Event()
 
     def make_by(self, making: Coroutine[Any, Any, None]) -> None:
@@ -69,8 +72,28 @@ class KeptResponse:
     def output(self) -> bytes:
         return orjson.dumps(self.fields["output"])[1:-1]
 
-    def add_event(self, event: bytes) -> None:
-        self.events.append(event)
+    @property
+    def all_events(self) -> list[bytes]:
+        return [*self.events, *map(plain_event, self.untold)]
+
+    def record(self, request: bytes) -> None:
+        """Let another process continue the response."""
+        self.request = request
+
+    def reported(self, number: int, fields: dict[str, Any]) -> None:
+        """Note that the next events and the fields are stored."""
+        self.told_fields = fields
+        self.publish(number)
+
+    def publish(self, number: int) -> None:
+        """Give the next events to readers."""
+        self.events += map(plain_event, self.untold[:number])
+        del self.untold[:number]
+        self.notify()
+
+    def leave(self) -> None:
+        """Compute no more of it here, because another process continues it."""
+        self.is_left = True
         self.notify()
 
     def end_as(self, status: str, error: ApiError | None = None) -> None:
@@ -78,8 +101,9 @@ class KeptResponse:
         self.end_with(ended_fields(self.fields, status, error))
 
     def end_with(self, fields: dict[str, Any]) -> None:
-        if not self.is_ended:
+        if not (self.is_ended or self.is_left):
             self.fields = fields
+            self.publish(len(self.untold))
             if fields["status"] == "failed":
                 self.events.append(failed_event(fields, len(self.events)))
         self.notify()
@@ -89,8 +113,12 @@ class KeptResponse:
         self._changed = asyncio.Event()
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
-        """Wait for events from number `place` on; return them, and whether they include the last one."""
+        """Wait for events from number `place` on; return them, and whether they include the last one.
+        Raises ApiError if another process has the later ones."""
         while len(self.events) <= place and not self.is_ended:
+            if self.is_left:
+                sentence = "another process continues this response: read on after the last event"
+                raise ApiError("draining", sentence, retry_after_s=1)
             await self._changed.wait()
         return self.events[place:], self.is_ended
 
@@ -107,6 +135,11 @@ def failed_event(fields: dict[str, Any], number: int) -> bytes:
 
 def is_failed_event(event: bytes) -> bool:
     return event.startswith(f"event: {_FAILED}\n".encode())
+
+
+def plain_event(event: bytes) -> bytes:
+    """Return an event without its resume point."""
+    return strip_resume_point(event)[0]
 
 
 def joined(*items: bytes) -> bytes:

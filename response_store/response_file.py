@@ -94,8 +94,6 @@ class ResponseFile:
             self._lock_fd = _locked(self._path)
         connection.create_function("now_s", 0, self._clock)
         _make_tables(connection)
-        with transaction(connection):
-            rows.end_all(connection)
         for end in ("", "-wal", "-shm"):
             self._path.with_name(self._path.name + end).chmod(0o600)
         self._is_open = True

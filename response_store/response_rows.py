@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from pilotlight.response_store.kept_responses import LOST, KeptResponse, PreviousResponse, ended_fields, joined
+from pilotlight.response_store.kept_responses import (
+    LOST,
+    KeptResponse,
+    PreviousResponse,
+    ended_fields,
+    joined,
+    plain_event,
+)
 from pilotlight.response_store.response_database import RowConnection
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
@@ -22,8 +29,12 @@ ROW_BYTES = 500  # overhead of a row, including its entries in indexes
 SWEPT = 200  # rows deleted at once, which takes some milliseconds
 DEFLATE = 1  # compression level: the fastest one shrinks events, which repeat names, to a twelfth
 EXPIRES_S = 10.0  # a process that has not reported for this time counts as dead
+CLAIMED_AT_ONCE = 20  # responses of dead processes that a process continues per report, so that others get some, too
+MOST_DEATHS = 2  # a response is continued after so many deaths of processes: its request may be what kills them
+RELEASED = ""  # maker of a response that its process has left for another one
 NAMES_AT_ONCE = 500  # maximum number of ids in one statement
 FOREVER_S = 1e12
+_DAMAGE = (orjson.JSONDecodeError, zlib.error)
 
 Name = tuple[str, str]  # a response's tenant and id
 
@@ -41,6 +52,7 @@ class ResponseRow(NamedTuple):
     fields: bytes
     events: tuple[bytes, ...]
     is_started: bool  # the row was written before, so if it is missing, another process deleted it
+    request: bytes | None
 
     @classmethod
     def of(cls, response: KeptResponse) -> "ResponseRow":
@@ -48,7 +60,7 @@ class ResponseRow(NamedTuple):
         ids = tuple(str(item["id"]) for item in response.fields["output"])
         return cls(
             response.tenant, response.id, state, response.before, response.own, response.output, ids, _fields(response),
-            tuple(response.events), response.is_started,
+            tuple(response.all_events), response.is_started, response.request,
         )  # fmt: skip
 
 
@@ -65,9 +77,8 @@ class Progress(NamedTuple):
         name = (response.tenant, response.id)
         if response.is_ended:  # the fields and events of an ended response are stored with its end
             return cls(name, None, (), len(response.events))
-        till, fields = response.told
-        changed = None if fields is response.fields else _fields(response)
-        return cls(name, changed, tuple(response.events[till:]), len(response.events))
+        changed = None if response.told_fields is response.fields else _fields(response)
+        return cls(name, changed, tuple(response.untold), len(response.events) + len(response.untold))
 
 
 class FoundResponse(NamedTuple):
@@ -86,10 +97,19 @@ class EventPage(NamedTuple):
     till: int  # number of events up to the last one
 
 
+class LostResponse(NamedTuple):
+    """A response whose process has ended, for the process that continues it."""
+
+    response: KeptResponse
+    request: bytes
+    events: list[bytes]  # with their resume points
+
+
 class Confirmed(NamedTuple):
     made: set[Name]  # responses that this maker computes, according to the database
     # new state of each reported response that another process changed; None if it was deleted
     taken: dict[Name, KeptResponse | None]
+    lost: list[LostResponse]  # responses that this maker continues from now on
 
 
 def schema(number: str, blob: str) -> str:
@@ -113,7 +133,8 @@ CREATE INDEX IF NOT EXISTS response_items_of ON response_items (response);
 CREATE TABLE IF NOT EXISTS response_tenants (tenant TEXT PRIMARY KEY, num_bytes BIGINT NOT NULL);
 CREATE INDEX IF NOT EXISTS response_tenants_largest ON response_tenants (num_bytes);
 CREATE TABLE IF NOT EXISTS response_events (response BIGINT NOT NULL, till INTEGER NOT NULL, events {blob} NOT NULL, PRIMARY KEY (response, till));
-CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUBLE PRECISION NOT NULL, seen_s DOUBLE PRECISION NOT NULL)
+CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUBLE PRECISION NOT NULL, seen_s DOUBLE PRECISION NOT NULL);
+CREATE TABLE IF NOT EXISTS response_requests (response BIGINT PRIMARY KEY, request {blob} NOT NULL, num_deaths INTEGER NOT NULL)
 """
 
 
@@ -140,12 +161,15 @@ def add(
     return taken
 
 
-def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
-    """Record that a maker is alive, and its progress.
-    Responses whose maker has not reported for EXPIRES_S are ended as failed, if this maker itself has reported for that long without a gap: after an
-    outage of the database no maker has."""
-    if _confirm_maker(connection, maker):
-        _end_lost(connection)
+def confirm(
+    connection: RowConnection, maker: str, told: Iterable[Progress], *, is_alone: bool = False, may_claim: bool = True
+) -> Confirmed:
+    """Record that a maker is alive, and its progress; claim responses of dead makers.
+    A maker is dead if it has not reported for EXPIRES_S, and this one has for that long without a gap: after an outage of the database no maker has.
+    In a file, which one process has alone, all others are dead."""
+    lost = list[LostResponse]()
+    if (_confirm_maker(connection, maker) or is_alone) and may_claim:
+        lost = _claim_lost(connection, maker, -FOREVER_S if is_alone else EXPIRES_S)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
     made = {(tenant, id): number for tenant, id, number in connection.execute(chosen, (maker,)).fetchall()}
     taken = dict[Name, KeptResponse | None]()
@@ -155,12 +179,13 @@ def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> 
             _tell(connection, number, one)
         elif (found := find(connection, *one.name)) is None or found.maker != maker:
             taken[one.name] = None if found is None else found.response
-    return Confirmed(set(made), taken)
+    return Confirmed(set(made), taken, lost)
 
 
-def end_all(connection: RowConnection) -> None:
-    """Mark all responses in progress as failed, because the processes that computed them are gone."""
-    _end_made(connection, "TRUE", ())
+def release(connection: RowConnection, maker: str, tenant: str, name: str) -> None:
+    """Let another process continue a response at once."""
+    changed = f"UPDATE responses SET maker = ? WHERE tenant = ? AND id = ? AND maker = ? AND state = {MADE}"
+    connection.execute(changed, (RELEASED, tenant, name, maker))
 
 
 def find(connection: RowConnection, tenant: str, name: str, keep_s: float = FOREVER_S) -> FoundResponse | None:
@@ -179,7 +204,7 @@ def events(connection: RowConnection, tenant: str, name: str, place: int) -> Eve
     if row[3] is not None:
         told = _split(row[3])
         return EventPage(response, told[place:], len(told))
-    told = list(_pieces(connection, row[0], place))
+    told = [plain_event(event) for event in _pieces(connection, row[0], place)]
     return EventPage(response, told, place + len(told) if told else 0)
 
 
@@ -258,24 +283,49 @@ def _confirm_maker(connection: RowConnection, maker: str) -> bool:
     return bool(row[0])
 
 
-def _end_lost(connection: RowConnection) -> None:
-    connection.execute(f"DELETE FROM response_makers WHERE seen_s < now_s() - {EXPIRES_S}")
-    _end_made(
-        connection, "NOT EXISTS (SELECT 1 FROM response_makers WHERE response_makers.maker = responses.maker)", ()
-    )
+def _claim_lost(connection: RowConnection, maker: str, expires_s: float) -> list[LostResponse]:
+    """Give some responses of dead makers to this one, and end those that cannot be continued."""
+    connection.execute("DELETE FROM response_makers WHERE seen_s < now_s() - ? AND maker <> ?", (expires_s, maker))
+    is_lost = "NOT EXISTS (SELECT 1 FROM response_makers WHERE response_makers.maker = responses.maker)"
+    chosen = f"""SELECT number, tenant, fields, output, input, before, request, CASE maker WHEN '{RELEASED}' THEN 0 ELSE 1 END AS died
+        FROM responses JOIN response_requests ON response = number WHERE state = {MADE} AND {is_lost} ORDER BY number LIMIT {CLAIMED_AT_ONCE}"""
+    lost = list[LostResponse]()
+    for number, tenant, fields, output, given, before, request, died in connection.execute(chosen).fetchall():
+        counted = "UPDATE response_requests SET num_deaths = num_deaths + ? WHERE response = ? RETURNING num_deaths"
+        (num_deaths,) = connection.execute(counted, (died, number)).fetchone()
+        try:
+            response, events = _response(tenant, fields, output), list(_pieces(connection, number))
+        except _DAMAGE:
+            num_deaths = MOST_DEATHS + 1
+        if num_deaths > MOST_DEATHS:
+            connection.execute("DELETE FROM response_requests WHERE response = ?", (number,))
+            continue
+        response.own, response.request, response.events = given, request, [plain_event(event) for event in events]
+        if before is not None:
+            (name,) = connection.execute("SELECT id FROM responses WHERE number = ?", (before,)).fetchone()
+            response.before = PreviousResponse(before, name, joined(*_chain(connection, tenant, before)))
+        connection.execute("UPDATE responses SET maker = ? WHERE number = ?", (maker, number))
+        lost.append(LostResponse(response, request, events))
+    _end_made(connection, f"number NOT IN (SELECT response FROM response_requests) AND {is_lost}", ())
+    return lost
 
 
 def _end_made(
     connection: RowConnection, which: str, values: Sequence[Any], status: str = "failed", error: ApiError | None = LOST
 ) -> None:
-    """End the responses in progress that the condition `which` selects, and store their events so far."""
+    """End the responses in progress that the condition `which` selects, and store their events so far.
+    Damaged ones are deleted."""
     found = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE} AND {which}", values)
     for number, fields in found.fetchall():
-        told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
-        events = _packed(tuple(_pieces(connection, number)))
+        try:
+            told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
+            events = _packed([plain_event(event) for event in _pieces(connection, number)])
+        except _DAMAGE:
+            _forget(connection, number)
+            continue
         changed = f"UPDATE responses SET state = {ENDED}, maker = NULL, fields = ?, events = ? WHERE number = ?"
         connection.execute(changed, (told, events, number))
-        connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
+        _forget_progress(connection, number)
 
 
 def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
@@ -287,7 +337,7 @@ def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
 
 
 def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[bytes]:
-    """Yield the events of a response in progress, from number `place` on."""
+    """Yield the events of a response in progress with their resume points, from number `place` on."""
     chosen = "SELECT till, events FROM response_events WHERE response = ? AND till > ? ORDER BY till"
     for till, packed in connection.execute(chosen, (number, place)).fetchall():
         told = _split(packed)
@@ -312,6 +362,8 @@ def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
         ON CONFLICT (tenant, id) DO UPDATE SET response = excluded.response"""
     for item in row.item_ids:
         connection.execute(named, (row.tenant, item, number))
+    if row.request is not None and row.state == MADE:
+        connection.execute("INSERT INTO response_requests VALUES (?, ?, 0)", (number, row.request))
     return int(number)
 
 
@@ -320,12 +372,17 @@ def _forget(connection: RowConnection, forgotten: int) -> None:
     number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
     connection.execute("DELETE FROM response_items WHERE response = ?", (number,))
-    connection.execute("DELETE FROM response_events WHERE response = ?", (number,))
+    _forget_progress(connection, forgotten)
     needless = f"""SELECT before FROM responses WHERE number = ? AND state = {GONE}
         AND NOT EXISTS (SELECT 1 FROM responses AS later WHERE later.before = responses.number)"""
     while number is not None and (row := connection.execute(needless, (number,)).fetchone()) is not None:
         connection.execute("DELETE FROM responses WHERE number = ?", (number,))
         number = row[0]
+
+
+def _forget_progress(connection: RowConnection, number: int) -> None:
+    for table in ("response_events", "response_requests"):
+        connection.execute(f"DELETE FROM {table} WHERE response = ?", (number,))
 
 
 def _chain(connection: RowConnection, tenant: str, number: int) -> list[bytes]:

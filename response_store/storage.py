@@ -2,9 +2,9 @@
 
 Responses in progress are in memory. A response is written before its last event is sent, together with other responses that end at the same time;
 earlier events do not wait. If the database is full or does not answer, responses that end meanwhile are lost, and their clients get `store` as false;
-background responses are written later. If processes share the database, each one reports its progress and that it is alive. Responses of a dead
-process fail, and a response that was ended or deleted through another process ends here. This module is independent of HTTP and of the kind of
-database.
+background responses are written later. Each process reports the progress of its background responses, whose readers get what is stored, and that it
+is alive. Responses of a dead process are continued by another one, or fail; a response that was ended or deleted through another process ends here.
+This module is independent of HTTP and of the kind of database.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from pilotlight.response_store.kept_responses import (
     joined,
 )
 from pilotlight.response_store.response_database import ResponseDatabase, ResponsesFault, Result, RetentionPolicy, Work
-from pilotlight.response_store.response_rows import Name, Progress, ResponseRow
+from pilotlight.response_store.response_rows import LostResponse, Name, Progress, ResponseRow
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
 
@@ -40,8 +40,8 @@ class StoreTimings(NamedTuple):
     # longest wait after the database has failed to answer: short, so that responses are not delayed at their end
     answer_after_fault_s: float = 0.2
     retry_s: float = 5.0
-    progress_s: float = 0.5  # interval between reports of the progress of responses
-    # interval between reports that this process is alive while it computes no response
+    progress_s: float = 0.1  # interval between reports of the progress of responses
+    # interval between reports to processes with the same database that this one is alive, while it computes no response
     presence_s: float = rows.EXPIRES_S / 4
     follow_s: float = 0.25  # interval between reads of a response that another process computes
     # if a background response is refused within this time, its client gets the refusal as an error
@@ -52,8 +52,13 @@ class ResponseStore:
     """Storage of responses. Await `sweep()` from time to time, and `close()` at the end."""
 
     def __init__(
-        self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
+        self,
+        keeping: RetentionPolicy,
+        database: ResponseDatabase,
+        timings: StoreTimings | None = None,
+        lost: asyncio.Queue[LostResponse] | None = None,
     ) -> None:
+        """Responses of ended processes are put into `lost`, whose reader continues them."""
         self.timings = timings or StoreTimings()
         self.fault: str | None = None  # why the latest attempt to read or write the database failed
         self._is_unwritable = False
@@ -69,6 +74,8 @@ class ResponseStore:
         self._refused: set[Name] = set()
         self._taking_back: asyncio.Task[None] | None = None
         self._has_started = asyncio.Event()
+        self._lost: asyncio.Queue[LostResponse] = asyncio.Queue() if lost is None else lost
+        self._is_leaving = False  # responses are left to other processes, because this one ends
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
@@ -91,17 +98,23 @@ class ResponseStore:
         response.is_started = self.database.is_shared
         self._has_started.set()
 
-    async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
-        """Store the end of a background response if possible, then publish its last event."""
+    async def end(self, response: KeptResponse, fields: dict[str, Any]) -> None:
+        """Store the end of a background response if possible, then publish its last events."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
-        row = row._replace(events=(*response.events, event), is_started=response.is_started)
+        row = row._replace(events=tuple(response.all_events), is_started=response.is_started)
         response.is_settled = await self.keep(response, row)
-        if not response.is_ended:
+        if not (response.is_ended or response.is_left):
             response.fields = fields
-            response.add_event(event)
+            response.publish(len(response.untold))
 
     async def settle(self, response: KeptResponse) -> None:
-        """Write an ended response; retry until that succeeds. Readers get it from memory meanwhile."""
+        """Write an ended response; retry until that succeeds. Readers get it from memory meanwhile.
+        Release one that this process leaves before its end."""
+        if response.is_left and not response.is_settled:
+            self._is_leaving = response.is_settled = True
+            work = partial(rows.release, maker=self.maker, tenant=response.tenant, name=response.id)
+            with suppress(ApiError):  # the error was logged
+                await self._do(work, is_write=True)
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
@@ -183,13 +196,16 @@ class ResponseStore:
         await self.database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
-        """End the responses in progress, and close the database."""
+        """Leave the responses in progress to another process or end them, and close the database."""
         self._is_closed = True
         if self._confirming is not None:
             await background.stop(self._confirming)
         tasks = [made.task for made in self._made.values() if made.task is not None]
         for made in tuple(self._made.values()):
-            made.end_as("failed", LOST)
+            if made.request is None:
+                made.end_as("failed", LOST)
+            elif not made.is_ended:
+                made.leave()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -244,36 +260,43 @@ class ResponseStore:
                     self._refused -= refused
 
     async def _confirm_often(self) -> None:
-        """Report periodically that this process is alive, and the progress of its responses."""
+        """Report periodically the progress of this process's responses and, to others, that it is alive."""
         while True:
-            await asyncio.sleep(self.timings.progress_s)
             self._has_started.clear()
             with suppress(ApiError):  # the error was logged
                 await self._confirm()
+            await asyncio.sleep(self.timings.progress_s)
+            is_watched = self.database.is_shared or self.fault is not None
             with suppress(TimeoutError):
-                async with asyncio.timeout(0 if self._made else self.timings.presence_s):
+                async with asyncio.timeout(0 if self._made else self.timings.presence_s if is_watched else None):
                     await self._has_started.wait()
 
     async def _confirm(self) -> None:
-        started = [made for made in self._made.values() if made.is_started and not made.is_settled]
+        started = [made for made in self._made.values() if not (made.is_settled or made.is_left)]
         progress = [Progress.of(made) for made in started]
         shown = [made.fields for made in started]
-        work = partial(rows.confirm, maker=self.maker, told=progress)
+        is_alone, may_claim = not self.database.is_shared, not self._is_leaving
+        work = partial(rows.confirm, maker=self.maker, told=progress, is_alone=is_alone, may_claim=may_claim)
         confirmed = await self._do(work, is_write=True, within_s=self.timings.answer_s)
         for made, fields, one in zip(started, shown, progress, strict=True):
-            made.told = (one.till, fields)
-            if one.name in confirmed.taken:
+            if one.name not in confirmed.taken:
+                made.reported(len(one.events), fields)
+            elif made.is_started:
                 _end_elsewhere(made, confirmed.taken[one.name])
+        for lost in confirmed.lost:
+            lost.response.is_started = self.database.is_shared
+            self._made[lost.response.tenant, lost.response.id] = lost.response
+            self._lost.put_nowait(lost)
         # The start of a response may have been stored although the database did not answer and the response was refused.
         unknown = confirmed.made - self._made.keys()
-        if unknown:
+        if unknown and not self._is_leaving:
             await self._do(partial(rows.drop, maker=self.maker, names=unknown), is_write=True)
 
     async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
         """Run work in the database. Raises ApiError."""
         if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not stored here")
-        if self.database.is_shared and self._confirming is None and not self._is_closed:
+        if self._confirming is None and not self._is_closed:
             self._confirming = background.start(self._confirm_often, "publishing new responses")
         if within_s is None:
             within_s = self.timings.answer_s if self.fault is None else self.timings.answer_after_fault_s
@@ -310,7 +333,10 @@ def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
         response.end_as("cancelled")
     else:
         response.is_settled = True
-        response.end_with(found.fields)
+        if found.is_ended:
+            response.end_with(found.fields)
+        else:
+            response.leave()
     if was_made and response.task is not None:
         response.task.cancel()
 

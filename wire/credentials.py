@@ -214,6 +214,10 @@ class Access:
         accounts = (key.account for key in self.keys.values() if key.account.name == name)
         return Key("", "", account=next(accounts, Account(name))) if name else None
 
+    def named(self, name: str | None, account: str) -> Key | None:
+        """Return the key with this name, or one for its account if it was deleted."""
+        return next((key for key in self.keys.values() if name and key.name == name), None) or self.of_account(account)
+
     def key(self, authorization: str | None, scope: str) -> Key:
         """Return the key of a request.
         Raises ApiError if it is missing, unknown, no longer valid, or lacks `scope`."""

@@ -237,7 +237,7 @@ class TenantLimits:
         """Return a context in which a request counts as open after its admission has ended."""
         return OpenRequest(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
-    async def reserve(self, head: Head, tokens: int) -> ReservedTokens | None:
+    async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
         """Reserve the most tokens that a request may use; return None if nothing limits it.
         Batch requests are not charged to the per-minute budget. Raises ApiError if too few are left."""
         if head.is_for_batch or not tokens:
@@ -246,11 +246,11 @@ class TenantLimits:
         if (bucket := tenant.tokens) is None:
             return None
         need, shared = min(tokens, bucket.per_min), self._lease(head, "tokens_per_min")
-        needs = [] if shared is None else [(shared, need)]
+        needs = [(shared, need)] if shared is not None and may_refuse else []
         if self.shared is not None and (short := await self.shared.short(needs)) is not None:
             raise _too_many_tokens(bucket.per_min, need, short.wait_s(need, self._clock()))
         now = self._clock()
-        if wait_s := bucket.wait_s(now, need):
+        if may_refuse and (wait_s := bucket.wait_s(now, need)):
             raise _too_many_tokens(bucket.per_min, need, wait_s)
         bucket.take(need, now)
         if shared is not None:

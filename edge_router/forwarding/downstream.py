@@ -15,6 +15,7 @@ import msgspec
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from pilotlight.edge_router.forwarding.request_state import RECORDED, RecordedAnswer
 from pilotlight.edge_router.requests.function_hosts import OWN_HOST
 from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_of
 from pilotlight.wire.credentials import with_bearer
@@ -80,6 +81,7 @@ class Downstream:
         self.head = head_of(scope)
         self.address = str(scope["client"][0]) if scope.get("client") else ""
         self.request_id = request_id_of(self.head)
+        self.recorded: RecordedAnswer | None = scope.get(RECORDED)
         self.is_streaming = False
         self.has_answered = False
         self._named = partial(with_deployment, scope)
@@ -157,7 +159,9 @@ class Downstream:
                 self._listening.cancel()
 
     def cut(self, error: ApiError) -> None:
-        """Cancel the work; the client gets `error`."""
+        """Cancel the work; the client gets `error`. A recorded answer is left to another router."""
+        if self.recorded is not None:
+            self.recorded.response.leave()
         self._end(error)
 
     def look(self, now: float, awake_since: float) -> None:

@@ -17,7 +17,7 @@ from pilotlight.edge_router.admission.filter import AdmissionFilter
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.request_state import Close, RequestState, Stage, StreamRecovery
+from pilotlight.edge_router.forwarding.request_state import Close, RecordedAnswer, RequestState, Stage, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed, StreamLost
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, UpstreamAttempt, UpstreamResponse
 from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large
@@ -32,7 +32,7 @@ from pilotlight.wire.hop.continuation import ContinuationError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.hop.meters import MeterSlot
 
-ADMITTED = "pilotlight.admitted"  # key in a scope: the OpenRequest of an admitted request
+HOLDER = "pilotlight.holder"  # key in the scope of an admitted request: the configured key that admission found
 DRAIN_POLL_S = 0.05
 # Kinds of failure in which the site has not started the request.
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
@@ -108,11 +108,10 @@ class Proxy:
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answer a request that was admitted before (response_door.py), as an ASGI application."""
         client = Downstream(scope, receive, send)
-        return self.handle(client, self._forward_admitted(client))
-
-    async def _forward_admitted(self, client: Downstream) -> None:
-        self.admission.identify(client.head)
-        await self._read_and_forward(client)
+        client.head.hold(scope[HOLDER])
+        if client.recorded is not None:
+            client.head.usage_id = client.recorded.response.id
+        return self.handle(client, self._read_and_forward(client))
 
     async def admit(self, client: Downstream) -> None:
         with await self.admission.admit(client.head, client.address):
@@ -122,11 +121,11 @@ class Proxy:
         setting = "max_function_body_mib" if client.head.is_for_function else "max_body_mib"
         limit = int(getattr(self.config, setting) * 2**20)
         body = await client.body(limit, self.config.idle_timeout_s, self.body_timeout_s, setting)
-        await client.while_present(self.forward(client, body))
+        await client.while_present(self.forward(client, body, client.recorded))
 
-    async def forward(self, client: ResponseWriter, body: bytes) -> None:
+    async def forward(self, client: ResponseWriter, body: bytes, recorded: RecordedAnswer | None = None) -> None:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
-        proxied = self.proxied(request)
+        proxied = self.proxied(request, recorded)
         closing: list[Close] = []
         try:
             for stage in self._stages:
@@ -134,6 +133,8 @@ class Proxy:
                     closing.append(close)
             proxied.admitted()
             self.under_way.add(proxied)
+            if proxied.is_continued:
+                proxied.continue_answer(self._clock())
             await self.try_sites(client, proxied, partial(self.relay, client))
         finally:
             # A variable of this frame that held the exception would keep both, with all of the request, until a garbage collection.
@@ -151,11 +152,11 @@ class Proxy:
         """Run later requests through these stages."""
         self._stages = tuple(stages)
 
-    def proxied(self, request: ValidRequest) -> RequestState:
+    def proxied(self, request: ValidRequest, recorded: RecordedAnswer | None = None) -> RequestState:
         self.selector.retries.deposit(request.head.owner)
         upstream = self.upstream
         most_bytes, pauses = upstream.limits.max_delivered_bytes, upstream.silence.pauses
-        return RequestState(request, self.config, self._clock(), most_bytes, pauses)
+        return RequestState(request, self.config, self._clock(), most_bytes, pauses, recorded)
 
     async def try_sites(self, client: ResponseWriter, proxied: RequestState, relay: Relay) -> None:
         """Try sites in order of preference; `relay` forwards a site's response. Raises ApiError if all fail."""

@@ -28,7 +28,7 @@ from pilotlight.wire.hop.meters import MeterSlot
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_event
 
-Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed"]
+Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
 # Limit in bytes of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
 MAX_HELD_BYTES = 8 << 20
@@ -70,9 +70,10 @@ _NO_POINT = ResumePoint(0, ())
 class DeliveryLog:
     """The delivered tokens of one answer, from all sites that computed it."""
 
-    def __init__(self, max_bytes: int = MAX_DELIVERED_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_DELIVERED_BYTES, *, is_recorded: bool = False) -> None:
         """`max_bytes` is the limit of a delivery to the next site."""
         self._max_bytes = max_bytes
+        self.is_recorded = is_recorded  # events are forwarded with their resume points, and stored
         self.num_tokens = 0
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
@@ -81,8 +82,10 @@ class DeliveryLog:
         self._last = _NO_POINT
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """Count the tokens that are added after this call in `meter`, too."""
+        """Count the answer's tokens in `meter`, too."""
         self.meter = meter
+        if meter is not None and self.has_started:
+            meter.count(self.used)
 
     def add(self, point: ResumePoint) -> None:
         """Add the tokens of a resume point. Raises ContinuationError if its choice has ended."""
@@ -210,6 +213,7 @@ class StreamRelay:
                 told, point = strip_resume_point(raw)
                 if point is not None:
                     self._log.add(point)
+                    told = raw if self._log.is_recorded else told
             except ContinuationError as error:
                 return ready, StreamBroken("malformed", f"it sent {error}")
             if point is None and not is_answer:  # comments need no resume point

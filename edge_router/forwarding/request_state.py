@@ -4,7 +4,8 @@ This module has facts of a request, and the rules by which they change. Sending,
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -15,10 +16,11 @@ from pilotlight.edge_router.forwarding.timeouts import AttemptLimits
 from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Preference
 from pilotlight.edge_router.telemetry.tracing import RequestTrace
+from pilotlight.response_store.kept_responses import KeptResponse
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support.time_limits import NO_PAUSES, Pauses
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, ContinuationError
+from pilotlight.wire.hop.continuation import MAX_DELIVERED_BYTES, AnswerName, ContinuationError, strip_resume_point
 from pilotlight.wire.hop.usage import NOTHING_USED, ResourceUse
 
 MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
@@ -32,6 +34,17 @@ SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
 MAX_ACCOUNTS = 4096  # accounts whose shares are remembered; any other account starts with a full share
+
+
+RECORDED = "pilotlight.recorded"  # key in the scope of an admitted request: its RecordedAnswer, if it has one
+
+
+class RecordedAnswer(NamedTuple):
+    """An answer that is recorded in a stored response, so that another router may continue it."""
+
+    name: AnswerName
+    response: KeptResponse
+    events: Sequence[bytes] | None = None  # stored events, with their resume points, if another router has started it
 
 
 class SiteTries(msgspec.Struct, eq=False):
@@ -153,11 +166,13 @@ class RequestState:
         started_at: float,
         max_delivered_bytes: int = MAX_DELIVERED_BYTES,
         pauses: Pauses = NO_PAUSES,
+        recorded: RecordedAnswer | None = None,
     ) -> None:
         self.request = request  # the request for the next site
         self._waited_before_ms = request.waited_ms
         self.started_at = started_at
-        self.log = DeliveryLog(max_delivered_bytes)
+        self._recorded = recorded
+        self.log = DeliveryLog(max_delivered_bytes, is_recorded=recorded is not None)
         self.tries = SiteTries()
         self.recovery = StreamRecovery(config, pauses)
         self.look_again_at = 0.0  # earliest time at which a draining site's stream looks for another site again
@@ -170,12 +185,36 @@ class RequestState:
         self.is_admitted = False  # every stage has admitted it (stages.py)
         self.has_asked = False  # a site has been asked
         self._config = config
+        if recorded is not None:
+            self.request = replace(request, answer_name=recorded.name)
+            for event in recorded.events or ():
+                if (point := strip_resume_point(event)[1]) is not None:
+                    self.log.add(point)
+        self._tokens_before = self.log.num_tokens  # delivered by the routers before this one
 
     def follow(self, trace: RequestTrace) -> None:
         self.trace = trace
 
     def admitted(self) -> None:
         self.is_admitted = True
+
+    @property
+    def is_continued(self) -> bool:
+        """Tell whether another router has started the answer."""
+        return self._recorded is not None and self._recorded.events is not None
+
+    def continue_answer(self, now: float) -> None:
+        """Continue another router's answer as if its stream was cut. Raises ApiError."""
+        try:
+            self.cut("", StreamLost("router", "it has stopped"), now)
+        except ContinuationError as error:
+            raise ApiError("upstream_lost", f"the router was lost before the end of its answer: {error}") from None
+        self.recovery.delivered_at = now
+
+    @property
+    def is_left(self) -> bool:
+        """Tell whether another router continues the answer, and records the usage of all of it."""
+        return self._recorded is not None and self._recorded.response.is_left
 
     def answered_whole(self, use: ResourceUse) -> None:
         self.whole = use
@@ -256,7 +295,7 @@ class RequestState:
     @property
     def delivered_tokens(self) -> int:
         """Return the number of tokens that this router has delivered of the answer."""
-        return self.log.num_tokens + self.whole.output + self.log.num_uncounted
+        return self.log.num_tokens - self._tokens_before + self.whole.output + self.log.num_uncounted
 
     def end_trace(self, error: BaseException | None) -> None:
         """End the trace, if there is one; `error` is the error that ended the request."""
@@ -278,7 +317,8 @@ class RequestState:
         """Return the error for a client whose stream cannot continue."""
         lost = self.recovery.lost
         assert lost is not None
-        sentence = f"the site {self.recovery.lost_site} was lost before the end of its answer: {lost}"
+        who = f"the site {self.recovery.lost_site}" if self.recovery.lost_site else "the router"
+        sentence = f"{who} was lost before the end of its answer: {lost}"
         if self.tries.failures:
             tried = "; ".join(f"{site}: {failure.detail}" for site, failure in self.tries.failures.items())
             sentence += f"; no other site could continue it: {tried}"

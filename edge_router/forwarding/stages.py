@@ -12,6 +12,7 @@ from pilotlight.edge_router.metering.ledger.accounting import Accounting
 from pilotlight.edge_router.metering.objectives import Objectives
 from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.telemetry.tracing import Tracing
+from pilotlight.wire.hop.usage import NOTHING_USED
 
 
 class Stages:
@@ -61,9 +62,11 @@ async def _judge(objectives: Objectives, selector: SiteSelector, proxied: Reques
 
 
 async def _reserve_tokens(limits: TenantLimits, proxied: RequestState) -> Close:
-    """Reserve the tokens that the request may use; settle the reservation with the actual usage."""
+    """Reserve the tokens that the request may use; settle the reservation with the actual usage.
+    An answer that another router has started is continued even if the limit is reached."""
     request = proxied.request
-    reserved = await limits.reserve(request.head, request.expected_tokens(EXPECTED_TOKENS))
+    tokens = request.expected_tokens(EXPECTED_TOKENS)
+    reserved = await limits.reserve(request.head, tokens, may_refuse=not proxied.is_continued)
 
     def settle(_: BaseException | None, __: float) -> None:
         prompt = request.conversation.tokens if proxied.is_admitted else 0
@@ -80,8 +83,14 @@ async def _check_model(proxied: RequestState) -> None:
 
 async def _charge(accounting: Accounting, selector: SiteSelector, proxied: RequestState) -> Close | None:
     """Record the request's usage in the ledger, and count it against its account's day."""
-    charge = await accounting.begin(proxied.request, selector.own_names)
+    charge = await accounting.begin(proxied.request, selector.own_names, is_continued=proxied.is_continued)
     if charge is None:
         return None
     proxied.log.count_on(charge.meter)
-    return lambda _, took_s: accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
+
+    def end(_: BaseException | None, took_s: float) -> None:
+        if proxied.is_left:
+            charge.meter.count(NOTHING_USED)
+        accounting.end(charge, is_complete=proxied.is_complete, took_s=took_s)
+
+    return end

@@ -98,7 +98,7 @@ class Head:
 
     __slots__ = (
         "_first", "dialect", "headers", "holder", "is_at_own_host", "is_for_batch", "is_for_function", "is_websocket", "key", "method", "owner",
-        "path", "scheme", "target",
+        "path", "scheme", "target", "usage_id",
     )  # fmt: skip
 
     def __init__(
@@ -125,7 +125,8 @@ class Head:
         self.scheme = scheme
         self.is_websocket = is_websocket  # the request asks for a WebSocket
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
-        self.is_for_batch = False  # no client waits for the answer, and the request id is unique
+        self.is_for_batch = False  # no client waits for the answer
+        self.usage_id = ""  # id of its usage record if another process sends it again when this one is killed
         self._first = dict(reversed(headers))
         self.dialect = dialect_of(path, _ANTHROPIC if VERSION_HEADER in self._first else ())
         self.key = bearer_token(self._first.get("authorization"))  # the client's key; empty if it has none

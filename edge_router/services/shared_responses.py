@@ -151,7 +151,7 @@ def _translated(sql: str) -> bytes:
 
 def _make_tables(connection: Connection) -> None:
     """Create the tables if they do not exist, so that no right to create them is needed later."""
-    chosen = "SELECT to_regclass('response_makers') IS NOT NULL AS is_there"  # the table that is created last
+    chosen = "SELECT to_regclass('response_requests') IS NOT NULL AS is_there"  # the table that is created last
     if _is_there(connection.execute(chosen).fetchone()):
         return
     with connection.transaction():

@@ -21,6 +21,6 @@ def without_responses(server: Postgres) -> Postgres:
     """Return the server after the tables of stored responses are dropped."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(
-            "DROP TABLE IF EXISTS responses, response_items, response_tenants, response_events, response_makers"
+            "DROP TABLE IF EXISTS responses, response_items, response_tenants, response_events, response_makers, response_requests"
         )
     return server

@@ -16,9 +16,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from pilotlight.edge_router.app import build_app
-from pilotlight.edge_router.assembly import EdgeRouter, RouterLimits
-from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.app import RouterApp, build_app
+from pilotlight.edge_router.assembly import RouterLimits
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.serve import serving
 from pilotlight.wire.hop.continuation import (
@@ -198,11 +197,12 @@ async def reset_before_first_byte(site: FakeSite, request: web.Request) -> web.S
 
 
 class Router:
-    def __init__(self, url: str, proxy: Proxy, session: aiohttp.ClientSession, server: Any, edge: EdgeRouter) -> None:
+    def __init__(self, url: str, app: RouterApp, session: aiohttp.ClientSession, server: Any) -> None:
         self.url = url
         self.server = server
-        self.proxy = proxy
-        self.edge = edge
+        self.proxy = app.edge.proxy
+        self.edge = app.edge
+        self.responses = app.responses
         self.http = session
 
     @property
@@ -264,11 +264,10 @@ async def router(
     config = network({site.name: site.url for site in fakes}, health=health, relay=timeouts, **(tables or {}))
     before = asyncio.all_tasks()
     app = build_app(config, policy=policy, limits=limits)
-    proxy = app.edge.proxy
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with serving(app, config, listener) as server, aiohttp.ClientSession() as session:
-        running = Router(url, proxy, session, server, app.edge)
+        running = Router(url, app, session, server)
         async with asyncio.timeout(60):
             await running.until_states(**(until or {site.name: "healthy" for site in fakes}))
         yield running

@@ -113,9 +113,10 @@ async def test_responses_outlive_a_router_that_is_killed_and_are_their_accounts(
             assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
             for place in (-1, 5, 999_999_999):
                 _, told = await alice.get(f"{started['id']}?stream=true" + f"&starting_after={place}" * (place >= 0))
-                (last,) = EventDecoder().feed(told)
+                *before, last = EventDecoder().feed(told)
+                assert len(before) <= 2 * (place < 0)
                 assert json.loads(last.data or b"") == {
-                    "type": "response.failed", "sequence_number": place + 1, "response": failed,
+                    "type": "response.failed", "sequence_number": max(place + 1, len(before)), "response": failed,
                 }  # fmt: skip
             items = await alice.fields(f"{second['id']}/input_items?order=asc")
             assert [item["said"] if "said" in item else item["content"][0]["text"] for item in items["data"]] == [

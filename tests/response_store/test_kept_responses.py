@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from pilotlight.response_store.kept_responses import LOST, KeptResponse, PreviousResponse, joined
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import parse_event
@@ -12,9 +14,14 @@ def made() -> KeptResponse:
     return KeptResponse("t", {"id": "resp_1", "status": "in_progress", "output": []})
 
 
+def add(response: KeptResponse, event: bytes) -> None:
+    response.untold.append(event)
+    response.publish(1)
+
+
 async def test_a_reader_gets_each_event_and_the_end() -> None:
     response = made()
-    response.add_event(b"a")
+    add(response, b"a")
     assert await response.after(0) == ([b"a"], False)
     response.end_as("failed", ApiError("engine_error", "it broke"))
     events, is_last = await response.after(1)
@@ -34,7 +41,7 @@ async def test_a_reader_gets_each_event_and_the_end() -> None:
 async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -> None:
     response = made()
     for happen, told in (
-        (lambda: response.add_event(b"a"), ([b"a"], False)),
+        (lambda: add(response, b"a"), ([b"a"], False)),
         (lambda: response.end_as("cancelled"), ([], True)),
     ):
         reading = asyncio.create_task(response.after(len(response.events)))
@@ -44,6 +51,21 @@ async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -
         async with asyncio.timeout(60):
             assert await reading == told
     assert (response.fields["status"], response.fields["error"]) == ("cancelled", None)
+
+
+async def test_a_reader_gets_only_what_is_stored_and_an_error_when_another_process_goes_on() -> None:
+    response = made()
+    response.untold += [b":pl [0,[7]]\ndata: 1\n\n", b"data: 2\n\n"]
+    response.publish(1)
+    assert await response.after(0) == ([b"data: 1\n\n"], False)
+    reading = asyncio.create_task(response.after(1))
+    await asyncio.sleep(0)
+    response.leave()
+    response.end_as("failed", LOST)
+    with pytest.raises(ApiError) as refused:
+        await reading
+    assert (refused.value.word, response.is_ended) == ("draining", False)
+    assert response.all_events == [b"data: 1\n\n", b"data: 2\n\n"]
 
 
 def test_an_input_consists_of_earlier_items_and_the_new_ones() -> None:

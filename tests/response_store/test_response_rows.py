@@ -274,28 +274,29 @@ def watching(connection: RowConnection, maker: str) -> None:
 def test_how_far_a_response_is_is_read_by_others_from_any_event(connection: RowConnection) -> None:
     one = make(connection, "a")
     for upto in (0, 3, 3, 4, 9):
-        one.events = [b"data: %d\n\n" % i for i in range(upto)]
+        one.untold = [b"data: %d\n\n" % i for i in range(len(one.events), upto)]
         one.fields = {**one.fields, "status": "in_progress"}
-        assert rows.confirm(connection, MAKER, [Progress.of(one)]) == ({("t", "a")}, {})
-        one.told = (upto, one.fields)
+        assert rows.confirm(connection, MAKER, [Progress.of(one)]) == ({("t", "a")}, {}, [])
+        one.publish(len(one.untold))
+        one.told_fields = one.fields
     assert found(connection, "a").fields["status"] == "in_progress"
     assert [told(connection, "a", place) for place in range(11)] == [
         (one.events[place:], 9 if place < 9 else 0) for place in range(11)
     ]
-    one.told = (2, None)  # as if the reply to the last report had been lost
-    one.events.append(b"data: 9\n\n")
+    one.untold, one.events = [*one.events[2:], b"data: 9\n\n"], one.events[:2]  # as if the last reply had been lost
     rows.confirm(connection, MAKER, [Progress.of(one)])
-    assert told(connection, "a") == (one.events, 10)
+    assert told(connection, "a") == (one.all_events, 10)
     rows.add(connection, [ended(one)], MAKER, LARGE)
-    assert told(connection, "a", 4) == (one.events[4:], 10)
+    assert told(connection, "a", 4) == (one.all_events[4:], 10)
     assert count(connection, "response_events") == 0
 
 
 def test_responses_of_a_lost_maker_have_failed_with_the_events_it_reported(connection: RowConnection) -> None:
     watching(connection, "other")
     one = make(connection, "a", model="m")
-    one.events = [b"data: 0\n\n", b"data: 1\n\n"]
+    one.untold = [b"data: 0\n\n", b":pl [0,[7]]\ndata: 1\n\n"]
     rows.confirm(connection, MAKER, [Progress.of(one)])
+    one.publish(2)
     unheard_of(connection, MAKER, EXPIRES_S - 2)
     rows.confirm(connection, "other", [])
     assert found(connection, "a").fields["status"] == "queued"
@@ -306,6 +307,67 @@ def test_responses_of_a_lost_maker_have_failed_with_the_events_it_reported(conne
     assert told(connection, "a", 1) == (one.events[1:], 2)
     assert num_bytes(connection) > 0
     assert count(connection, "response_makers") == 1
+
+
+POINTED = [b":pl [0,[7]]\ndata: 0\n\n", b"data: 1\n\n"]
+
+
+def in_progress(connection: RowConnection, name: str, before: PreviousResponse | None = None) -> KeptResponse:
+    """Store a response in progress that another process can continue, with two events."""
+    one = response(name, status="queued", model="m")
+    one.request, one.before = b"request", before
+    rows.add(connection, [ResponseRow.of(one)], MAKER, LARGE)
+    one.untold = [*POINTED]
+    rows.confirm(connection, MAKER, [Progress.of(one)])
+    return one
+
+
+def die(connection: RowConnection, maker: str, next_maker: str) -> list[rows.LostResponse]:
+    """Let a maker die; return the responses that the next one continues."""
+    watching(connection, next_maker)
+    unheard_of(connection, maker, EXPIRES_S + 1)
+    return rows.confirm(connection, next_maker, []).lost
+
+
+def test_a_response_of_a_lost_maker_is_continued_by_one_other_with_all_that_was_stored(
+    connection: RowConnection,
+) -> None:
+    add(connection, response("first", "one"))
+    one = in_progress(connection, "a", rows.conversation(connection, "t", "first", LONG_S))
+    rows.delete(connection, "t", "first")
+    watching(connection, "third")
+    (lost,) = die(connection, MAKER, "other")
+    assert rows.confirm(connection, "third", []).lost == []
+    assert (lost.request, lost.events, lost.response.events) == (b"request", POINTED, [b"data: 0\n\n", b"data: 1\n\n"])
+    assert (lost.response.fields, lost.response.input) == (one.fields, one.input)
+    assert told(connection, "a", 1) == ([b"data: 1\n\n"], 2)
+    assert rows.confirm(connection, MAKER, [Progress.of(one)]).taken["t", "a"] is not None, "the first maker is back"
+    lost.response.is_started = True
+    rows.add(connection, [ended(lost.response)], "other", LARGE)
+    assert [count(connection, table) for table in ("response_events", "response_requests")] == [0, 0]
+    assert len(said(rows.conversation(connection, "t", "a", LONG_S))) == 4
+
+
+def test_a_response_is_continued_after_two_deaths_and_no_more_and_after_any_number_of_releases(
+    connection: RowConnection,
+) -> None:
+    in_progress(connection, "a")
+    for i in range(5):
+        rows.release(connection, MAKER if i == 0 else f"released{i - 1}", "t", "a")
+        watching(connection, f"released{i}")
+        assert len(rows.confirm(connection, f"released{i}", []).lost) == 1
+    assert len(die(connection, "released4", "second")) == 1
+    assert len(die(connection, "second", "third")) == 1
+    assert die(connection, "third", "fourth") == []
+    assert (found(connection, "a").fields["status"], count(connection, "response_requests")) == ("failed", 0)
+    assert told(connection, "a") == ([b"data: 0\n\n", b"data: 1\n\n"], 2)
+
+
+def test_in_a_file_all_other_makers_are_dead(connection: RowConnection) -> None:
+    in_progress(connection, "a")
+    assert rows.confirm(connection, "other", [], is_alone=True, may_claim=False).lost == []
+    assert len(rows.confirm(connection, "other", [], is_alone=True).lost) == 1
+    assert rows.confirm(connection, "other", [], is_alone=True).lost == []
 
 
 def test_a_database_that_was_away_has_lost_no_maker(connection: RowConnection) -> None:
@@ -340,7 +402,7 @@ def test_a_maker_that_is_back_brings_nothing_back_to_life(connection: RowConnect
     assert there(connection, ["lost", "deleted", "cancelled", "kept"]) == [True, False, True, True]
     assert found(connection, "kept").fields["status"] == "completed"
     assert rows.add(connection, [ended(kept)], MAKER, LARGE) == {}, "it may be written again if a reply was lost"
-    assert rows.confirm(connection, MAKER, [Progress.of(kept)]) == (set(), {})
+    assert rows.confirm(connection, MAKER, [Progress.of(kept)]) == (set(), {}, [])
 
 
 def test_ended_responses_are_not_cancelled(connection: RowConnection) -> None:

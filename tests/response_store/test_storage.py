@@ -95,6 +95,14 @@ async def there(store: ResponseStore, *names: str) -> list[bool]:
     return [await is_there(name) for name in names]
 
 
+async def ended(store: ResponseStore, name: str) -> KeptResponse:
+    """Return a response after its end."""
+    async with asyncio.timeout(30):
+        while not (found := await store.find(name, "t")).is_ended:
+            await asyncio.sleep(0.01)
+    return found
+
+
 async def test_a_response_is_there_after_a_restart_and_its_tenants_alone(path: Path, days: Days) -> None:
     one = response("a")
     one.events = [b"data: 1\n\n", b"data: 2\n\n"]
@@ -150,7 +158,7 @@ asyncio.run(main())
     assert await killed.wait() == -9
     async with opened(path, days) as store:
         days.now = 1e9 / DAY_S
-        found = await store.find("a", "t")
+        found = await ended(store, "a")
         assert (found.fields["status"], found.fields["error"]["code"]) == ("failed", "aborted")
         assert await store.after(found, 3) == ([failed_event(found.fields, 3)], True)
         assert (await store.conversation("a", "t", "p")).items == b'"asked"', (
@@ -535,9 +543,15 @@ async def test_a_row_that_cannot_be_read_at_the_start_keeps_no_process_from_keep
         await store.database.run(
             lambda connection: connection.execute("UPDATE responses SET fields = x'00'"), 60.0, is_write=True
         )
-    async with opened(path, days) as store:
-        assert await there(store, "a") == [False]
+    async with opened(path, days, answer_after_fault_s=5.0) as store:
         assert await store.keep(response("b"))
+
+        async def is_gone() -> bool:
+            with suppress(ApiError):
+                return await there(store, "a") == [False]
+            return False
+
+        await eventually(is_gone)
         assert await there(store, "b") == [True]
 
 
@@ -545,14 +559,16 @@ async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_sent
     async with opened(path, days) as store:
         made, asked, writes = response("a", status="in_progress"), asyncio.Event(), asyncio.Event()
         await store.begin(made)
-        made.add_event(b"data: 1\n\n")
+        made.untold.append(b"data: 1\n\n")
+        await eventually(lambda: not made.untold)
+        made.untold.append(b"data: 2\n\n")
 
         async def wait(rows: list[ResponseRow]) -> None:
             asked.set()
             await writes.wait()
 
         store.database = HinderedDatabase(store.database, wait)
-        ending = asyncio.create_task(store.end(made, response("a").fields, b"data: 2\n\n"))
+        ending = asyncio.create_task(store.end(made, response("a").fields))
         await asyncio.wait_for(asked.wait(), 60)
         assert (made.is_ended, made.events) == (False, [b"data: 1\n\n"])
         writes.set()

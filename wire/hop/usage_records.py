@@ -26,6 +26,7 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     adapter: str = ""
     bytes_in: int = 0  # size of its body
     function: str = ""  # the function that made the request inside its site, or whose CPU time the record counts
+    is_sent_again: bool = False  # another process sends it again, under the same id, if this one is killed
 
 
 class UsageRecord(msgspec.Struct, frozen=True):

@@ -34,15 +34,18 @@ class Accounting:
                 cost = prices.cost(request.model, request.started_s, used)
                 quotas.recovered(request.account, request.started_s, used.prompt + used.output, cost or 0)
 
-    async def begin(self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]]) -> Charge | None:
+    async def begin(
+        self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], *, is_continued: bool = False
+    ) -> Charge | None:
         """Start to count a request for a model.
         Return None without a ledger, and for requests that run no model. `own_names` are the names of the model and of its adapter, without aliases.
-        Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
+        An answer that another router has started is continued even if its quota is used up. Raises ApiError if too little
+        of a quota is left, or usage cannot be recorded."""
         head = request.head
         if self.ledger is None or request.model is None or head.is_for_function or head.method != "POST":
             return None
         (model, adapter), reserved = own_names(request.model), None
-        if head.holder is not None:
+        if head.holder is not None and not is_continued:
             most = ResourceUse(prompt=request.conversation.tokens, output=request.most_tokens)
             cost = self.prices.cost(model, self.quotas.now_s, most) or 0
             asked = head.holder.account.name, most.prompt + most.output, cost
@@ -56,10 +59,12 @@ class Accounting:
 
     def end(self, charge: Charge, *, is_complete: bool, took_s: float) -> None:
         assert self.ledger is not None, "it has started the charge"
+        used, request = charge.meter.use, charge.meter.request
+        cost = self.prices.cost(request.model, request.started_s, used) or 0
         if charge.reserved is not None:
-            used, request = charge.meter.use, charge.meter.request
-            cost = self.prices.cost(request.model, request.started_s, used)
-            self.quotas.settle(charge.reserved, used.prompt + used.output, cost or 0)
+            self.quotas.settle(charge.reserved, used.prompt + used.output, cost)
+        elif request.account:
+            self.quotas.count(request.account, request.started_s, used.prompt + used.output, cost)
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
 
     def count(self, records: Sequence[UsageRecord]) -> None:

@@ -85,9 +85,11 @@ class Ledger:
         self.recovered: list[UsageRecord] = []  # open requests of a killed router
         for meters in self._files:
             for number, record in meters.left_behind():
-                if record.outcome == "recovered":
+                is_recovered = record.outcome == "recovered"
+                is_sent_again = is_recovered and record.request.is_sent_again
+                if is_recovered and not is_sent_again:
                     self.recovered.append(record)
-                if record.use == NOTHING:
+                if is_sent_again or record.use == NOTHING:
                     meters.free(number)
                 else:
                     self._ended.append(_Unwritten(meters, number, record))
@@ -117,10 +119,11 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        # A batch's request may be sent again by the router that follows a killed one: it keeps its id, so it is recorded once.
-        name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
+        # What another router sends again after a kill keeps its id, so it is recorded once.
+        is_sent_again = bool(request.head.usage_id)
+        name = request.head.usage_id or f"{self._start}.{next(self._numbers)}"
         known = (name, request.request_id, account, key, model, self._clock())
-        entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))
+        entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body), is_sent_again=is_sent_again)
         meter = self._meters.begin(entry)
         if meter is None:
             raise _failing()

@@ -48,6 +48,7 @@ class BatchSender:
         async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
             while True:
                 answer = BatchAnswer(self._head(request.batch), f"{request.batch.id}.{request.number}")
+                answer.head.usage_id = answer.request_id
                 try:
                     answer.head.hold(self._holder(request.batch))
                 except ApiError as error:

@@ -26,6 +26,7 @@ from pilotlight.wire.hop.continuation import (
     Delivery,
     ResumePoint,
     decode_delivery,
+    strip_resume_point,
     with_resume_point,
 )
 from pilotlight.wire.hop.usage import ResourceUse
@@ -128,6 +129,17 @@ def test_nothing_of_the_side_field_and_nothing_without_a_resume_point_reaches_th
     assert log.num_tokens == before.count(b":pl [0,[1]]\ndata: b\n\n") == client.count(b"data: b")
     last = max((i for i, raw in enumerate(before) if b"data: b" in raw), default=-1)
     assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
+
+
+def test_an_answer_that_is_recorded_keeps_its_resume_points_with_its_events() -> None:
+    log, event = DeliveryLog(is_recorded=True), encode_event(b"1")
+    stream = event + with_resume_point(event, ResumePoint(0, (7,)))
+    assert StreamRelay(log, is_resumable=True).feed(stream) == [Forward(stream)]
+    again = DeliveryLog()
+    for raw in EventDecoder().split(stream):
+        if (point := strip_resume_point(raw)[1]) is not None:
+            again.add(point)
+    assert again.delivery() == log.delivery()
 
 
 def test_an_answer_too_long_to_be_handed_to_another_site_is_not_continued() -> None:

@@ -171,7 +171,7 @@ async def test_one_that_is_made_is_followed_at_another_router_from_any_event(ser
         reading = asyncio.create_task(b.after(shown, 0))
         told = [b"data: %d\n\n" % i for i in range(4)]
         for one in told[:3]:
-            made.add_event(one)
+            made.untold.append(one)
         async with asyncio.timeout(30):
             events, is_last = await reading
             while len(events) < 3:
@@ -179,7 +179,8 @@ async def test_one_that_is_made_is_followed_at_another_router_from_any_event(ser
                 events += more
             assert (events, is_last) == (told[:3], False)
             assert await b.after(shown, 2) == (told[2:3], False)
-            await a.end(made, response("1").fields, told[3])
+            made.untold.append(told[3])
+            await a.end(made, response("1").fields)
             assert await b.after(shown, 3) == (told[3:], True)
             assert await b.after(shown, 9) == ([], True)
         assert (await b.find("1", "t")).fields == response("1").fields
@@ -209,11 +210,11 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
     async with opened(server) as a, opened(server) as b:
         made, ending = await started(a, "1"), response("2", status="in_progress")
         await a.begin(ending)
-        made.add_event(b"data: 0\n\n")
+        made.untold.append(b"data: 0\n\n")
         shown = await b.find("1", "t")
         async with asyncio.timeout(30):
             assert await b.after(shown, 0) == ([b"data: 0\n\n"], False)
-        made.add_event(b"data: 1\n\n")
+        made.untold.append(b"data: 1\n\n")
         await stop(a)
         following = asyncio.create_task(b.after(shown, 2))
         await until(partial(asyncio.to_thread, ask, server, f"SELECT 1 FROM response_makers WHERE maker = '{b.maker}'"))
@@ -229,7 +230,8 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "the row can be read again"
 
         # router a is back, beginning with the end of one of its responses
-        await a.end(ending, response("2").fields, b"data: end\n\n")
+        ending.untold.append(b"data: end\n\n")
+        await a.end(ending, response("2").fields)
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
         assert isinstance(a.database, Database)
@@ -246,7 +248,7 @@ async def test_a_router_that_stops_leaves_what_it_was_making_failed_for_the_othe
     async with opened(server) as b:
         async with opened(server) as a:
             made = await started(a, "1")
-            made.add_event(b"data: 0\n\n")
+            made.untold.append(b"data: 0\n\n")
         shown = await b.find("1", "t")
         assert shown.fields["status"] == "failed"
         events, is_last = await b.after(shown, 0)
@@ -294,7 +296,8 @@ async def test_a_database_that_is_away_costs_records_that_end_meanwhile_and_no_l
             await asyncio.sleep(0.5)
             errors = [record for record in caplog.records if record.levelno == logging.ERROR]
             assert len(errors) == 2, "once for each router, not for each failure"
-            ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
+            made.untold.append(b"data: 0\n\n")
+            ending = asyncio.create_task(a.end(made, response("made").fields))
             await asyncio.wait({ending})
             assert made.fields["status"] == "completed", "readers of this router get it"
         finally:

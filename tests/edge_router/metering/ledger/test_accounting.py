@@ -122,9 +122,18 @@ async def test_a_request_reserves_what_it_may_come_to_and_settles_for_what_it_ca
     cast(Any, charge.meter).use = ResourceUse(10, 4, 3)
     kept.end(charge, is_complete=True, took_s=2.5)
     assert quotas.told[2:] == [("settle", 13, 6 * 1000 + 3 * 2000)]
-    kept.end(charge._replace(reserved=None), is_complete=False, took_s=1.5)
-    assert books.ended == [("complete", 2.5), ("cut", 1.5)]
-    assert len(quotas.told) == 3
+    assert quotas.used_by("acme") == (13, 12_000)
+
+
+async def test_an_answer_that_another_router_has_started_reserves_nothing_and_counts() -> None:
+    books = Books()
+    kept, quotas = accounting(books)
+    charge = await kept.begin(asked(), own_names, is_continued=True)
+    assert charge is not None
+    assert quotas.told == []
+    cast(Any, charge.meter).use = ResourceUse(10, 4, 3)
+    kept.end(charge, is_complete=False, took_s=1.5)
+    assert books.ended == [("cut", 1.5)]
     assert quotas.used_by("acme") == (13, 12_000)
 
 

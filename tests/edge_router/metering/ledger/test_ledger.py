@@ -103,14 +103,17 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     cut = kept.begin(asked(), "m")
     cut.count(ResourceUse(10, 0, 3, 0))
     kept.begin(asked(), "m")  # it has no usage yet
+    again = asked()
+    again.head.usage_id = "resp_1"  # another router sends it again, and counts all of it
+    kept.begin(again, "m").count(ResourceUse(10, 0, 3, 0))
     await kept.close()
     assert rows(place) == [ROW]
-    again = place.ledger()
+    after = place.ledger()
     recovered = ("acme", "acme-ci", "m", "", "recovered", 10, 0, 3, 10 * 1000 + 3 * 2000)
     assert sorted(rows(place)) == sorted([ROW, recovered])
-    told = [(one.outcome, one.use.output) for one in again.recovered]
+    told = [(one.outcome, one.use.output) for one in after.recovered]
     assert told == [("recovered", 3), ("recovered", 0)], "ended requests had been reported to other routers earlier"
-    await again.close()
+    await after.close()
 
 
 async def test_records_of_workers_that_no_longer_exist_are_written_once(place: Place) -> None:
@@ -355,16 +358,16 @@ async def test_what_could_not_be_written_is_tried_again_though_nothing_more_come
     await kept.close()
 
 
-async def test_a_batchs_request_is_written_once_by_whichever_router_asks_it_again_and_others_each_time(
+async def test_a_request_that_is_sent_again_is_written_once_by_whichever_router_ends_it_and_others_each_time(
     place: Place,
 ) -> None:
     for is_again in (False, True):
         kept = place.ledger()
-        for is_for_batch in (True, False):
+        for usage_id in ("batch_1.1", ""):
             request = asked()
-            request.head.is_for_batch = is_for_batch
+            request.head.usage_id = usage_id
             meter = kept.begin(request, "m", "french")
-            assert (meter.request.id == request.request_id) == is_for_batch
+            assert (meter.request.id == usage_id, meter.request.is_sent_again) == 2 * (bool(usage_id),)
             assert meter.request.adapter == "french"
             assert meter.request.bytes_in == len(request.body)
             meter.count(TOKENS)

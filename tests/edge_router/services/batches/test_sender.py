@@ -95,6 +95,7 @@ async def test_a_client_without_a_known_key_still_has_a_separate_prefix_cache(
     head = made.asked[0].head
     assert dict(head.headers).get("authorization") == authorization
     assert head.is_for_batch
+    assert head.usage_id == made.asked[0].request_id
 
 
 async def test_a_stream_is_no_answer_to_a_request_of_a_batch() -> None:
