@@ -157,5 +157,7 @@ def _parts_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
 
 
 def _misalignment(x: Tensor) -> int:
-    """Return by how many bytes a tensor on a GPU misses an address that its kernels can read. On a CPU torch reads from any address."""
+    """Return the bytes between a GPU tensor's start and the last address that kernels can read.
+
+    On a CPU torch reads from any address."""
     return x.data_ptr() & (x.itemsize - 1) if x.is_cuda and x.numel() else 0

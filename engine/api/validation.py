@@ -1,6 +1,6 @@
-"""Validation of submitted sequences against their model: its vocabulary, its context, and what it makes.
+"""Validation of submitted sequences against the vocabulary, context and task of their model.
 
-A problem is returned as a sentence with the value and its limits. Whoever submits a sequence has checked what does not depend on the model.
+A problem is returned as a sentence with the value and its limits. Dialects and site files check the values that do not depend on the model.
 """
 
 from pilotlight.engine.api.protocol import ErrorCode, ModelInfo, SamplingParams, Submit

@@ -464,7 +464,6 @@ async def test_a_full_disk_costs_a_conversation_the_change_that_cannot_be_writte
         await asyncio.sleep(0.1)  # meanwhile the conversation that could not be created is deleted
         assert len(orjson.loads(b"[" + await talks.items("t", name) + b"]")) == 1
         await talks.add("t", name, {"items": [item]})
-        await asyncio.sleep(0.1)
         assert len(orjson.loads(b"[" + await talks.items("t", name) + b"]")) == 2
 
 
