@@ -49,6 +49,7 @@ from pilotlight.wire.sse import encode_event
 # Clients of this dialect send this header, also on paths that several dialects share.
 VERSION_HEADER = ANTHROPIC_VERSION.decode()
 FINAL_EVENTS = frozenset({b"message_stop"})
+NO_PDF = "(A PDF file that cannot be read here.)"
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _LABELS = ("cache_control", "citations")  # fields of a block that do not change its content
 
@@ -285,9 +286,9 @@ def _document(block: dict[str, Any], where: str, left_out: list[str]) -> Content
             return [*named, string_in(block["source"], "data", f"{where}.source")]
         case {"type": "content", "content": content}:
             return [*named, *_pieces(content, f"{where}.source.content", left_out)]
-        case {"type": "base64" | "url" | "file"}:
-            sentence = "PDF files are not read here: send their text, or their pages as images"
-            raise refused(sentence, f"{where}.source", "unsupported_parameter")
+        case {"type": "base64" | "url" | "file"}:  # an agent repeats it in all later requests of a session
+            left_out.append(f"{where}.source")
+            return [*named, NO_PDF]
     raise refused('must have the type "text" or "content"', f"{where}.source")
 
 

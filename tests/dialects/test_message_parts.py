@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from pilotlight.dialects.anthropic import parse_messages
+from pilotlight.dialects.anthropic import NO_PDF, parse_messages
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_responses import parse_response
 from pilotlight.dialects.requests import Conversation
@@ -88,11 +88,25 @@ def test_citations_are_named_as_ignored() -> None:
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "aa"},
+        {"type": "url", "url": "https://a.example/a.pdf"},
+        {"type": "file", "file_id": "file_1"},
+    ],
+)
+def test_a_pdf_file_does_not_end_an_agents_session(source: dict[str, Any]) -> None:
+    file = {"type": "document", "source": source, "title": "Plan"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [file]}
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [result, file]}]}
+    parsed = parse_messages(orjson.dumps(body), lambda name: name)
+    assert parsed.ignored == ("messages[0].content[0].content[0].source", "messages[0].content[1].source")
+    assert str(parsed.prompt).count(NO_PDF) == 2
+
+
+@pytest.mark.parametrize(
     ("block", "sentence"),
     [
-        ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}, "PDF files are not read here"),
-        ({"type": "document", "source": {"type": "url", "url": "https://a.example/a.pdf"}}, "PDF files are not read here"),
-        ({"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "PDF files are not read here"),
         ({"type": "document", "source": {"type": "text"}}, "messages[0].content[0].source.data: must be a string"),
         ({"type": "document"}, 'source: must have the type "text" or "content"'),
         ({**FOUND, "title": None}, "messages[0].content[0].title: must be a string"),
