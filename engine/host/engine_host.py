@@ -31,6 +31,7 @@ from pilotlight.engine.api.protocol import (
     UnloadModel,
 )
 from pilotlight.engine.api.step_journal import HeldSequences, StepJournal
+from pilotlight.engine.api.validation import host_problem
 from pilotlight.engine.core.open_sequences import error_output
 from pilotlight.engine.host import torch_parts
 from pilotlight.engine.host.hosted_models import HostedModels
@@ -248,6 +249,8 @@ def main(words: Sequence[str]) -> None:
         config = msgspec.json.decode(arguments.config, type=HostConfig)
     except msgspec.DecodeError as error:
         sys.exit(f"pilotlight.engine.host.engine_host: --config is not a valid HostConfig: {error}")
+    if problem := host_problem(config):
+        sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
     try:
         LibraryBuild().forced_kind()
     except BuildError as error:

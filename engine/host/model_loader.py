@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import VERSION, HostConfig, HostReady, LoadProgress, ModelFailed, ModelSpec
+from pilotlight.engine.api.validation import host_problem
 from pilotlight.engine.host.preparation import prepare
 from pilotlight.engine.host.process import at_low_priority
 from pilotlight.engine.weights.digests import check_sound, verify_in_background
@@ -41,6 +42,8 @@ class ModelLoader:
         `is_standby`: no request waits for this host; it prepares more thoroughly, at a lower priority. `digests`: the folder of the digests that
         each checkpoint had at its first load; later loads are checked against them.
         """
+        if problem := host_problem(config):
+            raise ValueError(problem)
         self._config = config
         self._is_standby = is_standby
         self._digests = digests

@@ -8,6 +8,7 @@ import pytest
 
 from pilotlight.engine.api.protocol import HostConfig, TokenOutput
 from pilotlight.engine.api.socket_client import SocketEngineClient
+from pilotlight.engine.api.validation import host_problem
 from pilotlight.engine.kv.shared_tiers import open_tiers
 from pilotlight.engine.weights.digests import fingerprint
 from tests.checkpoints import write_llama
@@ -151,6 +152,12 @@ def test_a_block_larger_than_the_host_tier_leaves_that_model_without(
     assert len(one(engine, submit("a", PROMPT)).token_ids) == 8
     engine.close()
     tiers.close()
+
+
+def test_what_cannot_be_configured_is_refused_with_what_to_change() -> None:
+    assert "kv_host_dir is missing" in (host_problem(HostConfig(kv_host_bytes=1)) or "")
+    assert "set kv_host_bytes as well" in (host_problem(HostConfig(kv_disk_dir="/x")) or "")
+    assert "kv_disk_bytes is -1" in (host_problem(HostConfig(kv_disk_bytes=-1)) or "")
 
 
 def test_a_fingerprint_is_the_same_until_something_changes(tmp_path: Path) -> None:

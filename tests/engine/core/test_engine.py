@@ -41,6 +41,8 @@ def test_a_sequence_ends_with_length_when_the_context_is_full() -> None:
     [
         (submit("a", []), "empty"),
         (submit("a", [1, VOCAB, 2]), f"token id {VOCAB}"),
+        (submit("a", [1], temperature=-0.1), "temperature is -0.1"),
+        (submit("a", [1], num_delivered_tokens=1), "num_delivered_tokens is 1"),
         (submit("a", [1] * 128), "at most 127"),
     ],
 )
