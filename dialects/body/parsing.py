@@ -59,7 +59,7 @@ def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str,
         raise ApiError("malformed_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise ApiError("invalid_request", "the body must be a JSON object")
-    names = names_of(body)
+    names, values = names_of(body), body.cleaned(values)
     if not values.keys() <= names:
         for name in values:
             if name not in names:

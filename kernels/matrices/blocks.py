@@ -85,7 +85,9 @@ class BlockWeight(Weight):
 
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
         lead = " ".join("_" for _ in shape.split()[:-1])
-        check.agree(f"{name}.columns", shape.split()[-1], self.columns)
+        for word, size in zip(shape.split(), self.shape, strict=True):
+            if word != "_":
+                check.agree(f"{name}.{word}", word, size)
         has_all = len(self.kinds) == len(self.matrices)
         check.require(f"{name}.kinds", has_all, f"are {len(self.kinds)}, and there are {len(self.matrices)} matrices")
         for i, (kind, matrix) in enumerate(zip(self.kinds, self.matrices, strict=True)):

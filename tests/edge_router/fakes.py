@@ -240,6 +240,12 @@ async def sites(*names: str) -> AsyncIterator[list[FakeSite]]:
             await site.stop()
 
 
+async def start_its_store(url: str) -> None:
+    """Let a site start the task of its store of responses, which must not be taken for one of a router that starts later."""
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/v1/responses/resp_1") as response:
+        assert response.status == 404, await response.text()
+
+
 @asynccontextmanager
 async def router(
     fakes: list[FakeSite],

@@ -10,7 +10,7 @@ import pytest
 
 from pilotlight.edge_router.services.batches.lines import ENDPOINTS
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
-from tests.edge_router.fakes import router
+from tests.edge_router.fakes import router, start_its_store
 from tests.edge_router.services.test_finetune_registry import ServedSite
 from tests.fakes import says
 
@@ -73,6 +73,7 @@ async def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     site = ServedSite("ams1", tmp_path / "ams1")
     await site.start()
     try:
+        await start_its_store(site.url)
         async with router([site], tables={"responses": {"directory": str(tmp_path / "responses")}}) as running:
             yield Servers({"router": running.url, "site": site.url}, site, running.http)
     finally:

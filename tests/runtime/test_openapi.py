@@ -16,7 +16,7 @@ from pilotlight.edge_router.app import build_app as build_router
 from pilotlight.engine.api.protocol import Submit, TokenLogprobs, TokenOutput
 from tests.asgi import call
 from tests.edge_router.builders import network
-from tests.edge_router.fakes import FakeSite, router
+from tests.edge_router.fakes import FakeSite, router, start_its_store
 from tests.fakes import EOS, ids
 from tests.runtime.conftest import Site, SiteMaker
 
@@ -151,6 +151,7 @@ async def test_every_answer_is_one_that_the_document_names(make_server: SiteMake
     async with make_server() as site, beating(site):
         site.engine.answer = answered
         fake = cast(FakeSite, SimpleNamespace(name=site.config.name, url=site.url))
+        await start_its_store(site.url)
         async with router([fake]) as routing:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
