@@ -174,7 +174,7 @@ class Proxy:
                             raise response.failure
                 except SiteFailed as failure:
                     selector.note_failure(backend, ticket, proxied.request, failure)
-                    proxied.tries.failed(backend.name, failure)
+                    proxied.tries.failed(backend.name, failure, is_draining=backend.state == "draining")
                     if proxied.trace is not None:
                         proxied.trace.end_try(failure.kind)
                     if not proxied.request.head.may_be_repeated and failure.kind not in UNTOUCHED:

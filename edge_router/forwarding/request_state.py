@@ -58,8 +58,11 @@ class SiteTries(msgspec.Struct, eq=False):
     # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
     repeated: str = ""
 
-    def failed(self, site: str, failure: SiteFailed) -> None:
+    def failed(self, site: str, failure: SiteFailed, *, is_draining: bool = False) -> None:
+        """Record a failed attempt. A draining site ends any request that it no longer waits for, so its error says nothing about this one."""
         self.excluded.add(site)
+        if is_draining:
+            failure.words = ""
         if failure.kind == "declined" and site not in self.declined:
             self.declined.add(site)
             self.is_paid = True  # the failed attempt was free, so its payment counts for the next one

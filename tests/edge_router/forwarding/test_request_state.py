@@ -35,6 +35,15 @@ def cut(recovery: StreamRecovery, cause: Cause, times: int) -> None:
         recovery.cut("ams1", StreamLost(cause, "it was"), 0.0)
 
 
+@pytest.mark.parametrize("draining", [(), ("ams1",), ("iad1",), ("ams1", "iad1")])
+def test_two_errors_alike_blame_the_request_unless_a_site_was_draining(draining: tuple[str, ...]) -> None:
+    tries = SiteTries()
+    for site in ("ams1", "iad1"):
+        tries.failed(site, SiteFailed("lost", "it answered 500", words="no more"), is_draining=site in draining)
+    assert tries.repeated == ("" if draining else "no more")
+    assert tries.failures.keys() == {"ams1", "iad1"}
+
+
 def test_losses_and_hand_overs_of_a_stream_are_counted_apart() -> None:
     recovery = StreamRecovery(RELAY, NO_PAUSES)
     cut(recovery, "closed", 2)
