@@ -59,7 +59,9 @@ class SiteTries(msgspec.Struct, eq=False):
     repeated: str = ""
 
     def failed(self, site: str, failure: SiteFailed, *, is_draining: bool = False) -> None:
-        """Record a failed attempt. A draining site ends any request that it no longer waits for, so its error says nothing about this one."""
+        """Record a failed attempt.
+
+        A draining site ends any request that it no longer waits for, so its error says nothing about this one."""
         self.excluded.add(site)
         if is_draining:
             failure.words = ""
