@@ -6,8 +6,8 @@ are longer by the pause.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 LATE_S = 0.25  # lateness of a timer after which the process counts as stopped; event loops under load are late by less
@@ -37,51 +37,45 @@ NO_PAUSES = Pauses(float("inf"))
 
 
 class TimeLimit:
-    """A time limit for one or more waits, from its creation on."""
+    """A time limit for a wait, or for several one after the other, from its creation on.
+
+    Entered again for each wait; raises TimeoutError in the block when the time is over.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._ends_at = self._loop.time() + seconds
+        self._timeout: asyncio.Timeout
+        self._timer: asyncio.TimerHandle
 
-    @asynccontextmanager
-    async def applied(self) -> AsyncIterator[None]:
-        """Raise TimeoutError in the block when the time is over."""
-        loop = self._loop
-        timer: asyncio.TimerHandle
+    async def __aenter__(self) -> None:
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._set_timer(self._loop.time())
 
-        def set_timer() -> None:
-            nonlocal timer
-            now = loop.time()
-            due = min(max(self._ends_at, now), now + TICK_S)
-            timer = loop.call_at(due, tick, due)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
 
-        def tick(due: float) -> None:
-            now = loop.time()
-            if now - due > LATE_S:
-                self._ends_at = max(self._ends_at + now - due, now + min(self._seconds, TICK_S))
-            elif now >= self._ends_at:
-                return limit.reschedule(now)
-            set_timer()
+    def _set_timer(self, now: float) -> None:
+        due = min(max(self._ends_at, now), now + TICK_S)
+        self._timer = self._loop.call_at(due, self._tick, due)
 
-        async with asyncio.timeout(None) as limit:
-            set_timer()
-            try:
-                yield
-            finally:
-                timer.cancel()
-
-
-@asynccontextmanager
-async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the block takes more than `seconds`."""
-    async with TimeLimit(seconds).applied():
-        yield
+    def _tick(self, due: float) -> None:
+        now = self._loop.time()
+        if now - due > LATE_S:
+            self._ends_at = max(self._ends_at + now - due, now + min(self._seconds, TICK_S))
+        elif now >= self._ends_at:
+            return self._timeout.reschedule(now)
+        self._set_timer(now)
 
 
 async def done_within(seconds: float, work: "asyncio.Future[Any]") -> bool:
     """Wait for work, at most for `seconds`; return whether it is done."""
     with suppress(TimeoutError):
-        async with time_limit(seconds):
+        async with TimeLimit(seconds):
             await asyncio.wait({work})
     return work.done()

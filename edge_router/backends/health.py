@@ -18,7 +18,7 @@ from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.backends.site_sessions import reason_of
 from pilotlight.sites.network import HealthConfig
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.hop.headers import CLOCK, HOP, HOP_SECRET_ENV, REFUSAL, REQUEST_ID, Hop, sign_hop, told_clock
 from pilotlight.wire.hop.status import decode_status
 
@@ -97,7 +97,7 @@ class HealthMonitor:
         before, refused_before = backend.state, backend.probed.refuses_hops
         asked_at = self._clock()
         try:
-            async with time_limit(self._config.timeout_s):
+            async with TimeLimit(self._config.timeout_s):
                 known = backend.published.digests
                 query = f"?digests={known}" if known else ""
                 fetched = await self._fetch(backend.url + STATUS_PATH + query, backend.name)

@@ -11,7 +11,7 @@ import aiohttp
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.backends.site_sessions import reason_of
 from pilotlight.edge_router.requests.request import aside_if_large
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, sign_hop
 
 TIMEOUT_S = 2.0
@@ -61,7 +61,7 @@ class SiteControl:
         Without an answer its status is 0 and its body the reason. A large body is signed in a thread."""
         named = {"content-type": "application/json", **(headers or {})}
         try:
-            async with time_limit(timeout_s):
+            async with TimeLimit(timeout_s):
                 answer = await self._ask(method, site, path, body, named, most_bytes)
                 return answer or await self._ask(method, site, path, body, named, most_bytes) or UNTRUSTED
         except TimeoutError:

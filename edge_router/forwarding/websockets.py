@@ -18,7 +18,7 @@ from pilotlight.edge_router.forwarding.request_state import RequestState
 from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
 from pilotlight.edge_router.requests.request import FUNCTIONS
 from pilotlight.edge_router.routing.views import Preference
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.http.client import SWITCHING_PROTOCOLS
@@ -154,7 +154,7 @@ class Tunnel:
         """Forward the site's messages. Raises TimeoutError if the client does not read."""
         while not isinstance(message := await self._upstream.receive(), WebSocketClose):
             kind = "text" if isinstance(message, str) else "bytes"
-            async with time_limit(self._stall_s):
+            async with TimeLimit(self._stall_s):
                 await self._send({"type": "websocket.send", kind: message})
         return message
 
@@ -162,7 +162,7 @@ class Tunnel:
         """Forward the client's messages. Raises TimeoutError if the site does not read."""
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")
-            async with time_limit(self._stall_s):
+            async with TimeLimit(self._stall_s):
                 await self._upstream.send(message["bytes"] if text is None else text)
         return WebSocketClose(message.get("code") or ABNORMAL, message.get("reason") or "")
 
@@ -181,7 +181,7 @@ class Tunnel:
         return f"the client closed it with {close.code}"
 
     async def _close_client(self, close: WebSocketClose) -> None:
-        async with time_limit(self._stall_s):
+        async with TimeLimit(self._stall_s):
             await self._send({"type": "websocket.close", "code": close.code, "reason": close.reason})
 
 

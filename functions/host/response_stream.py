@@ -82,7 +82,7 @@ class ResponseStream:
     async def _next(self) -> bytes:
         limits = self._isolate.limits
         try:
-            async with nullcontext() if self._time_limit is None else self._time_limit.applied():
+            async with self._time_limit or nullcontext():
                 chunk = await self._body.__anext__()
         except TimeoutError:
             sentence = f"the function's stream did not end within {limits.wall_s:g} s"

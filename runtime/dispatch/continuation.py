@@ -22,7 +22,7 @@ from pilotlight.runtime.dispatch.sent_images import SentImages
 from pilotlight.runtime.dispatch.sequences import prefill_sequence, remaining
 from pilotlight.runtime.hosts.device_host import HostHandle
 from pilotlight.runtime.hosts.fleet import Fleet
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 
 T = TypeVar("T")
 RESTART_FACTOR = 3  # a start may take this many times as long as any before, because the machine may be busier
@@ -112,7 +112,7 @@ class ContinuedSequence:
         within_s = site.within_s
         while True:
             try:
-                async with time_limit(within_s):
+                async with TimeLimit(within_s):
                     return await enter()
             except TimeoutError:
                 restart_s = RESTART_FACTOR * site.dispatch.expected_restart_s(self._submit.model)

@@ -43,7 +43,7 @@ from pilotlight.runtime.telemetry.recent_generations import GenerationClock, Rec
 from pilotlight.runtime.telemetry.tracing import SiteTracing
 from pilotlight.runtime.telemetry.traffic import Traffic
 from pilotlight.support import background
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import Tenant, salted
 from pilotlight.wire.errors import ApiError
@@ -80,7 +80,7 @@ class Generator:
                 self.models.expect_conversation(request.model)
             names_adapter = request.lora or request.requested_model != request.model
             adapter = await self.models.adapters.of(request, tenant.owner) if names_adapter else None
-            async with time_limit(self.request_timeout_s), self.models.use(request.model) as model:
+            async with TimeLimit(self.request_timeout_s), self.models.use(request.model) as model:
                 clock.awake()
                 refuse_embedder(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]

@@ -18,7 +18,7 @@ from pilotlight.engine.text.image_prompt import SizedImage
 from pilotlight.runtime.generation.image_fetching import FETCH_S, BadImageError, ImageFetcher
 from pilotlight.runtime.models.checkpoint_children import run_guarded
 from pilotlight.sites.site import ImagesConfig
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.errors import ApiError
 
 MOST_STRETCHED = 200  # maximum ratio of the longer to the shorter side, as in Qwen's image processors
@@ -79,7 +79,7 @@ class ImageReader:
 
     async def _fetched(self, url: str, left: int, left_s: float) -> bytes:
         try:
-            async with time_limit(left_s):
+            async with TimeLimit(left_s):
                 return await self._fetch(url, min(left, self._most_bytes))
         except TimeoutError:
             raise BadImageError(f"did not arrive within {self._fetch_s:g} s") from None

@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import ModelSpec
 from pilotlight.runtime.hosts.host_process import HostProcess
 from pilotlight.runtime.hosts.memory import available_bytes, gib
 from pilotlight.support import background
-from pilotlight.support.time_limits import Pauses, time_limit
+from pilotlight.support.time_limits import Pauses, TimeLimit
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -131,7 +131,7 @@ class Standby:
         self._taken.clear()
         host = await self._launch()
         try:
-            async with time_limit(self._prepare_within_s):
+            async with TimeLimit(self._prepare_within_s):
                 await host.client.hello()
             self.running, self.state = host, "ready"
             log.info("a standby engine host is ready (pid %s)", host.pid)

@@ -36,7 +36,7 @@ from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig, ModelConfig
 from pilotlight.support import background
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
@@ -256,7 +256,7 @@ class Waker:
         if client is None:
             return await replica.host.next_client()
         try:
-            async with time_limit(SUCCESSOR_WAIT_S):
+            async with TimeLimit(SUCCESSOR_WAIT_S):
                 return await replica.host.next_client(after=client)
         except TimeoutError:
             raise EngineError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.support.time_limits import Pauses, TimeLimit, done_within, time_limit
+from pilotlight.support.time_limits import Pauses, TimeLimit, done_within
 from tests.simulation.virtual_time import Process, VirtualLoop
 
 ANSWERS_AFTER_S, LIMIT_S, STOPPED_S = 1.0, 2.0, 5.0
@@ -34,7 +34,7 @@ def answer_after(seconds: float) -> "asyncio.Future[None]":
 
 
 async def answered_after(seconds: float, limit_s: float = LIMIT_S) -> None:
-    async with time_limit(limit_s):
+    async with TimeLimit(limit_s):
         await answer_after(seconds)
 
 
@@ -71,7 +71,7 @@ def test_a_limit_of_several_waits_is_one_time_for_all() -> None:
     async def in_parts(seconds: float) -> None:
         limit = TimeLimit(LIMIT_S)
         for _ in range(3):
-            async with limit.applied():
+            async with limit:
                 await answer_after(seconds)
 
     assert run(in_parts(0.6)) == pytest.approx(1.8)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 
 MAX_HEAD_BYTES = 64 << 10  # limit of a response's head
 # Bytes of one read. A transport by itself reads 256 KiB at once, which would be kept for each client that does not read its response.
@@ -388,7 +388,7 @@ class ConnectionPool:
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:
-            async with time_limit(self._connect_timeout_s):
+            async with TimeLimit(self._connect_timeout_s):
                 connection = await self._connect(origin, self._buffer, self._tls if origin.is_tls else None)
         except TimeoutError:
             raise CannotConnect(f"no connection within {self._connect_timeout_s:g} s") from None

@@ -119,7 +119,7 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        # What another router sends again after a kill keeps its id, so it is recorded once.
+        # A request that another router repeats after a kill keeps its id, so that it is recorded once.
         is_sent_again = bool(request.head.usage_id)
         name = request.head.usage_id or f"{self._start}.{next(self._numbers)}"
         known = (name, request.request_id, account, key, model, self._clock())

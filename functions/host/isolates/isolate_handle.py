@@ -125,7 +125,7 @@ class IsolateHandle:
                 self._subrequests.begin(id)
                 self.process.log.attribute(id, invocation.id)
                 request.callback(self._done, id, invocation)
-                async with limit.applied():
+                async with limit:
                     result = await self._channel.request(replace(event, id=id), body)
                 self.process.history.answered()
                 if result.body is None:

@@ -22,7 +22,7 @@ from pilotlight.functions.channel.failure import Failure
 from pilotlight.functions.channel.streams import Inbound
 from pilotlight.functions.host.network.egress_sockets import opened
 from pilotlight.functions.host.subrequests import Dial
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 
 MAX_REDIRECTS = 20
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -165,7 +165,7 @@ class Egress:
             raise _refusal(str(denied)) from None
         if not wanted.connects:
             return list(dict.fromkeys(each["host"] for each in found))
-        async with time_limit(CONNECT_S):
+        async with TimeLimit(CONNECT_S):
             return await connect_first(found)
 
     def check_url(self, url: str) -> None:

@@ -24,7 +24,7 @@ from pilotlight.functions.channel.socket_messages import (
     encode,
 )
 from pilotlight.functions.sandbox.limits import FunctionLimits
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
 SITES_OWN = ("closing",)  # codes of failures that the site causes, not the function
@@ -141,7 +141,7 @@ class SocketRelay:
     async def _tell(self, message: str | bytes) -> None:
         kind = "text" if isinstance(message, str) else "bytes"
         self._active_at = self._clock()
-        async with time_limit(self._limits.socket_stall_s):
+        async with TimeLimit(self._limits.socket_stall_s):
             await self._send({"type": "websocket.send", kind: message})
 
     async def _end(self, close: SocketClose) -> None:
@@ -152,7 +152,7 @@ class SocketRelay:
     async def _close(self, close: SocketClose) -> None:
         if not self._is_closed:
             self._is_closed = True
-            async with time_limit(self._limits.socket_stall_s):
+            async with TimeLimit(self._limits.socket_stall_s):
                 await self._send({"type": "websocket.close", "code": _wire_code(close.code), "reason": close.reason})
 
     async def _until_idle(self) -> None:

@@ -30,7 +30,7 @@ from pilotlight.functions.sandbox.zygotes.control_messages import CreateZygote
 from pilotlight.functions.sandbox.zygotes.site_zygote import ROOT
 from pilotlight.functions.sandbox.zygotes.zygote_client import LOOK_S as ZYGOTE_LOOK_S
 from pilotlight.functions.sandbox.zygotes.zygote_client import ChildProcess, FunctionZygote, ZygoteError
-from pilotlight.support.time_limits import Pauses, time_limit
+from pilotlight.support.time_limits import Pauses, TimeLimit
 
 CONTROL = 3  # the first descriptor that --preserve-fds keeps
 LOOK_S = 0.004  # pause between checks of the pid file
@@ -136,7 +136,7 @@ class Containers:
         The OCI runtime's process lives as long as the container."""
         ended = asyncio.ensure_future(exit_of(container.monitor))
         try:
-            async with time_limit(START_S):
+            async with TimeLimit(START_S):
                 while not ended.done() and not container.find():
                     await asyncio.wait({ended}, timeout=LOOK_S)
         except TimeoutError:

@@ -27,7 +27,7 @@ from pilotlight.runtime.models.finetunes import FinetuneStore, Shapes, as_api_er
 from pilotlight.runtime.models.model_state import no_model
 from pilotlight.runtime.models.model_view import ModelRegistry
 from pilotlight.runtime.models.sources import SourceError, directory_of, local_directory
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.fine_tuning import jobs_answer
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, packed, unpacked
@@ -205,7 +205,7 @@ class FinetuneRoutes:
         """Iterate over a body with a file. Raises ApiError, ClientDisconnect."""
         limit, size = self._file_limit(store), 0
         try:
-            async with time_limit(UPLOAD_S):
+            async with TimeLimit(UPLOAD_S):
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size > limit + FORM_BYTES:

@@ -45,7 +45,7 @@ from pilotlight.runtime.generation.output_processor import Delta
 from pilotlight.runtime.generation.texts.embedding import Embedder
 from pilotlight.runtime.generation.texts.pooled_texts import PooledTexts
 from pilotlight.sites.site import LimitsConfig
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.chat import TokenLogprob
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.http.asgi import read_body, send_json
@@ -98,7 +98,7 @@ class OllamaEndpoint(Endpoint[ValidOllama]):
         check_model(scope, request.asked_model)
         generator = self._generator
         with as_api_errors(generator.request_timeout_s):
-            async with time_limit(generator.request_timeout_s), generator.models.use(request.model):
+            async with TimeLimit(generator.request_timeout_s), generator.models.use(request.model):
                 took_ns = time.time_ns() - request.received_ns
         await send_json(send, answer_line(request, OllamaMessage(), OllamaEnd("load", took_ns, took_ns, 0, 0, 0, 0)))
 

@@ -16,7 +16,7 @@ from pilotlight.runtime.api.routes.endpoint import parsed
 from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
 from pilotlight.runtime.generation.prompts import encode
 from pilotlight.sites.site import LimitsConfig
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.http.asgi import read_body, send_json
 
 
@@ -39,7 +39,7 @@ class TokenCount:
         check_model(scope, counted.requested_model)
         counted = replace(counted, num_bytes=len(raw))
         with as_api_errors(generator.request_timeout_s), generator.admission.permit():
-            async with time_limit(generator.request_timeout_s), generator.models.use(counted.model) as model:
+            async with TimeLimit(generator.request_timeout_s), generator.models.use(counted.model) as model:
                 refuse_embedder(model, counted)
                 prompt = await encode(model, counted, counted.prompt, generator.images)
         await send_json(send, orjson.dumps({**self._fields, "input_tokens": len(prompt.token_ids)}))

@@ -20,7 +20,7 @@ from pilotlight.runtime.generation.generator import Generator, as_api_errors, re
 from pilotlight.runtime.generation.prompts import EncodedPrompt, encode_with, read_images
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.support import background
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
@@ -114,7 +114,7 @@ class Decider:
             site.models.expect_conversation(request.model)
             names_adapter = request.requested_model != request.model
             adapter = await site.models.adapters.of(request, tenant.owner) if names_adapter else None
-            async with time_limit(site.request_timeout_s), site.models.use(request.model) as model:
+            async with TimeLimit(site.request_timeout_s), site.models.use(request.model) as model:
                 refuse_embedder(model, request)
                 images = await read_images(model, request, request.prompt, site.images)
                 asked = [await self._asked(model, request, question, images) for question in request.questions]

@@ -13,7 +13,7 @@ from pilotlight.engine.api.protocol import Pooling, SamplingParams, Submit
 from pilotlight.runtime.generation.generator import Generator, as_api_errors
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.support import background
-from pilotlight.support.time_limits import time_limit
+from pilotlight.support.time_limits import TimeLimit
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
@@ -76,7 +76,7 @@ class TextPooler:
             site.metrics.measure(request.model) as measure,
             site.admission.permit() as permit,
         ):
-            async with time_limit(site.request_timeout_s), self.models.use(request.model) as model:
+            async with TimeLimit(site.request_timeout_s), self.models.use(request.model) as model:
                 texts = await encode(model)
                 pooling = request.pooling or model.info.pooling
                 assert pooling is not None, "a model that generates is refused before"
