@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WeightLimits:
-    # From this size on the engine serves from maps of the checkpoint, if it is stored in the model's form. A smaller model is copied in a tenth of a
-    # second, and is then in its final memory.
-    in_place_from_bytes: int = 128 << 20
+    # From this size on the engine serves from maps of the checkpoint, if it is stored in the model's form. A smaller model is copied in some 20
+    # milliseconds, and is then in its final memory.
+    in_place_from_bytes: int = 32 << 20
     in_place_share: float = 0.5  # the checkpoint is only mapped if at least this share of its bytes can be
     least_part_bytes: int = 64 << 10  # smaller parts of a tensor are copied, which costs less than to map each
     coded_share: float = 0.9  # a matrix is coded in 12 bits if that takes at most this share of its plain bytes
