@@ -379,7 +379,7 @@ static void multiply_pairs(const void *given, long piece) {
 }
 
 // y [rows][outputs] = x w^T + bias. w is up to three stacked matrices with the given numbers of rows; kinds has one byte for the kind of each. With an
-// activation w has twice the rows: gates, then ups. wide_output: y is fp32 for every scalar type, but rounded to that type. Returns 1 if there is no
+// activation w has twice the rows: gates, then ups. wide_output: y is fp32 for every scalar type. Returns 1 if there is no
 // memory.
 int NAME(block_linear)(const scalar *x, const uint8_t *first, const uint8_t *second, const uint8_t *third, const scalar *bias, void *y, long rows,
                        long columns, long x_stride, long rows_of_first, long rows_of_second, long rows_of_third, long kinds, int activation,

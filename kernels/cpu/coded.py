@@ -34,7 +34,7 @@ def linear(
 ) -> Tensor | None:
     """Multiply x [rows, columns] by the weight.
 
-    Return [rows, outputs], or None if C cannot take the arguments. `wide_output`: return the result, rounded to x's type, as fp32.
+    Return [rows, outputs], or None if C cannot take the arguments. `wide_output`: return the result as fp32.
     """
     codes, scales, zeros, columns, group, form, order = weight
     function, scale_type = library.coded_linear.get(x.dtype), _SCALES[form].get(scales.dtype)

@@ -212,7 +212,7 @@ const int NAME(coded_is_fast) = 0;
 #endif
 
 // y [rows][outputs] = x w^T + bias. codes [outputs][blocks]; scales and zeros (or NULL) [outputs][groups]. A group has `group` columns, which are whole
-// blocks unless it is the only group of a row. wide_output: y is fp32 for every scalar type, but rounded to that type. Returns 1 if there is no memory.
+// blocks unless it is the only group of a row. wide_output: y is fp32 for every scalar type. Returns 1 if there is no memory.
 int NAME(coded_linear)(const scalar *x, const uint8_t *codes, const void *scales, const uint8_t *zeros, const scalar *bias, void *y, long rows,
                        long outputs, long columns, long x_stride, long group, int form, int scale_type, int wide_output, int threads) {
     const long blocks = (columns + BLOCK - 1) / BLOCK, groups = (columns + group - 1) / group;

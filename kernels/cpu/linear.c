@@ -505,7 +505,7 @@ static int multiply_by(const scalar *x, weight w, const scalar *bias, void *y, l
 }
 
 // activation 0: y [rows][outputs] = x w^T + bias. activation 1 (silu) or 2 (gelu, tanh form): w has 2 * outputs rows, gates then ups, and y = act(gate) *
-// up. wide_output: y is fp32 for every scalar type, but rounded to that type. Returns 1 if there is no memory.
+// up. wide_output: y is fp32 for every scalar type. Returns 1 if there is no memory.
 int NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                  int wide_output, int threads) {
     return multiply_by(x, (weight){w, {0}, columns}, bias, y, rows, outputs, x_stride, activation, wide_output, threads);

@@ -35,7 +35,7 @@ def linear(
 ) -> Tensor | None:
     """Multiply x [rows, columns] by weight [outputs, columns]; return [rows, outputs].
 
-    With an activation, weight has twice the rows: gates, then ups. `wide_output`: return the result, rounded to x's type, as fp32.
+    With an activation, weight has twice the rows: gates, then ups. `wide_output`: return the result as fp32.
     """
     dtype = x.dtype
     if dtype not in library.most_rows:

@@ -15,7 +15,6 @@ INLINE void finish(const float *sums, const long half, const scalar *bias, long 
             value = gated(activation, value, up);
         }
         if (wide_output) {
-            value = as_stored(value);
             memcpy((float *)y + i, &value, n * sizeof(float));
         } else if (n == LANES) {
             store((scalar *)y + i, value);

@@ -159,8 +159,8 @@ def block_gated_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, acti
 
 @operation(check_product, native=partial(_native, wide_output=True))
 def block_logits(hidden: Tensor, weight: BlockWeight) -> Tensor:
-    """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
-    return _product(hidden, weight).to(hidden.dtype).float()
+    """Return fp32 logits [rows, vocab] of hidden [rows, columns]."""
+    return _product(hidden, weight)
 
 
 def _rows_native(library: Library, numbers: Tensor, weight: BlockWeight, *further: Any) -> Tensor | None:

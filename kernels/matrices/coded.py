@@ -35,5 +35,5 @@ def native_linear(library: Library, x: Tensor, weight: CodedWeight, *further: An
 
 @operation(check_product, native=partial(native_linear, wide_output=True))
 def coded_logits(hidden: Tensor, weight: CodedWeight) -> Tensor:
-    """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
+    """Return fp32 logits [rows, vocab] of hidden [rows, columns]."""
     return weight.linear(hidden).float()

@@ -45,7 +45,7 @@ def gated_linear(
 
 @operation(_check, native=partial(ops.linear, wide_output=True), guards_itself=True)
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return fp32 logits [rows, vocab], rounded to the storage type first.
+    """Return fp32 logits [rows, vocab].
 
     hidden [rows, inputs], weight [vocab, inputs].
     """

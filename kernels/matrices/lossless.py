@@ -229,7 +229,7 @@ def lossless_gated_linear(
 
 @operation(check_product, triton="matrices.lossless", native=partial(native.linear, wide_output=True))
 def lossless_logits(hidden: Tensor, weight: LosslessWeight) -> Tensor:
-    """Return fp32 logits [rows, vocab], rounded to the storage type first.
+    """Return fp32 logits [rows, vocab].
 
     hidden [rows, columns], weight [vocab, columns].
     """

@@ -92,7 +92,7 @@ class Weight(ABC):
         return activation(self.linear(x, bias))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return fp32 logits [rows, vocab], rounded to the storage type first, of hidden [rows, columns]."""
+        """Return fp32 logits [rows, vocab] of hidden [rows, columns]. In C they are not rounded to its type."""
         return self.linear(hidden).float()
 
     @property

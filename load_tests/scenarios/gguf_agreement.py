@@ -172,9 +172,9 @@ class Comparison(NamedTuple):
                 yield self.tokenizer.encode_rendered(rendered)
 
     def _answer(self, prompt: Sequence[int]) -> Answer:
-        sampling = SamplingParams(
-            max_tokens=self.options.output_tokens, temperature=0.0, ignore_eos=True, num_logprobs=ALTERNATIVES
-        )
+        tokens = self.options.output_tokens
+        # All tokens are the least, because llama.cpp's ignore_eos bans the end of an answer.
+        sampling = SamplingParams(max_tokens=tokens, min_tokens=tokens, temperature=0.0, num_logprobs=ALTERNATIVES)
         outputs = list(_run(self.engine, prompt, sampling))
         found = [each for output in outputs for each in output.logprobs or ()]
         return Answer([token for output in outputs for token in output.token_ids], [dict(each.top) for each in found])

@@ -105,11 +105,13 @@ def test_a_row_that_is_not_finite_spoils_no_other(bad: float, dtype: torch.dtype
         assert torch.equal(found[::2], good[::2])
 
 
-def test_logits_are_rounded_to_the_storage_type_and_wide() -> None:
+def test_logits_are_the_projection_in_fp32(arithmetic: str) -> None:
     weight, x = random_int8(50, 64, 32), torch.randn(3, 64).bfloat16()
     logits = weight.logits(x)
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, weight.linear(x).float())
+    assert torch.equal(logits.bfloat16(), weight.linear(x))
+    if arithmetic == C_LIBRARY:
+        assert_close("logits", x.double() @ double(weight).T, logits, 1e-6)
 
 
 def test_columns_in_an_order_of_importance_are_found() -> None:
