@@ -17,16 +17,14 @@ from msgspec.structs import replace
 
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.errors import TokenizerError
-from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from pilotlight.engine.api.protocol import LoadProgress, ModelInfo, ModelSpec
 from pilotlight.engine.planning.model_plan import planned_weights_bytes
 from pilotlight.engine.text.chat_template import ChatTemplateError
-from pilotlight.engine.tokenizer.tokenizer import check_tokenizer
 from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.devices import is_surely_cpu
-from pilotlight.runtime.models.checkpoint_children import run_guarded
+from pilotlight.runtime.models.checkpoint_children import require_safe_tokenizer
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState, Replica
@@ -45,7 +43,6 @@ DEATHS_WHILE_LOADING = (
     3  # if so many hosts end during one load, and none was killed from outside, the load is assumed to be the cause
 )
 SUCCESSOR_WAIT_S = 30.0
-TOKENIZER_BYTES = 4 << 30  # limit of a tokenizer's check; the largest take 1 GiB
 WAY_S = 0.01  # assumed time of a command to an idle host, with its response
 
 
@@ -198,7 +195,7 @@ class Waker:
         if state.text is not None:
             return state.text
         if not directory.is_relative_to(EMBEDDED):
-            await _check_tokenizer(directory, self._timings.tokenizer_cpu_s)
+            await require_safe_tokenizer(directory, self._timings.tokenizer_cpu_s)
         return await asyncio.to_thread(
             TextSide.from_directory, directory, state.config.tool_format, self._timings.render_cpu_s
         )
@@ -317,13 +314,3 @@ def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
         there = f"the model and its KV cache allow {info.context_length}"
         raise EngineError("model_load_failed", f"its context_tokens are {config.context_tokens}, and {there}")
     return replace(info, context_length=config.context_tokens)
-
-
-async def _check_tokenizer(directory: Path, cpu_s: float) -> None:
-    """Check in a child process that a tokenizer is safe to load. Raises TokenizerError."""
-    try:
-        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), cpu_s, TOKENIZER_BYTES))
-    except JobError as error:
-        raise TokenizerError(str(error)) from None
-    except JobEndedError as error:
-        raise TokenizerError(f"{directory} has a tokenizer that cannot be used: {error}") from None

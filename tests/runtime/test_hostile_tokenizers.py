@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from pilotlight.engine.api.errors import TokenizerError
+from pilotlight.runtime.fetching.store import STORE_ENV
+from pilotlight.runtime.models.checkpoint_children import NOTED_FROM_BYTES, require_safe_tokenizer
 from pilotlight.runtime.timings import SiteTimings
 from tests.asgi import call, eventually
 from tests.fakes import write_model_directory
@@ -13,6 +16,7 @@ from tests.runtime.conftest import SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+NO_TIME = 0.0001  # seconds, in which no tokenizer can be checked
 # applied three times, this makes one word of 125 TB
 GROWS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 5000}
 
@@ -64,6 +68,25 @@ async def test_a_hostile_tokenizer_costs_no_other_model_anything(
 
 
 async def test_a_tokenizer_that_takes_for_ever_is_given_up(make_site: SiteMaker, model_directory: Path) -> None:
-    async with make_site(wait=False, timings=SiteTimings(tokenizer_cpu_s=0.0001)) as site:
+    async with make_site(wait=False, timings=SiteTimings(tokenizer_cpu_s=NO_TIME)) as site:
         await eventually(lambda: "CPU time" in str(site.app.site.why_not_ready()))
         assert "has a tokenizer that cannot be used" in str(site.app.site.why_not_ready())
+
+
+async def test_a_large_tokenizer_is_checked_once_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STORE_ENV, str(tmp_path / "store"))
+    directory = write_model_directory(tmp_path / "model")
+    with pytest.raises(TokenizerError, match="CPU time"):
+        await require_safe_tokenizer(directory, NO_TIME)
+    config = directory / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "x" * NOTED_FROM_BYTES}))
+    with pytest.raises(TokenizerError, match="CPU time"):
+        await require_safe_tokenizer(directory, NO_TIME)
+    await require_safe_tokenizer(directory, 60.0)
+    await require_safe_tokenizer(directory, NO_TIME)
+    config.write_text(json.dumps({"chat_template": "y" * NOTED_FROM_BYTES}))
+    with pytest.raises(TokenizerError, match="CPU time"):
+        await require_safe_tokenizer(directory, NO_TIME)
+    (tmp_path / "store").rename(tmp_path / "moved")
+    (tmp_path / "store").write_text("not a folder")
+    await require_safe_tokenizer(directory, 60.0)
