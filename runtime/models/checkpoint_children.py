@@ -46,7 +46,7 @@ async def require_safe_tokenizer(directory: Path, cpu_s: float) -> None:
     A large one that has passed is not checked again on this machine, because reading it takes up to a second.
     """
     note = await asyncio.to_thread(_note_of, directory)
-    if note is not None and os.path.exists(note):
+    if note is not None and await asyncio.to_thread(os.path.exists, note):
         return
     try:
         await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), cpu_s, TOKENIZER_BYTES))
