@@ -63,6 +63,8 @@ REGIONS: dict[str, Region] = {
     "start-up": Region(engine.start_up, SITE),
     "engines": Region(engine.engines, ENGINE, is_per_cpu=True),
     "gguf-speed": Region(engine.gguf_speed, ENGINE, is_per_cpu=True),
+    "gguf-agreement": Region(engine.gguf_agreement, ENGINE),
+    "gguf-calls": Region(engine.gguf_calls, ("engine", "kernels", "dialects")),
     "states": Region(engine.states, ENGINE),
     "states-at-length": Region(engine.states_at_length, ENGINE, "states"),
     "step-cost": Region(engine.step_cost, ENGINE),
@@ -131,6 +133,8 @@ MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "engine-cpu": (
         "engines",
         "gguf-speed",
+        "gguf-agreement",
+        "gguf-calls",
         "states",
         "states-at-length",
         "plot",

@@ -117,6 +117,32 @@ def gguf_speed(results: Record) -> Iterable[list[str]]:
         ]
 
 
+def gguf_agreement(results: Record) -> Iterable[list[str]]:
+    """Show how far our answers agree with llama.cpp's for the same GGUF files."""
+    yield ["file", "perplexity", "llama.cpp", "difference", "equal greedy answers", "margin where they part, nats"]
+    for file in results["files"]:
+        ours, theirs = (file["perplexity"][name] for name in ("pilotlight", "llama.cpp"))
+        greedy = file["greedy"]
+        margin = greedy["margins_nats"].get("smaller of both")
+        yield [
+            file["file"],
+            f"{ours:.2f}",
+            f"{theirs:.2f}",
+            f"{ours / theirs - 1:+.2%}",
+            f"{greedy['equal_answers']} of {greedy['prompts']}",
+            f"{margin['median']:.3f}, at most {margin['max']:.2f}" if margin else "",
+        ]
+
+
+def gguf_calls(results: Record) -> Iterable[list[str]]:
+    """Show how many tool calls and JSON answers of real models are valid, by us and by llama.cpp's server."""
+    yield ["file, request", "pilotlight, valid", "llama.cpp, valid"]
+    for file, found in results["files"].items():
+        for way in found["pilotlight"]:
+            counts = [found[engine][way] for engine in ("pilotlight", "llama.cpp")]
+            yield [f"{file}, {way}", *(f"{each.get('valid', 0)} of {sum(each.values())}" for each in counts)]
+
+
 def states(results: Record) -> Iterable[list[str]]:
     """Show our speed by family and measure, beside transformers and our dense model."""
     yield ["model, measure", "tokens/s", "times transformers", "times our dense model"]
