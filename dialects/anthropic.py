@@ -40,6 +40,7 @@ from pilotlight.dialects.body.parsing import (
     refused,
     string_in,
 )
+from pilotlight.dialects.body.text_files import NO_PDF, file_in
 from pilotlight.dialects.prefix_pieces import canonical, without_billing, without_pixels
 from pilotlight.dialects.requests import AnswerConstraint, Sampling, ValidGeneration
 from pilotlight.wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
@@ -49,7 +50,6 @@ from pilotlight.wire.sse import encode_event
 # Clients of this dialect send this header, also on paths that several dialects share.
 VERSION_HEADER = ANTHROPIC_VERSION.decode()
 FINAL_EVENTS = frozenset({b"message_stop"})
-NO_PDF = "(A PDF file that cannot be read here.)"
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _LABELS = ("cache_control", "citations")  # fields of a block that do not change its content
 
@@ -281,12 +281,16 @@ def _pieces_of(block: dict[str, Any], where: str, left_out: list[str]) -> Conten
 
 def _document(block: dict[str, Any], where: str, left_out: list[str]) -> Content:
     named = [string_in(block, name, where) for name in ("title", "context") if block.get(name) is not None]
+    if (file := file_in(block)) is not None:
+        left_out += [f"{where}.source"] if file.is_pdf else []
+        with naming(where):
+            return [*named, file.text()]
     match block.get("source"):
         case {"type": "text"}:
             return [*named, string_in(block["source"], "data", f"{where}.source")]
         case {"type": "content", "content": content}:
             return [*named, *_pieces(content, f"{where}.source.content", left_out)]
-        case {"type": "base64" | "url" | "file"}:  # an agent repeats it in all later requests of a session
+        case {"type": "url" | "file"}:  # an agent repeats it in all later requests of a session
             left_out.append(f"{where}.source")
             return [*named, NO_PDF]
     raise refused('must have the type "text" or "content"', f"{where}.source")

@@ -34,6 +34,7 @@ from pilotlight.dialects.body.parsing import (
     refused,
     string_in,
 )
+from pilotlight.dialects.body.text_files import file_in
 from pilotlight.dialects.custom_tools import InputReader, arguments_of, input_of
 from pilotlight.dialects.prefix_pieces import canonical, without_billing, without_pixels
 from pilotlight.dialects.requests import AnswerConstraint, Sampling, ValidGeneration
@@ -176,7 +177,7 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
         if kind == "reasoning":
             if turn.texts or turn.calls:
                 yield turn.ended()
-            turn.thoughts += _texts(item.get("content") or item.get("summary") or [], where)
+            turn.thoughts += _texts(item.get("content") or item.get("summary") or [], where, left_out)
         elif _is_foreign(kind, item):
             left_out.append(f"{where} {kind[:50]}")
         elif isinstance(kind, str) and kind.endswith("_call"):
@@ -184,11 +185,11 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
         elif kind == "message" and role == "assistant":
             if turn.calls:
                 yield turn.ended()
-            turn.texts += _texts(item.get("content"), f"{where}.content")
+            turn.texts += _texts(item.get("content"), f"{where}.content", left_out)
         else:
             if turn.has_started:
                 yield turn.ended()
-            yield _other(kind, role, item, where)
+            yield _other(kind, role, item, where, left_out)
     if turn.has_started:
         yield turn.ended()
 
@@ -235,12 +236,11 @@ def _is_foreign(kind: Any, item: dict[str, Any]) -> bool:
     return kind in _FOREIGN or (isinstance(kind, str) and kind.endswith("_call") and "call_id" not in item)
 
 
-def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBody:
+def _other(kind: Any, role: Any, item: dict[str, Any], where: str, left_out: list[str]) -> MessageBody:
     if isinstance(kind, str) and kind.endswith("_output"):
         call_id = "id" if kind == "local_shell_call_output" and "call_id" not in item else "call_id"
-        return MessageBody(
-            role="tool", content=_output(kind, item, where), tool_call_id=string_in(item, call_id, where)
-        )
+        output = _output(kind, item, where, left_out)
+        return MessageBody(role="tool", content=output, tool_call_id=string_in(item, call_id, where))
     if kind == "item_reference":
         raise refused(f"no item {str(item.get('id'))[:100]!r} is stored here: send the item itself", where, "not_found")
     if kind != "message":
@@ -248,12 +248,12 @@ def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBod
     if role not in ("user", "system", "developer"):
         raise refused('must be "user", "assistant", "system" or "developer"', f"{where}.role")
     read = _parts if role == "user" else _texts
-    return MessageBody(role=role, content=joined(read(item.get("content"), f"{where}.content")))
+    return MessageBody(role=role, content=joined(read(item.get("content"), f"{where}.content", left_out)))
 
 
-def _output(kind: str, item: dict[str, Any], where: str) -> str | Content:
+def _output(kind: str, item: dict[str, Any], where: str, left_out: list[str]) -> str | Content:
     if kind in ("function_call_output", "custom_tool_call_output"):
-        return joined(_parts(item.get("output"), f"{where}.output"))
+        return joined(_parts(item.get("output"), f"{where}.output", left_out))
     output = item.get("output")
     if isinstance(output, str):
         return output
@@ -265,25 +265,29 @@ def _content_of(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
 
 
-def _texts(content: Any, where: str) -> list[str]:
-    pieces = _parts(content, where)
+def _texts(content: Any, where: str, left_out: list[str]) -> list[str]:
+    pieces = _parts(content, where, left_out)
     for i, piece in enumerate(pieces):
         if not isinstance(piece, str):
             raise refused("only users and tools may send images", f"{where}[{i}]")
     return [piece for piece in pieces if isinstance(piece, str)]
 
 
-def _parts(content: Any, where: str) -> Content:
-    """Return the texts and images of an item's content."""
+def _parts(content: Any, where: str, left_out: list[str]) -> Content:
+    """Return the texts and images of an item's content. PDF files are listed in `left_out`."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise refused("must be a string or a list of parts", where)
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return [_part(part, f"{where}[{i}]", left_out) for i, part in enumerate(content)]
 
 
-def _part(part: dict[str, Any], where: str) -> str | ImagePart:
+def _part(part: dict[str, Any], where: str, left_out: list[str]) -> str | ImagePart:
     kind = part.get("type")
+    if (file := file_in(part)) is not None:
+        left_out += [where + file.where] if file.is_pdf else []
+        with naming(where):
+            return file.named_text()
     if kind == "input_image":
         if part.get("image_url") is None and part.get("file_id") is not None:
             raise refused(

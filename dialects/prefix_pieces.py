@@ -3,10 +3,14 @@
 This module handles OpenAI's messages and plain texts."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
 from blake3 import blake3
+
+from pilotlight.dialects.body.invalid_values import ValidationError
+from pilotlight.dialects.body.text_files import file_in
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
 IMAGE_BYTES = 4096  # number of bytes that each image counts in a prefix: as many as 1,000 tokens of text
@@ -63,6 +67,9 @@ def without_pixels(content: Any) -> Any:
 def _without_pixels(part: dict[str, Any]) -> Any:
     if part.get("type") in _IMAGES:
         return digest_of(part).decode()
+    if (file := file_in(part)) is not None:
+        with suppress(ValidationError):  # a site refuses it
+            return [file.named_text(), part.get("context")]
     nested = [name for name in ("content", "output") if isinstance(part.get(name), list)]
     return {**part, **{name: without_pixels(part[name]) for name in nested}} if nested else part
 

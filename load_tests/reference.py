@@ -273,6 +273,9 @@ def api() -> str:
         "# API reference\n\nEvery site and router serves this as an OpenAPI document at `/openapi.json`, and as a page at `/docs`. `/ai/v1/...` and "
         "`/client/v4/accounts/{account_id}/ai/v1/...` are the same as `/v1/...`. A key is sent as `Authorization: Bearer KEY` or `x-api-key: KEY`. "
         "Fields that a model or the engine cannot honour are refused by name; unknown fields are listed in the header `x-ignored-fields`.\n\n"
+        "Files of text that a message contains (OpenAI's `file` and `input_file` with `file_data`, Anthropic's `document`) become their name and "
+        "text, whatever their type. A PDF file becomes a sentence that it cannot be read, and is listed in `x-ignored-fields`. `file_id` and "
+        "`file_url` are refused.\n\n"
         "Besides these, a router answers `POST /v1/batches` and `/v1/files` (OpenAI's batches), `/fn/NAME/...` (functions), `GET /usage`, and "
         "`/debug/route` (why a request would go to which site); `/livez`, `/readyz`, `/metrics` and `/status` are on every process.\n\n"
     )

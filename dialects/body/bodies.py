@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from pilotlight.dialects.body.images import Content, ImagePart, image_at, joined
 from pilotlight.dialects.body.invalid_values import ValidationError, unsupported
+from pilotlight.dialects.body.text_files import file_in
 from pilotlight.wire.chat import MAX_ITEMS, MAX_MESSAGES, MAX_NESTING
 
 MAX_STOPS = 128
@@ -40,16 +41,22 @@ def join_parts(value: Any) -> Any:
         raise _no_parts()
     if len(value) > MAX_ITEMS:
         raise ValidationError(f"has {len(value)} parts; send at most {MAX_ITEMS}")
-    return value if any(isinstance(part, ImagePart) for part in value) else joined(_piece(part) for part in value)
+    if any(isinstance(part, ImagePart) for part in value):
+        return value
+    return joined(_piece(part, f"[{i}]") for i, part in enumerate(value))
 
 
-def _piece(part: Any) -> str | ImagePart:
+def _piece(part: Any, at: str) -> str | ImagePart:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise _no_parts()
     if kind == "image_url":
         url = part.get("image_url")
         return image_at(url.get("url") if isinstance(url, dict) else url)
+    if (file := file_in(part)) is not None:
+        if file.is_pdf:  # `known` has replaced those that are ignored
+            raise ValidationError("PDF files are not read: send their text", "unsupported_parameter", at + file.where)
+        return file.named_text(at)
     if kind not in ("text", "refusal"):
         raise unsupported(
             f"parts of type {kind[:50]!r} are not supported; send text, and image_url to models that take images"
@@ -339,6 +346,13 @@ class MessageBody(Body, frozen=True, kw_only=True):
     function_call: None = None
 
     @classmethod
+    def known(cls, values: dict[str, Any], ignored: list[str], where: str = "") -> dict[str, Any]:
+        values = super().known(values, ignored, where)
+        if isinstance(content := values.get("content"), list):
+            values["content"] = [_without_pdf(part, ignored, f"{where}content[{i}]") for i, part in enumerate(content)]
+        return values
+
+    @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Drop unknown fields of an assistant's message; refuse them in all other messages.
 
@@ -349,6 +363,14 @@ class MessageBody(Body, frozen=True, kw_only=True):
         if isinstance(calls := message.get("tool_calls"), list):
             message["tool_calls"] = [CallBody.echoed(call) if isinstance(call, dict) else call for call in calls]
         return message
+
+
+def _without_pdf(part: Any, ignored: list[str], where: str) -> Any:
+    file = file_in(part) if isinstance(part, dict) else None
+    if file is None or not file.is_pdf:
+        return part
+    ignored.append(where + file.where)
+    return {"type": "text", "text": file.named_text()}
 
 
 def only(values: dict[str, Any], body: type[Body]) -> dict[str, Any]:

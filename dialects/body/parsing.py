@@ -258,7 +258,7 @@ def naming(param: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise refused(str(error), param, error.word) from None
+        raise refused(str(error), param + error.where, error.word) from None
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from pilotlight.dialects.anthropic import NO_PDF, parse_messages
+from pilotlight.dialects.anthropic import parse_messages
+from pilotlight.dialects.body.text_files import NO_PDF
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_responses import parse_response
 from pilotlight.dialects.requests import Conversation

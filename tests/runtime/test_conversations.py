@@ -1,6 +1,7 @@
 """Conversations: stored lists of items that responses use and extend, whole, streamed and in the background."""
 
 import asyncio
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -127,3 +128,29 @@ async def test_items_that_are_added_at_once_are_all_kept(site: Site) -> None:
     answers = await asyncio.gather(*(call(site.app, f"{PATH}/{name}/items", each) for each in given))
     assert {answer.status for answer in answers} == {200}
     assert sorted(map(int, await texts(site, name))) == list(range(12))
+
+
+async def test_files_of_text_are_read_again_in_every_history(site: Site) -> None:
+    def prompt() -> str:
+        return TOKENIZER.decode(site.engine.submits[-1].prompt_token_ids, skip_special_tokens=False)
+
+    file = {
+        "type": "input_file",
+        "filename": "a.txt",
+        "file_data": f"data:text/plain;base64,{b64encode(b'It is green.').decode()}",
+    }
+    pdf = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,aaaa"}
+    asked = {"model": "tiny", "input": [{"role": "user", "content": [file, pdf]}]}
+    name = await created(site)
+    first = (await call(site.app, RESPONSES, {**asked, "conversation": name})).json
+    for how in ({"conversation": name}, {"previous_response_id": first["id"]}):
+        body = {"model": "tiny", "input": "So?", **how}
+        counted = (await call(site.app, f"{RESPONSES}/input_tokens", body)).json["input_tokens"]
+        answer = await call(site.app, RESPONSES, body)
+        assert answer.json["usage"]["input_tokens"] == counted
+        assert answer.headers["x-ignored-fields"] == "input[0].content[1].file_data"
+        assert "a.txt\nIt is green.\na.pdf\n(A PDF file" in (read := prompt())
+    listed = (await call(site.app, f"{RESPONSES}/{answer.json['id']}/input_items?order=asc")).json["data"]
+    assert listed[0]["content"] == [file, pdf]
+    assert (await call(site.app, RESPONSES, {"model": "tiny", "input": listed})).status == 200
+    assert prompt() == read
