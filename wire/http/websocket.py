@@ -30,7 +30,7 @@ NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 100
 class SocketTimings(NamedTuple):
     # interval of pings: below 60 s, after which proxies, including ours, take a silent connection for dead
     ping_s: float = 20.0
-    lost_s: float = 50.0  # a peer is lost if it was pinged and is silent for this time
+    lost_s: float = 50.0  # a peer is lost if it was pinged and is silent, or reads nothing, for this time
     # wait for the peer's answer to a close; its bytes are read meanwhile, because closing with unread bytes resets the connection
     close_s: float = 1.0
 
@@ -122,7 +122,7 @@ class WebSocket(asyncio.Protocol):
                 self._take_frames()
 
     def pause_writing(self) -> None:
-        self._watch.is_full = True
+        self._watch.full()
 
     def resume_writing(self) -> None:
         self._watch.writable()
@@ -260,7 +260,7 @@ class _Watch:
         self.is_full = False  # the write buffer has reached its limit
         self.is_held = False  # the peer is not read
         self._socket, self._timings = socket, timings
-        self._heard_at = time.monotonic()
+        self._heard_at = self._full_at = time.monotonic()
         self._pauses = Pauses(timings.ping_s)
         self._pauses.check(self._heard_at)
         self._writable = asyncio.Event()
@@ -269,6 +269,9 @@ class _Watch:
 
     def heard(self) -> None:
         self._heard_at = time.monotonic()
+
+    def full(self) -> None:
+        self.is_full, self._full_at = True, time.monotonic()
 
     def writable(self) -> None:
         self.is_full = False
@@ -287,8 +290,10 @@ class _Watch:
         self._timer.cancel()
 
     def _look(self) -> None:
-        silent_s = self._pauses.silent_s(self._heard_at, time.monotonic())
-        if silent_s > self._timings.lost_s and not self.is_held:
+        now, silent_since = time.monotonic(), [self._full_at] if self.is_full else []
+        if not self.is_held:
+            silent_since.append(self._heard_at)
+        if any(self._pauses.silent_s(since, now) > self._timings.lost_s for since in silent_since):
             return self._socket.abort()
         self._socket.ping()
         self._timer = self._loop.call_later(self._timings.ping_s, self._look)

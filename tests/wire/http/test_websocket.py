@@ -325,6 +325,18 @@ async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
         assert bytes([0x80 | PING, 0]) in peer.transport.written
 
 
+async def test_a_peer_that_sends_but_reads_nothing_is_given_up() -> None:
+    async with Peer(timings=SocketTimings(ping_s=0.01, lost_s=0.05)) as peer:
+        peer.socket.pause_writing()
+        sending = asyncio.create_task(peer.socket.send("x"))
+        async with asyncio.timeout(60):
+            while not peer.transport.has_ended:
+                peer.feed(frame(PING, b"p"))
+                await asyncio.sleep(0.01)
+        peer.socket.connection_lost(None)
+        await asyncio.wait_for(sending, 60)
+
+
 HANDSHAKE = (
     b"GET /chat?a=b HTTP/1.1\r\nhost: x\r\nconnection: keep-alive, Upgrade\r\nupgrade: WebSocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
