@@ -42,8 +42,11 @@ class WorkerRole:
         return self.folder / f"worker-{index}.sock"
 
     @property
-    def own_socket(self) -> Path:
-        return self.socket_of(self.index)
+    def process_socket(self) -> Path:
+        """Return the path of this process's socket.
+
+        It keeps this name when a successor takes the worker's."""
+        return self.folder / f"{os.getpid()}.sock"
 
     @property
     def first_socket(self) -> Path:

@@ -22,6 +22,7 @@ from yarl import URL
 
 from pilotlight.edge_router.forwarding.downstream import Downstream
 from pilotlight.edge_router.forwarding.proxy import Proxy
+from pilotlight.edge_router.telemetry.metrics import NO_SITE
 from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import HOP_BY_HOP
@@ -71,11 +72,7 @@ class Siblings:
             except BlockingIOError:
                 await asyncio.sleep(TAKE_OVER_EVERY_S)
                 continue
-            # A second name of this process's own socket, under which it stays reachable when a successor takes the first name.
-            beside = self._role.folder / "first.new"
-            beside.unlink(missing_ok=True)
-            os.link(self._role.own_socket, beside)
-            beside.rename(self._role.first_socket)
+            _name(self._role.process_socket, self._role.first_socket)
             self.is_first = True
 
     async def resign(self, release: Callable[[], Awaitable[None]]) -> None:
@@ -155,6 +152,7 @@ class FirstWorker:
             pair for pair in headers if pair[0] not in HOP_BY_HOP and pair[0] not in (ours, "content-length", "expect")
         ]
         kept.append((ours, f"{head.scheme} {client.address}"))
+        is_stream = False
         try:
             async with AsyncExitStack() as stack:
                 response = await self._response(stack, head.method, head.target, kept, body)
@@ -162,13 +160,17 @@ class FirstWorker:
                     (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.raw_headers
                 ]
                 forwarded = [pair for pair in raw if pair[0] not in HOP_BY_HOP and pair[0] not in ("date", "server")]
+                is_stream = response.content_type == "text/event-stream"
                 await client.start_stream(response.status, forwarded)
                 async for chunk in response.content.iter_any():
                     await client.write(chunk)
                 await client.end_stream()
         except (aiohttp.ClientError, OSError) as error:
+            if client.is_streaming and not is_stream:  # the response stays incomplete, which the client notices
+                return self._proxy.metrics.ended(NO_SITE, "lost")
             if client.is_streaming:
-                raise  # the response stays incomplete, which the client notices
+                sentence = "the worker that kept this has ended: read a background response again after its last event, or send the request again"
+                raise ApiError("upstream_lost", sentence) from None
             sentence = f"the worker that keeps this is restarting: {error}"
             raise ApiError("overloaded", sentence, retry_after_s=1) from None
 
@@ -211,13 +213,19 @@ class PrivateApp:
 @asynccontextmanager
 async def private_listener(role: WorkerRole) -> AsyncIterator[socket.socket]:
     """Listen for the other workers. A replacing worker takes the name of its predecessor's socket."""
-    beside = role.folder / f"worker-{role.index}.new"
-    beside.unlink(missing_ok=True)
+    role.process_socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(beside))
+        listener.bind(str(role.process_socket))
         listener.listen(128)
-        beside.rename(role.own_socket)
+        _name(role.process_socket, role.socket_of(role.index))
         yield listener
+
+
+def _name(process_socket: Path, name: Path) -> None:
+    """Give a socket another name, which another process's socket may have had."""
+    beside = name.with_suffix(f".{process_socket.stem}")
+    os.link(process_socket, beside)
+    beside.replace(name)
 
 
 def merged(texts: Mapping[int, bytes]) -> bytes:

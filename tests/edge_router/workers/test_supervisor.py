@@ -9,12 +9,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
+from pilotlight.wire.sse import EventDecoder
+from tests.asgi import eventually
 from tests.edge_router.fakes import DONE, FakeSite, answer, event, raw_stream, sites
+from tests.edge_router.test_continued_responses import Answer, check
 from tests.edge_router.test_serve import ROOT, network_file
 
 pytestmark = pytest.mark.process
@@ -287,3 +291,83 @@ async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_re
             session, _ = await router.client(lambda pid: pid not in after)
             async with session.get(f"{router.url}/v1/responses/{made}") as found:
                 assert found.status == 200, "the request waits for the successor"
+
+
+def has_responses(pid: int) -> bool:
+    """Tell whether a worker is the one that keeps responses."""
+    return any("responses.sqlite" in file.path for file in psutil.Process(pid).open_files())
+
+
+async def events_of(response: aiohttp.ClientResponse, number: int | None = None) -> list[dict[str, Any]]:
+    """Return the events of a stream: all, or the first `number` of them."""
+    decoder, events = EventDecoder(), list[dict[str, Any]]()
+    assert response.status == 200, await response.text()
+    async for chunk in response.content.iter_any():
+        events += [json.loads(each.data) for each in decoder.feed(chunk) if each.data is not None]
+        if number is not None and len(events) >= number:
+            break
+    return events
+
+
+async def test_a_worker_that_is_killed_in_mid_response_costs_no_background_response(tmp_path: Path) -> None:
+    url, stored = "/v1/responses", f'[responses]\ndirectory = "{tmp_path}"\n'
+    async with sites("ams1") as [site], routed(tmp_path, site, stored) as router:
+        for _ in range(2):  # the second time the worker is killed that continued the responses of the first one
+            site.behave = Answer(until=4)
+            workers = await router.workers()
+            async with workers[min(workers)].get(f"{router.url}{url}/resp_unknown") as response:
+                assert response.status == 404  # the store is open now
+            [first] = filter(has_responses, workers)
+            [other] = workers.keys() - {first}
+            begun = []
+            for session in workers.values():
+                async with session.post(
+                    router.url + url, json={**ASKED, "background": True, "stream": True}
+                ) as response:
+                    begun.append(await events_of(response, 5))
+            (session, _), (sockets, _) = [await router.client({other}.__contains__) for _ in range(2)]
+            async with (
+                session.post(router.url + url, json={**ASKED, "stream": True}) as cut,
+                sockets.ws_connect(router.url + url) as socket,
+            ):
+                await events_of(cut, 5)
+                await socket.send_json({"type": "response.create", **ASKED})
+                assert (await socket.receive_json(timeout=60))["type"] == "response.created"
+                site.behave = Answer()
+                os.kill(first, signal.SIGKILL)
+                last = (await events_of(cut))[-1]
+                assert (last["type"], last["code"]) == ("error", "upstream_lost")
+                while (last := await socket.receive_json(timeout=60))["type"] != "error":
+                    continue
+                assert last["error"]["code"] == "upstream_lost"
+            for early in begun:
+                [after] = (await router.workers(1, frozenset({first}))).values()
+                name = early[0]["response"]["id"]
+                async with after.get(f"{router.url}{url}/{name}?stream=true&starting_after=4") as response:
+                    rest = await events_of(response)
+                async with after.get(f"{router.url}{url}/{name}") as response:
+                    check([*early, *rest], await response.json())
+
+
+async def test_a_worker_that_is_replaced_may_become_the_first_one(tmp_path: Path) -> None:
+    async with sites("ams1") as [site], routed(tmp_path, site) as router:
+        site.behave = answer(200, RESPONSE)
+        old = await router.workers()
+        async with old[min(old)].post(router.url + "/v1/responses", json=ASKED) as response:
+            made = (await response.json())["id"]
+        streams = {pid: await router.started(session) for pid, session in old.items()}
+        router.process.send_signal(signal.SIGUSR2)
+        new = await router.workers(without=frozenset(old))
+        [first] = filter(has_responses, old)
+        for pid in new:
+            os.kill(pid, signal.SIGSTOP)  # so that the other old one is in time
+        os.kill(first, signal.SIGKILL)
+        [other] = old.keys() - {first}
+        await eventually(lambda: has_responses(other))
+        for pid in new:
+            os.kill(pid, signal.SIGCONT)
+        for session in new.values():
+            async with session.get(f"{router.url}/v1/responses/{made}", timeout=aiohttp.ClientTimeout(30)) as found:
+                assert found.status == 200, await found.text()
+        site.go_on.set()
+        assert await streams[other].read() == event(99) + DONE
