@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -27,6 +27,7 @@ MOST_KEPT, KEPT_BYTES = 8, 4 << 20
 MOST_OPEN, OPEN_BYTES = 32, 32 << 20
 RESTARTING = 1012
 _ENDS = (b"response.completed", b"response.incomplete")
+_LAST = (*_ENDS, b"response.failed", b"error")
 _STARTS = (b"response.created", b"response.in_progress")
 _OWN_HEADERS = (b"connection", b"upgrade", b"content-length", b"content-type", b"x-request-id")
 
@@ -75,7 +76,7 @@ class _Connection:
         self.send = send
         self._app = app
         self._scope = scope
-        self._kept: dict[str, bytes] = {}  # latest responses that are not stored: their conversations' items, by id
+        self._kept: dict[str, _Unstored] = {}  # latest responses that are not stored, by id
         self._tasks: set[asyncio.Task[None]] = set()
         self._open_bytes = 0
         self._last: dict[str | None, asyncio.Task[None]] = {}  # the last request of each stream_id
@@ -118,10 +119,10 @@ class _Connection:
             status, error = 400, {**error, "code": "previous_response_not_found"}
         await self.tell(lane, orjson.dumps({"type": "error", "status": status, "error": error, **more}))
 
-    def keep(self, name: str, items: bytes) -> None:
+    def keep(self, name: str, said: "_Unstored") -> None:
         """Remember a conversation up to the response `name`."""
-        self._kept[name] = items
-        while len(self._kept) > MOST_KEPT or sum(map(len, self._kept.values())) > KEPT_BYTES:
+        self._kept[name] = said
+        while len(self._kept) > MOST_KEPT or sum(len(each.items) for each in self._kept.values()) > KEPT_BYTES:
             del self._kept[next(iter(self._kept))]
 
     async def _answer(self, lane: str | None, fields: Fields, before: asyncio.Task[None] | None) -> None:
@@ -130,19 +131,24 @@ class _Connection:
         if self._gone.is_set():
             return
         previous = _text(fields.get("previous_response_id"))
-        items = _items_of(fields.get("input"))
-        is_continued = previous is not None and previous in self._kept
+        said = _Unstored(previous, _items_of(fields.get("input")))
+        has_conversation = bytes(fields.get("conversation", b"null")) != b"null"
+        is_continued = previous in self._kept and not has_conversation
         if is_continued:
-            items = joined(self._kept[previous or ""], items)
-            del fields["previous_response_id"]
-            fields["input"] = msgspec.Raw(b"[" + items + b"]")
+            earlier = self._kept[previous or ""]
+            said = _Unstored(earlier.after, joined(earlier.items, said.items))
+            fields["previous_response_id"] = msgspec.Raw(_encode(earlier.after))
+            fields["input"] = msgspec.Raw(b"[" + said.items + b"]")
         generates = bytes(fields.pop("generate", b"")) != b"false"
         if not generates:  # only the prompt is computed, so that it is in the cache
             fields |= {"max_output_tokens": msgspec.Raw(b"1"), "store": msgspec.Raw(b"false")}
         fields["stream"] = msgspec.Raw(b"true")
-        answer = _Answer(self, lane, items, previous if is_continued else None, generates=generates)
+        kept = None if has_conversation else said  # a conversation is stored
+        answer = _Answer(self, lane, kept, previous if is_continued else None, generates=generates)
         try:
             await self._app(dict(self._scope), self._body(_encode(fields)), answer)
+            if not (answer.has_ended or self._gone.is_set()):
+                raise ApiError("upstream_lost", "the response broke off before its end: send the request again")
         except ClientDisconnect:
             return
         except Exception as error:
@@ -169,20 +175,34 @@ class _Connection:
         return receive
 
 
+class _Unstored(NamedTuple):
+    """A conversation up to a response that is not stored."""
+
+    after: str | None  # the stored response that it continues
+    items: bytes  # its items after that
+
+
 class _Answer:
     """An ASGI `send` that turns one response's stream, or its refusal, into messages."""
 
     def __init__(
-        self, connection: _Connection, lane: str | None, items: bytes, previous: str | None, *, generates: bool
+        self,
+        connection: _Connection,
+        lane: str | None,
+        said: _Unstored | None,
+        previous: str | None,
+        *,
+        generates: bool,
     ) -> None:
-        """Prepare the answer to a conversation's `items`.
+        """Prepare the answer to a conversation, which the connection keeps if `said` is not None.
 
         `previous` is the response of this connection that it continues."""
         self._connection = connection
         self._lane = lane
-        self._items = items
+        self._said = said
         self._previous = previous
         self._generates = generates
+        self.has_ended = False  # the client has its last message
         self._status = 200
         self._decoder: EventDecoder | None = None  # None for a refusal
         self._refusal = bytearray()
@@ -197,6 +217,7 @@ class _Answer:
         elif self._decoder is None:
             self._refusal += message.get("body", b"")
             if not message.get("more_body", False):
+                self.has_ended = True
                 error = orjson.loads(bytes(self._refusal))["error"]
                 await self._connection.tell_refusal(self._lane, self._status, error)
         else:
@@ -205,6 +226,7 @@ class _Answer:
                     await self._tell(event, event.data)
 
     async def _tell(self, event: Event, data: bytes) -> None:
+        self.has_ended = event.name in _LAST
         if event.name == b"error":
             told = orjson.loads(data)
             error = ApiError(told.get("code") or "internal_error", told["message"], param=told.get("param"))
@@ -223,8 +245,9 @@ class _Answer:
         if is_end and not self._generates:
             response |= {"status": "completed", "incomplete_details": None, "output": []}
             event |= {"type": "response.completed"}
-        if is_end and not response.get("store"):
-            self._connection.keep(response["id"], joined(self._items, orjson.dumps(response["output"])[1:-1]))
+        if is_end and self._said is not None and not response.get("store"):
+            items = joined(self._said.items, orjson.dumps(response["output"])[1:-1])
+            self._connection.keep(response["id"], self._said._replace(items=items))
         return orjson.dumps(event)
 
 

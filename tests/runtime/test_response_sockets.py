@@ -75,6 +75,23 @@ async def test_a_response_is_continued_by_its_id_whether_it_is_stored_or_not(ser
         assert found or (last_event["status"], last_event["error"]["code"]) == (400, "previous_response_not_found")
 
 
+async def test_what_is_not_stored_continues_what_is_stored_with_all_of_it(server: Site) -> None:
+    async with aiohttp.ClientSession() as session, connected(session, server) as socket:
+        client, names = Client(socket), list[str | None]([None])
+        kinds: list[dict[str, Any]] = [{}, {"store": False}, {"generate": False}, {"store": False}, {}]
+        for turn, kind in enumerate(kinds):
+            events = await client.ask(input=f"Turn {turn}", previous_response_id=names[-1], **kind)
+            assert {event["response"]["previous_response_id"] for event in (events[0], events[-1])} == {names[-1]}
+            names.append(events[-1]["response"]["id"])
+        last = prompts(server)[-1]
+        places = [last.index(f"Turn {turn}") for turn in range(len(kinds))]
+        assert places == sorted(places)
+        assert last.count("Turn") == len(kinds)
+        await call(server.app, f"{PATH}/{names[1]}", method="DELETE")
+        error = (await client.ask(input="More", previous_response_id=names[-2]))[-1]["error"]
+        assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+
+
 async def test_a_prompt_can_be_computed_before_its_answer_is_requested(server: Site) -> None:
     async with aiohttp.ClientSession() as session, connected(session, server) as socket:
         client = Client(socket)
