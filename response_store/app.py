@@ -317,8 +317,10 @@ class ResponsesApp:
         await send_json(send, orjson.dumps(kept.fields))
 
     def _continue(self, lost: LostResponse) -> None:
-        """Continue a background response whose process has ended."""
+        """Continue a background response whose process has ended, unless it was ended or deleted meanwhile."""
         kept = lost.response
+        if kept.is_ended or kept.is_deleted or kept.is_left:
+            return kept.make_by(self.store.settle(kept))
         log.warning("the response %s continues here, because its process has ended", kept.id)
         asked, client = AskedResponse.restored(lost.request, kept)
         scope, body = self._door.restored(client, kept, lost.events), asked.inner()

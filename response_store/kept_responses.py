@@ -14,7 +14,6 @@ from pilotlight.wire.hop.continuation import strip_resume_point
 from pilotlight.wire.sse import encode_event
 
 LOST = ApiError("aborted", "the process that computed this response has stopped: send the request again")
-
 _FAILED = "response.failed"
 CONVERSATION = "conv_"  # prefix of a conversation's id
 
@@ -114,13 +113,25 @@ class KeptResponse:
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
         """Wait for events from number `place` on; return them, and whether they include the last one.
-        Raises ApiError if another process has the later ones."""
+        Raises ApiError if another process has the later ones, or if the response was cancelled."""
         while len(self.events) <= place and not self.is_ended:
             if self.is_left:
                 sentence = "another process continues this response: read on after the last event"
                 raise ApiError("draining", sentence, retry_after_s=1)
             await self._changed.wait()
-        return self.events[place:], self.is_ended
+        return self.page(self.events[place:])
+
+    def page(self, events: list[bytes]) -> tuple[list[bytes], bool]:
+        """Return the latest events, and whether they include the last one.
+        Raises ApiError after the latest event of a cancelled response, which has no last one."""
+        is_cancelled = self.fields["status"] == "cancelled"
+        if is_cancelled and not events:
+            raise cancelled()
+        return events, self.is_ended and not is_cancelled
+
+
+def cancelled() -> ApiError:
+    return ApiError("aborted", "the response was cancelled or deleted")
 
 
 def ended_fields(fields: dict[str, Any], status: str, error: ApiError | None) -> dict[str, Any]:

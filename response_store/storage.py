@@ -21,6 +21,7 @@ from pilotlight.response_store.kept_responses import (
     LOST,
     KeptResponse,
     PreviousResponse,
+    cancelled,
     failed_event,
     is_failed_event,
     joined,
@@ -162,9 +163,9 @@ class ResponseStore:
             if told.response.fields["status"] == "failed" and not (told.events and is_failed_event(told.events[-1])):
                 return [*told.events, failed_event(told.response.fields, max(place, told.till))], True
             if told.events or told.response.is_ended:
-                return told.events, told.response.is_ended
+                return told.response.page(told.events)
             await asyncio.sleep(self.timings.follow_s)
-        return [], True
+        raise cancelled()
 
     async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
         """Return the stored output items among `names`, by id. Raises ApiError."""
@@ -178,6 +179,7 @@ class ResponseStore:
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
+        self._end_claimed((response.tenant, response.id), found)
         return found
 
     async def delete(self, response: KeptResponse) -> None:
@@ -188,6 +190,13 @@ class ResponseStore:
             await asyncio.wait({response.task})
         self._made.pop((response.tenant, response.id), None)
         await self._do(partial(rows.delete, tenant=response.tenant, name=response.id), is_write=True)
+        self._end_claimed((response.tenant, response.id), None)
+
+    def _end_claimed(self, name: Name, found: KeptResponse | None) -> None:
+        """End a response that this process has claimed from a dead one, but perhaps not continued yet.
+        `found` is its new state; None if it was deleted."""
+        if (made := self._made.get(name)) is not None:
+            _end_elsewhere(made, found)
 
     async def sweep(self) -> None:
         """Delete expired responses. Raises ApiError."""

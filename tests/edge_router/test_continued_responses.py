@@ -14,6 +14,7 @@ from aiohttp import web
 
 from load_tests.postgres import Postgres
 from pilotlight.response_store.response_database import ResponseDatabase, Result, Work
+from pilotlight.response_store.storage import ResponseStore
 from pilotlight.wire.hop.continuation import (
     ANSWER,
     NOTHING_DELIVERED,
@@ -178,6 +179,54 @@ async def test_the_next_router_continues_what_one_leaves_that_stops(headers: dic
     with closing(sqlite3.connect(tmp_path / "usage.sqlite")) as ledger:
         records = ledger.execute("SELECT account, prompt_tokens, output_tokens, outcome FROM usage").fetchall()
     assert records == 2 * [("acme" if headers == ALICE else "", PROMPT_TOKENS, NUM_TOKENS, "complete")]
+
+
+async def test_sites_that_die_twice_and_a_router_between_cost_no_event(tmp_path: Path) -> None:
+    tables = {"responses": {"directory": str(tmp_path)}}
+    answers = [Answer(until=2), Answer(until=6)]
+    for answer in answers:
+        async with at_a_site(answer, **tables) as (site, running):
+            if answer is answers[0]:
+                one = await created(running, {})
+            for _ in range(2):
+                await read(running, one["id"], {}, -1, answer.until + 1)
+                answer.until += 2
+                await site.stop()
+                await site.start()
+            if answer is answers[0]:
+                await read(running, one["id"], {}, -1, answer.until + 1)
+                await running.responses.close()
+            else:
+                check(await read(running, one["id"], {}, -1), await found(running, one["id"], {}))
+    assert len({*answers[0].names, *answers[1].names}) == 1
+    assert [*map(len, answers[0].delivered + answers[1].delivered)] == [0, 2, 4, 6, 6, 8]
+
+
+@pytest.mark.parametrize("method", ["DELETE", "POST"])
+async def test_what_is_ended_before_it_is_continued_is_not_continued(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, may_sweep = {"responses": {"directory": str(tmp_path)}}, asyncio.Event()
+    async with at_a_site(Answer(until=4), **tables) as (_, running):
+        one = await created(running, {})
+        await read(running, one["id"], {}, -1, 5)
+        await running.responses.close()
+    monkeypatch.setattr(ResponseStore, "sweep", lambda _: may_sweep.wait())  # only after it are responses continued
+    answer = Answer()
+    async with at_a_site(answer, **tables) as (_, running):
+        await found(running, one["id"], {})  # the first use of the store
+        with closing(sqlite3.connect(tmp_path / "responses.sqlite")) as stored:
+            maker = (running.responses.store.maker,)
+            await eventually(lambda: stored.execute("SELECT maker FROM responses").fetchone() == maker)
+        url = f"{running.url}{PATH}/{one['id']}" + ("/cancel" if method == "POST" else "")
+        async with running.http.request(method, url) as response:
+            assert response.status == 200
+        may_sweep.set()
+        for _ in range(10):
+            async with running.http.get(f"{running.url}{PATH}/{one['id']}") as response:
+                assert response.status == (404 if method == "DELETE" else 200)
+                assert method == "DELETE" or (await response.json())["status"] == "cancelled"
+        assert answer.names == []
 
 
 class Away(ResponseDatabase):

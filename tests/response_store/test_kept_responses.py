@@ -42,7 +42,7 @@ async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -
     response = made()
     for happen, told in (
         (lambda: add(response, b"a"), ([b"a"], False)),
-        (lambda: response.end_as("cancelled"), ([], True)),
+        (lambda: response.end_as("completed"), ([], True)),
     ):
         reading = asyncio.create_task(response.after(len(response.events)))
         await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -
         happen()
         async with asyncio.timeout(60):
             assert await reading == told
-    assert (response.fields["status"], response.fields["error"]) == ("cancelled", None)
+    assert (response.fields["status"], response.fields["error"]) == ("completed", None)
 
 
 async def test_a_reader_gets_only_what_is_stored_and_an_error_when_another_process_goes_on() -> None:

@@ -305,6 +305,14 @@ async def test_a_background_response_is_streamed_and_cancelled(site: Site) -> No
     assert cancelled.json["status"] == "cancelled"
     await exchange.done()
     assert not site.engine.open
+    events = events_of(exchange.body)
+    assert (events[-1]["type"], events[-1]["code"], events[-1]["sequence_number"]) == (
+        "error",
+        "aborted",
+        len(events) - 1,
+    )
+    again = await call(site.app, f"{PATH}/{response_id}?stream=true")
+    assert events_of(again.body) == events
 
 
 async def test_a_background_response_that_is_refused_says_so_at_once(site: Site) -> None:
