@@ -193,8 +193,9 @@ class SiteFunctions:
         return pool
 
     def _called(self, function: str, object: ObjectAddress | None) -> FunctionPool:
-        """Return the version that a call by name reaches: the live one. A version that is tried before it is live calls itself
-        while there is no live one, or where the live one lacks the object's class. Raises Failure (404) if there is none."""
+        """Return the version that a call by name reaches: the live one, or a tried one that calls itself.
+
+        The latter happens while there is no live version, or if the live one lacks the object's class. Raises Failure (404) if there is none."""
         caller = _caller.get()
         if caller is None or caller.manifest.name != function or caller not in self.pools.values():
             return self.version(function)
