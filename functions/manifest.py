@@ -29,6 +29,7 @@ from pilotlight.sites.table import Table
 from pilotlight.wire.host_patterns import parse_pattern
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
+MAX_NAMED = 5  # folders in an error
 DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 # Prefix of the class name of a workflow's instances, which are stored as Durable Objects. No Python class can have such a name.
 WORKFLOW_PREFIX = "$workflow$"
@@ -190,7 +191,9 @@ def manifest_file(directory: Path) -> Path:
             return directory / name
     if not directory.is_dir():
         raise ManifestError(f"{directory}: is no folder; name the one that has {' or '.join(FILES)}")
-    raise ManifestError(f"{directory}: there is no {' or '.join(FILES)}; `pilotlight init` writes one")
+    inner = sorted({path.parent.name for name in FILES for path in directory.glob(f"*/{name}")})
+    further = f"there is one in {', '.join(inner[:MAX_NAMED])}" if inner else "`pilotlight init` writes one"
+    raise ManifestError(f"{directory}: there is no {' or '.join(FILES)}; {further}")
 
 
 def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
@@ -291,7 +294,7 @@ def _manifest(
     if not main.is_relative_to(directory):
         raise ManifestError(f"{path}: main is outside the function's folder: {section.main!r}")
     if main.suffix != ".py":
-        raise ManifestError(f"{path}: main must be a Python file, not {section.main!r}")
+        raise ManifestError(f"{path}: main must be a Python file, not {section.main!r}; no JavaScript runs here")
     if not main.is_file():
         raise ManifestError(f"{path}: main names {section.main!r}, which does not exist")
     bindings = (*_bindings(section, directory, path), *not_offered)

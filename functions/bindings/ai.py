@@ -165,7 +165,10 @@ class AI(Binding):
         code, sentence = error["code"], error["message"]
         if code == NO_MODEL:
             there = ", ".join(card["name"] for card in self._inference.models("")[:MAX_NAMED])
-            further = "models.aliases of a site's file and ai.aliases of the manifest give a model further names"
+            further = (
+                "models.aliases of a site's file, ai.aliases of the manifest and `pilotlight dev --model NAME=MODEL` "
+                "give a model further names"
+            )
             sentence = f"{sentence}; it has {there or 'none'}; {further}"
         return _refusal(response.status, code, sentence)
 

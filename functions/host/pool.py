@@ -104,6 +104,13 @@ class FunctionPool:
         """Return the last lines that its isolates have printed."""
         return [line for isolate in self.isolates.living for line in isolate.process.log.last()]
 
+    @property
+    def classes(self) -> frozenset[str]:
+        """Names of the classes of its Durable Objects and workflows."""
+        return frozenset(
+            str(each.options["class_name"]) for each in self.manifest.bindings if "class_name" in each.options
+        )
+
     def is_home_of(self, object: ObjectAddress) -> bool:
         """Tell whether the object is in use here, so that no other version may start its instance."""
         return object in self._objects or self.isolates.are_at_work_for(object)

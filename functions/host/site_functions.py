@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from pilotlight.functions.host.invocations.invocation_log import FunctionJournal
 from pilotlight.functions.host.invocations.log_export import LogExport
 from pilotlight.functions.host.invocations.log_store import LogStore
 from pilotlight.functions.host.network.egress import Egress
-from pilotlight.functions.host.pool import FunctionPool, OpenBindings, object_of
+from pilotlight.functions.host.pool import FunctionPool, ObjectAddress, OpenBindings, object_of
 from pilotlight.functions.host.subrequests import Dial
 from pilotlight.functions.host.tails import Tails
 from pilotlight.functions.host.zygotes.process_supply import ProcessSupply
@@ -53,6 +54,8 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
+_caller: ContextVar[FunctionPool | None] = ContextVar("_caller", default=None)
+"""The version whose binding call is being answered."""
 Opener = Callable[[Manifest, "SiteFunctions"], OpenBindings]
 Trace = Callable[[str, str], AbstractContextManager[object]]  # opens a tracing span for a function's name and a trigger
 
@@ -189,6 +192,18 @@ class SiteFunctions:
             raise Failure(sentence, code="not_found", status=404)
         return pool
 
+    def _called(self, function: str, object: ObjectAddress | None) -> FunctionPool:
+        """Return the version that a call by name reaches: the live one, or a tried one that calls itself.
+
+        The latter happens while there is no live version, or if the live one lacks the object's class. Raises Failure (404) if there is none."""
+        caller = _caller.get()
+        if caller is None or caller.manifest.name != function or caller not in self.pools.values():
+            return self.version(function)
+        live = self.pools.get(self.names.get(function, function))
+        if live is None or (object is not None and object[0] in caller.classes - live.classes):
+            return caller
+        return live
+
     async def ask(
         self,
         function: str | FunctionPool,
@@ -202,8 +217,9 @@ class SiteFunctions:
         An event for a Durable Object goes to the version that runs the object. Raises Failure (404) if there is no such function, Failure (503) if it
         is overloaded, Fault if it failed.
         """
-        pool = self.version(function) if isinstance(function, str) else function
-        if (object := object_of(event)) is not None:
+        object = object_of(event)
+        pool = self._called(function, object) if isinstance(function, str) else function
+        if object is not None:
             versions = self._versions.get(pool.manifest.name, ())
             pool = next((version for version in versions if version.is_home_of(object)), pool)
         self._requested.set()
@@ -263,7 +279,11 @@ class SiteFunctions:
             raise Failure("an isolate cannot send this kind of request", code="unsupported", status=400)
         if pool.bindings is None:
             raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
-        return await pool.bindings.answer(frame, body)
+        token = _caller.set(pool)
+        try:
+            return await pool.bindings.answer(frame, body)
+        finally:
+            _caller.reset(token)
 
     def _start(self, pool: FunctionPool) -> None:
         """Start a version's queue consumers and cron triggers. Raises Failure."""

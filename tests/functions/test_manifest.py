@@ -196,7 +196,7 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
         ('name = "x"', "main is missing"),
         ('name = "x"\nmian = "src/entry.py"', r"main is missing; .*; unknown keys: mian \(did you mean main\?\)"),
         ('main = "../entry.py"', "is outside the function's folder"),
-        ('main = "src/entry.js"', "must be a Python file"),
+        ('main = "src/entry.js"', "must be a Python file, not 'src/entry.js'; no JavaScript runs here"),
         ('main = "src/other.py"', "which does not exist"),
         ('main = "src/entry.py"\n[vars]\nA = 1\n[ai]\nbinding = "A"', "'A' is used twice"),
         ('name = "No Spaces"\nmain = "src/entry.py"', "name: must match .*, which 'No Spaces' does not"),
@@ -253,6 +253,11 @@ def test_a_kind_that_is_not_offered_is_a_binding_of_its_own(folder: Path) -> Non
 
 def test_a_folder_without_a_manifest_says_so(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="pilotlight init"):
+        load_manifest(tmp_path)
+    for name in ("py", "ts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "wrangler.jsonc").write_text("{}")
+    with pytest.raises(ManifestError, match=r"there is one in py, ts$"):
         load_manifest(tmp_path)
 
 

@@ -105,7 +105,7 @@ async def test_a_function_that_leaves_a_stream_ends_it(ai: Any, far: Router) -> 
 async def test_a_refusal_from_afar_is_the_functions_error(ai: Any, far: Router) -> None:
     far.status, far.told = 400, '{"errors": [{"code": 5007, "message": "no model is named so"}], "success": false}'
     with pytest.raises(
-        Failure, match=r"5007: no model is named so; it has tiny; models.aliases of a site.s file and ai.aliases"
+        Failure, match=r"5007: no model is named so; it has tiny; models.aliases of a site.s file, ai.aliases"
     ):
         await ai.run(MODEL, ASKED)
 

@@ -168,7 +168,10 @@ class Layers:
             made = Path(name) / "layer"
             made.mkdir(mode=0o755)
             (listed := Path(name) / LIST).write_text("".join(f"{each}\n" for each in requirements))
+            log.info("installing %s", ", ".join(requirements))
+            began = time.monotonic()
             await _install(listed, made, python)
+            log.info("installed in %.1f s", time.monotonic() - began)
             (made / "layer-requirements.txt").write_text(listed.read_text())
             await asyncio.to_thread(atomic_files.let_others_read, made)
             await asyncio.to_thread(atomic_files.sync_all, made)

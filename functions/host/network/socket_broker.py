@@ -86,8 +86,10 @@ class SocketBroker:
                 return _send(reply, error=failure.message, number=number)
             except TimeoutError:
                 return _send(reply, error="the connection timed out", number=errno.ETIMEDOUT)
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
-                return _send(reply, error=str(error), number=getattr(error, "errno", 0) or 0)
+            except OSError as error:  # its text has the number, which the isolate's error adds again
+                return _send(reply, error=error.strerror or str(error), number=error.errno or 0)
+            except (ValueError, msgspec.MsgspecError) as error:
+                return _send(reply, error=str(error))
             if isinstance(found, socket.socket):
                 with found:
                     return _send(reply, connected=found)

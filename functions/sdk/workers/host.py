@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -49,6 +49,8 @@ before_leaving: set[Callable[[], None]] = set()
 EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
 """Runs a handler that is called later as an event of the current Durable Object; None outside of Durable Objects."""
+listening_sockets: ContextVar[MutableSet[Any] | None] = ContextVar("listening_sockets", default=None)
+"""The current Durable Object's WebSockets with listeners, which end with it; None outside of Durable Objects."""
 max_message_bytes = 1 << 20  # per WebSocket message; the site sets it
 _channel: Channel | None = None
 

@@ -1,14 +1,18 @@
 """Only one version of a function at a time has its queues, cron triggers and bindings."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pilotlight.functions.bindings.binding import Services
 from pilotlight.functions.channel.failure import Failure
+from pilotlight.functions.function_bindings import FunctionBindings
 from pilotlight.functions.host.site_functions import SiteFunctions
-from pilotlight.functions.manifest import load_manifest
+from pilotlight.functions.manifest import Manifest, load_manifest
+from pilotlight.support.database import Databases
 from tests.functions.conftest import ServedMaker
 
 
@@ -86,3 +90,47 @@ async def test_a_version_with_a_name_of_its_own_stands_beside_the_others(
         assert pools == {"f": seen[0], "f@1": seen[3], "f@2": seen[2]}
         served.functions.remove("f@1")
         assert pools == {"f": seen[0], "f@2": seen[2]}
+
+
+TRIED = """
+from workers import DurableObject, Response, WorkerEntrypoint
+class First(DurableObject):
+    async def who(self):
+        return "first of VERSION"
+class Second(DurableObject):
+    async def who(self):
+        return "second of VERSION"
+class Default(WorkerEntrypoint):
+    async def fetch(self, request):
+        first = await self.env.FIRST.getByName("a").who()
+        second = await self.env.SECOND.getByName("a").who() if "SECOND" in self.env else ""
+        return Response(f"{first} {second} {await self.env.SELF.who()}")
+    async def who(self):
+        return "self of VERSION"
+"""
+
+
+async def test_a_version_that_is_tried_reaches_its_own_objects_and_entrypoints(
+    make_served: ServedMaker, tmp_path: Path
+) -> None:
+    bindings = partial(FunctionBindings.open, tmp_path / "state", Services(databases=Databases()))
+
+    def version(number: int, *classes: str) -> Manifest:
+        (folder := tmp_path / str(number)).mkdir()
+        bound = "".join(
+            f'[[durable_objects.bindings]]\nname = "{name.upper()}"\nclass_name = "{name}"\n' for name in classes
+        )
+        text = f'name = "f"\nmain = "entry.py"\n{bound}[[services]]\nbinding = "SELF"\nservice = "f"\n'
+        (folder / "wrangler.toml").write_text(text)
+        (folder / "entry.py").write_text(TRIED.replace("VERSION", str(number)))
+        return load_manifest(folder)
+
+    async with make_served(tier=1, open_bindings=bindings) as served:
+        functions = served.functions
+        functions.add(version(1, "First"), name="f@1")
+        assert await served.get(name="f@1") == b"first of 1  self of 1"
+        with pytest.raises(Failure, match="no function named 'f'"):
+            functions.version("f")
+        functions.live("f", "f@1")
+        functions.add(version(2, "First", "Second"), name="f@2")
+        assert await served.get(name="f@2") == b"first of 1 second of 2 self of 1"

@@ -1,5 +1,6 @@
 """WebSockets that Durable Objects accept, in real isolates, and sockets that pass through several functions."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ class Room(DurableObject):
         if path == "plain":
             server.accept()
             async def count(event):
+                if event.data == "abort":
+                    self.ctx.abort("as told")
                 await self.ctx.storage.put("count", (await self.ctx.storage.get("count") or 0) + 1)
                 server.send(str(await self.ctx.storage.get("count")))
             server.addEventListener("message", count)
@@ -99,6 +102,21 @@ async def test_a_durable_object_accepts_sockets_with_tags_and_attachments(statef
         assert any("in webSocketMessage" in line for line in lines)
         two.send("abort")
         assert await two.get() == SocketClose(1012, "the Durable Object was reset")
+
+
+@pytest.mark.parametrize("path", ["/plain", "/a"])
+async def test_a_discarded_object_closes_its_sockets_and_gets_no_further_events(stateful: Served, path: str) -> None:
+    stateful.add(OBJECTS, manifest=MANIFEST)
+    async with opened(stateful, path) as socket:
+        socket.send("abort")
+        async with asyncio.timeout(10):
+            assert await socket.get() == SocketClose(1012, "the Durable Object was reset")
+        socket.send("x")
+        async with opened(stateful, "/a") as other:
+            other.send("ping")
+            assert await other.get() == "pong"
+        lines = stateful.functions.pools["f"].isolates.living[0].process.log.lines
+        assert sum("Error: the Durable Object aborted itself" in line for line in lines) == 1
 
 
 async def test_listeners_inside_an_object_are_its_events(stateful: Served) -> None:

@@ -140,6 +140,7 @@ class Instance:
             await self._opened.wait()
         self._check()
         host.event_runner.set(self._later)
+        host.listening_sockets.set(self.sockets.listening)
         return await act(self._target)
 
     async def _later(self, act: Callable[[], Awaitable[Any]]) -> Any:

@@ -22,6 +22,7 @@ class ObjectSockets:
         self.auto_response: Any = None
         self._call = call
         self._tags: dict[WebSocket, tuple[str, ...]] = {}
+        self.listening: weakref.WeakSet[WebSocket] = weakref.WeakSet()  # whose listeners are the object's events
         self._answered: weakref.WeakKeyDictionary[WebSocket, datetime] = weakref.WeakKeyDictionary()
 
     def answer_automatically(self, pair: Any) -> None:
@@ -50,9 +51,8 @@ class ObjectSockets:
 
     def close(self) -> None:
         """Close the sockets of a discarded instance; clients that reconnect reach the next one."""
-        for socket in tuple(self._tags):
-            if not socket._has_closed:
-                socket._close(SocketClose(1012, "the Durable Object was reset"))
+        for socket in (*self._tags, *self.listening):
+            socket._discard(SocketClose(1012, "the Durable Object was reset"))
         self._tags.clear()
 
     async def on_event(self, socket: WebSocket, event: Any) -> None:

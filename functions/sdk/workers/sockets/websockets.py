@@ -141,6 +141,8 @@ class WebSocket(EventTarget):
         """Start to deliver messages."""
         self._take("accept()")
         self._run_event = host.event_runner.get()
+        if (listening := host.listening_sockets.get()) is not None:
+            listening.add(self)
         self._answer_close()
         self._dispatch_soon()
 
@@ -271,6 +273,13 @@ class WebSocket(EventTarget):
     def _close(self, close: SocketClose) -> None:
         self._has_closed = True
         self._peer._put(close)
+
+    def _discard(self, close: SocketClose) -> None:
+        """Close, and deliver no further events: the Durable Object that would get them is gone."""
+        if self._dispatching is not None:
+            self._dispatching.cancel()
+        if not self._has_closed:
+            self._close(close)
 
     def _accept_for(self, hibernation: Any) -> None:
         if self._is_accepted or self._is_joined or self._hibernation is not None:

@@ -81,6 +81,19 @@ async def test_a_function_has_its_packages_and_versions_share_them(make_served: 
     assert [path.name for path in layers] == [digest_of(("greeter==1.0",))]
 
 
+@pytest.mark.process
+async def test_an_installation_is_logged_while_a_request_waits_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = Layers(tmp_path / "layers")
+    with caplog.at_level("INFO", "pilotlight.function"):
+        await layers.get(("greeter",))
+        await layers.get(("greeter",))
+    first, second = caplog.messages
+    assert first == "installing greeter"
+    assert second.startswith("installed in ")
+
+
 async def test_packages_that_cannot_be_had_are_named_with_the_installers_words(make_served: ServedMaker) -> None:
     async with make_served() as served:
         served.add(USES, requirements_dot_txt="greeter==9.9\n")

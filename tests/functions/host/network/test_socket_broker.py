@@ -93,6 +93,7 @@ return Response.json([
     assert "not a public address" in sentences[2]
     assert "port 25 is closed" in sentences[3]
     assert "on the site's own machine" in sentences[4]
+    assert sentences[5].count("[Errno") == 1
     assert "TCP connections only" in sentences[6]
     assert number == 13
 
