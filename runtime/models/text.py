@@ -1,25 +1,35 @@
 """A model's text side: its tokenizer, chat template, output format and default sampling.
 
-It is made from the checkpoint's small files. Independent of engines and residency.
+It is made from the checkpoint's small files, after a child process has read a large tokenizer once. Independent of engines and residency.
 """
 
+import asyncio
+import contextlib
+import hashlib
+import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError, TokenizerError
+from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
-from pilotlight.engine.tokenizer.tokenizer import Tokenizer, read_json
+from pilotlight.engine.tokenizer.tokenizer import Tokenizer, check_tokenizer, read_json
+from pilotlight.engine.tokenizer.tokenizer_files import READERS
 from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.generation.texts.pair_template import PairTemplate
+from pilotlight.runtime.models.checkpoint_children import run_guarded
 from pilotlight.runtime.timings import SiteTimings
 
 LEAST_TOP_P = 1e-6
+TOKENIZER_BYTES = 4 << 30  # limit of a tokenizer's check; the largest take 1 GiB
+NOTED_FROM_BYTES = 1 << 20  # a smaller tokenizer is checked at each start, in milliseconds
+_TOKENIZER_FILES = (*READERS, "tokenizer_config.json", "special_tokens_map.json")
 
 
 class SamplingDefaults(NamedTuple):
@@ -76,6 +86,47 @@ def _placeholders(directory: Path, tokenizer: Tokenizer) -> ImagePlaceholders | 
         return ImagePlaceholders.from_checkpoint(directory, tokenizer.added_token_id)
     except CheckpointError as error:
         raise TokenizerError(str(error)) from None
+
+
+async def require_safe_tokenizer(directory: Path, cpu_s: float) -> None:
+    """Check in a child process that a checkpoint's tokenizer is safe to load. Raises TokenizerError.
+
+    A large one that has passed is not checked again on this machine, because reading it takes up to a second.
+    """
+    note = await asyncio.to_thread(_note_of, directory)
+    if note is not None and await asyncio.to_thread(os.path.exists, note):
+        return
+    try:
+        await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), cpu_s, TOKENIZER_BYTES))
+    except JobError as error:
+        raise TokenizerError(str(error)) from None
+    except JobEndedError as error:
+        raise TokenizerError(f"{directory} has a tokenizer that cannot be used: {error}") from None
+    if note is not None:
+        with contextlib.suppress(OSError):  # a store that cannot be written costs only the next check
+            note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            note.touch()
+
+
+def _note_of(directory: Path) -> Path | None:
+    """Return the file that exists if this tokenizer has passed; None if none is kept."""
+    # Imported here because a site that starts needs neither yet.
+    from tokenizers import __version__
+
+    from pilotlight.runtime.fetching.store import store
+
+    try:
+        place = store() / "tokenizers"
+        files = {name: path.read_bytes() for name in _TOKENIZER_FILES if (path := directory / name).is_file()}
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        return None
+    if sum(map(len, files.values())) < NOTED_FROM_BYTES:
+        return None
+    digest = hashlib.sha256(__version__.encode())
+    for name, content in files.items():
+        digest.update(f"\0{name}\0".encode())
+        digest.update(content)
+    return place / digest.hexdigest()[:32]
 
 
 def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:

@@ -24,12 +24,11 @@ from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import Rendering
 from pilotlight.runtime.hosts.device_host import ChangeNotifier
 from pilotlight.runtime.hosts.devices import is_surely_cpu
-from pilotlight.runtime.models.checkpoint_children import require_safe_tokenizer
 from pilotlight.runtime.models.device_budget import DeviceBudget
 from pilotlight.runtime.models.host_memory import HostMemory
 from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.runtime.models.sources import SourceError, directory_of
-from pilotlight.runtime.models.text import TextSide, check_vocabulary
+from pilotlight.runtime.models.text import TextSide, check_vocabulary, require_safe_tokenizer
 from pilotlight.runtime.models.wake_history import RETRY_FAILED_S, Clock, Wake
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.sites.site import EngineConfig, ModelConfig

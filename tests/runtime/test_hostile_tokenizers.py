@@ -8,7 +8,7 @@ import pytest
 
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.runtime.fetching.store import STORE_ENV
-from pilotlight.runtime.models.checkpoint_children import NOTED_FROM_BYTES, require_safe_tokenizer
+from pilotlight.runtime.models.text import NOTED_FROM_BYTES, require_safe_tokenizer
 from pilotlight.runtime.timings import SiteTimings
 from tests.asgi import call, eventually
 from tests.fakes import write_model_directory
