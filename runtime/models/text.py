@@ -1,6 +1,6 @@
 """A model's text side: its tokenizer, chat template, output format and default sampling.
 
-It is made from the checkpoint's small files, after a child process has read a large tokenizer once. Independent of engines and residency.
+It is made from the checkpoint's small files, whose tokenizer a child process reads first. Independent of engines and residency.
 """
 
 import asyncio
