@@ -28,6 +28,7 @@ _KINDS = {
     "avx512f": "AVX-512",
     "avx2": "AVX2",
 }  # the first that a CPU has
+FORCED = "forced"  # field of a machine: the kind of CPU to which PILOTLIGHT_CPU limits this project's kernels
 RESULTS = Path(__file__).parent / "results"
 # Files that measurements write; changes of these do not make a record dirty.
 _WRITTEN = ("load_tests/results", "docs/page", "docs/*.png", "docs/*.svg")
@@ -51,6 +52,7 @@ def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...
     folder.mkdir(parents=True, exist_ok=True)
     name = str(machine["accelerator"] or machine["processor"]).partition(",")[0]  # without the driver's version
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    slug += f"-{forced}" if (forced := machine.get(FORCED)) else ""
     path = folder / f"{now:%Y-%m-%d}-{slug}-{subject}.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
@@ -76,7 +78,9 @@ def percentiles(values: list[float]) -> dict[str, float]:
 @cache
 def describe_machine(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    forced = os.environ.get("PILOTLIGHT_CPU")
     return {
+        **({FORCED: forced} if forced else {}),
         "processor": _of_cpuinfo(cpuinfo, "model name") or platform.processor() or platform.machine(),
         "flags": [flag for flag in _FLAGS if flag in _of_cpuinfo(cpuinfo, "flags").split()],
         "cores": os.cpu_count(),
@@ -90,7 +94,8 @@ def describe_machine(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
 def cpu_kind(machine: dict[str, Any]) -> str:
     """Return the kind of a record's CPU, by its units for matrix products; empty if unknown."""
     flags = machine.get("flags", ())
-    return next((name for flag, name in _KINDS.items() if flag in flags), "")
+    kind = next((name for flag, name in _KINDS.items() if flag in flags), "")
+    return f"{kind}, limited to {forced}" if (forced := machine.get(FORCED)) else kind
 
 
 def cpu_name(machine: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.bars import Group, draw
-from load_tests.records import RESULTS, Record, cpu_kind, cpu_name, doubt, has_changed_since, history
+from load_tests.records import FORCED, RESULTS, Record, cpu_kind, cpu_name, doubt, has_changed_since, history
 from load_tests.tables import (
     clients,
     cold_start,
@@ -201,8 +201,8 @@ def newest(folder: Path) -> dict[str, Record]:
     return records
 
 
-def _rank(record: Record) -> tuple[bool, str]:
-    return doubt(record, history()) is None, record["date"]
+def _rank(record: Record) -> tuple[bool, bool, str]:
+    return doubt(record, history()) is None, FORCED not in record["machine"], record["date"]
 
 
 def trusted(records: dict[str, Record]) -> dict[str, Record]:

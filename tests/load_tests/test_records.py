@@ -40,6 +40,14 @@ def test_a_record_names_what_the_processor_multiplies_with(tmp_path: Path) -> No
     assert (found["processor"], found["flags"]) == ("A Processor", ["avx2", "avx512f", "amx_tile", "amx_bf16"])
 
 
+def test_a_record_with_limited_kernels_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setenv("PILOTLIGHT_CPU", "avx2")
+    path = records.write_record("engines", {})
+    assert path.name.endswith("-avx2-engines.json")
+    assert records.cpu_kind(json.loads(path.read_text())["machine"]).endswith("limited to avx2")
+
+
 def test_a_machine_that_says_nothing_of_its_processor_has_a_record(tmp_path: Path) -> None:
     found = records.describe_machine(tmp_path / "missing")
     assert found["processor"]

@@ -184,6 +184,16 @@ def test_engines_are_shown_on_each_kind_of_cpu(tmp_path: Path) -> None:
     assert text.count("| batch |") == 2
 
 
+def test_a_record_with_limited_kernels_follows_older_ones_without(tmp_path: Path) -> None:
+    for day, limit in enumerate(({}, {"forced": "avx2"}), 1):
+        made = record("engines", {"batch": day}, f"2026-03-0{day}T00:00:00+00:00")
+        made["machine"] = {**made["machine"], "flags": ["avx2", "avx512f"], **limit}
+        (tmp_path / f"{day}.json").write_text(json.dumps(made))
+    found = newest(tmp_path)["engines"]
+    assert [one["results"]["batch"] for one in (found, *found["others"])] == [1, 2]
+    assert "with AVX-512, limited to avx2, no GPU" in report.heading(found["others"][0], REGIONS["engines"])
+
+
 @pytest.mark.parametrize("subject", sorted([*REGIONS, "plot"]))
 def test_a_lost_mark_is_an_error(subject: str) -> None:
     begin, end = marks(subject)
