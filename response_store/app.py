@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.response_store.asked_responses import AskedResponse, Fields, read_fields
 from pilotlight.response_store.conversations import Conversations
-from pilotlight.response_store.kept_responses import CONVERSATION, KeptResponse
+from pilotlight.response_store.kept_responses import CONVERSATION, LOST, KeptResponse
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.response_store.response_rows import LostResponse
 from pilotlight.wire.credentials import Access, owner_of, tenant_of
@@ -322,8 +322,13 @@ class ResponsesApp:
         if kept.is_ended or kept.is_deleted or kept.is_left:
             return kept.make_by(self.store.settle(kept))
         log.warning("the response %s continues here, because its process has ended", kept.id)
-        asked, client = AskedResponse.restored(lost.request, kept)
-        scope, body = self._door.restored(client, kept, lost.events), asked.inner()
+        try:
+            asked, client = AskedResponse.restored(lost.request, kept)
+            scope, body = self._door.restored(client, kept, lost.events), asked.inner()
+        except Exception:  # the request may be damaged, or another release's
+            log.exception("the response %s cannot continue", kept.id)
+            kept.end_as("failed", LOST)
+            return kept.make_by(self.store.settle(kept))
         kept.make_by(self._make(asked, _Recorded(asked, kept), _sized(scope, body), body, is_new=False))
 
     async def _make(

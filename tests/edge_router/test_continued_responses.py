@@ -202,6 +202,24 @@ async def test_sites_that_die_twice_and_a_router_between_cost_no_event(tmp_path:
     assert [*map(len, answers[0].delivered + answers[1].delivered)] == [0, 2, 4, 6, 6, 8]
 
 
+@pytest.mark.parametrize("request_then", [b"no json", b"{}", b'{"fields": {}, "client": {}}', b'{"fields": 1, "client": null}'])
+async def test_a_request_that_cannot_be_read_costs_only_its_own_response(request_then: bytes, tmp_path: Path) -> None:
+    tables = {"responses": {"directory": str(tmp_path)}}
+    async with at_a_site(Answer(until=4), **tables) as (_, running):
+        broken, sound = [await created(running, {}) for _ in range(2)]
+        for each in (broken, sound):
+            await read(running, each["id"], {}, -1, 5)
+        await running.responses.close()
+    with closing(sqlite3.connect(tmp_path / "responses.sqlite")) as stored, stored:
+        change = "UPDATE response_requests SET request = ? WHERE response = (SELECT number FROM responses WHERE id = ?)"
+        assert stored.execute(change, (request_then, broken["id"])).rowcount == 1
+    async with at_a_site(Answer(), **tables) as (_, running):
+        check(await read(running, sound["id"], {}, -1), await found(running, sound["id"], {}))
+        *_, last = await read(running, broken["id"], {}, 4)
+        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "aborted")
+        assert (await found(running, broken["id"], {}))["status"] == "failed"
+
+
 @pytest.mark.parametrize("method", ["DELETE", "POST"])
 async def test_what_is_ended_before_it_is_continued_is_not_continued(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
