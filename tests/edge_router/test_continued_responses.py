@@ -202,7 +202,9 @@ async def test_sites_that_die_twice_and_a_router_between_cost_no_event(tmp_path:
     assert [*map(len, answers[0].delivered + answers[1].delivered)] == [0, 2, 4, 6, 6, 8]
 
 
-@pytest.mark.parametrize("request_then", [b"no json", b"{}", b'{"fields": {}, "client": {}}', b'{"fields": 1, "client": null}'])
+@pytest.mark.parametrize(
+    "request_then", [b"no json", b"{}", b'{"fields": {}, "client": {}}', b'{"fields": 1, "client": null}']
+)
 async def test_a_request_that_cannot_be_read_costs_only_its_own_response(request_then: bytes, tmp_path: Path) -> None:
     tables = {"responses": {"directory": str(tmp_path)}}
     async with at_a_site(Answer(until=4), **tables) as (_, running):
