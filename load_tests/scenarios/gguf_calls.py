@@ -6,7 +6,8 @@ By this engine and by llama.cpp's server:
 
 Half of the prompts offer four tools, and each is sent with tool_choice "auto" and "required". The other half contain a JSON schema, and each is sent
 without and with a response_format. A call is valid if it names an offered tool and its arguments follow that tool's schema; JSON is valid if it is
-the whole answer and follows the schema. Both servers get the same bodies, four at a time, at temperature 0.
+the whole answer and follows the schema. Both servers get the same bodies, four at a time, at temperature 0. With `--state FILE`, a run that was
+interrupted continues.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -107,6 +110,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=200, help="half of them with tools; each is sent twice")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peer-flags", default="", help="of llama-server")
+    parser.add_argument("--state", type=Path, help="the file that keeps each answer's outcome")
     options = parser.parse_args()
     program = find_program(options.peers, "llama-server")
     if program is None:
@@ -114,7 +118,10 @@ def main() -> int:
         return 3
     console, files = Console(width=150), dict[str, Body]()
     for file in options.files:
-        found = {OURS: _by_us(file, options), PEER: _by_peer(program, file, options)}
+        found = {
+            name: _outcomes(server, options.prompts, options.state, f"{file.name}, {name}")
+            for name, server in ((OURS, _us(file, options)), (PEER, _peer(program, file, options)))
+        }
         files[file.name] = found
         console.print(_table(file.name, found))
     results = {"prompts": options.prompts, "threads": options.threads, "files": files}
@@ -122,27 +129,38 @@ def main() -> int:
     return 0
 
 
-def _by_us(file: Path, options: argparse.Namespace) -> Body:
+@contextmanager
+def _us(file: Path, options: argparse.Namespace) -> Iterator[Ask]:
     engine = {"threads": options.threads, "kv_gib": 0.5, "standby": False}
     with SiteProcess("ams1", engine, [{"name": MODEL, "source": str(file.resolve())}]) as site:
-        return _outcomes(lambda body: site.post(PATH, body), options.prompts)
+        yield partial(site.post, PATH)
 
 
-def _by_peer(program: Path, file: Path, options: argparse.Namespace) -> Body:
+@contextmanager
+def _peer(program: Path, file: Path, options: argparse.Namespace) -> Iterator[Ask]:
     with TemporaryDirectory() as folder:
         flags = ["--jinja", "-c", str(4096 * AT_ONCE), "-np", str(AT_ONCE), *options.peer_flags.split()]
         with LlamaServer(program, file, options.threads, Path(folder) / "log", flags) as server:
-            return _outcomes(lambda body: server.post(PATH, body), options.prompts)
+            yield partial(server.post, PATH)
 
 
-def _outcomes(ask: Ask, prompts: int) -> Body:
-    """Count for each constraint the valid answers, and the others by their errors."""
+def _outcomes(server: AbstractContextManager[Ask], prompts: int, state: Path | None, name: str) -> Body:
+    """Count for each constraint the valid answers, and the others by their errors.
+
+    `state` keeps the outcomes of this and other servers; `name` is this one's there.
+    """
+    kept: dict[str, str] = json.loads(state.read_text()) if state is not None and state.exists() else {}
+    asked = {f"{name} {i}": case for i, case in enumerate(cases(prompts))}
+    if missing := {key: case for key, case in asked.items() if key not in kept}:
+        with server as ask, ThreadPoolExecutor(AT_ONCE) as threads:
+            answers = threads.map(ask, [case.body for case in missing.values()])
+            for (key, case), (status, answer) in zip(missing.items(), answers, strict=True):
+                kept[key] = judged(case, answer) if status == 200 else f"{status}: {_message(answer)}"
+                if state is not None:
+                    state.write_text(json.dumps(kept))
     found: dict[str, Counter[str]] = {}
-    all_cases = list(cases(prompts))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        for case, (status, answer) in zip(all_cases, threads.map(ask, [case.body for case in all_cases]), strict=True):
-            outcome = judged(case, answer) if status == 200 else f"{status}: {_message(answer)}"
-            found.setdefault(case.way, Counter())[outcome] += 1
+    for key, case in asked.items():
+        found.setdefault(case.way, Counter())[kept[key]] += 1
     return {way: dict(counts.most_common()) for way, counts in found.items()}
 
 
