@@ -54,8 +54,8 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
+# The version whose binding call is being answered.
 _caller: ContextVar[FunctionPool | None] = ContextVar("_caller", default=None)
-"""The version whose binding call is being answered."""
 Opener = Callable[[Manifest, "SiteFunctions"], OpenBindings]
 Trace = Callable[[str, str], AbstractContextManager[object]]  # opens a tracing span for a function's name and a trigger
 
@@ -193,9 +193,11 @@ class SiteFunctions:
         return pool
 
     def _called(self, function: str, object: ObjectAddress | None) -> FunctionPool:
-        """Return the version that a call by name reaches: the live one, or a tried one that calls itself.
+        """Return the version that answers a call by name: usually the live one.
 
-        The latter happens while there is no live version, or if the live one lacks the object's class. Raises Failure (404) if there is none."""
+        A version on trial that calls its own function gets the call if there is no live version, or if the live one lacks the object's class. Raises
+        Failure (404) if there is no version.
+        """
         caller = _caller.get()
         if caller is None or caller.manifest.name != function or caller not in self.pools.values():
             return self.version(function)
