@@ -92,7 +92,10 @@ class Weight(ABC):
         return activation(self.linear(x, bias))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return fp32 logits [rows, vocab] of hidden [rows, columns]. In C they are not rounded to its type."""
+        """Return fp32 logits [rows, vocab] of hidden [rows, columns].
+
+        Torch and Triton round them to the type of `hidden` first; C does not.
+        """
         return self.linear(hidden).float()
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pilotlight.engine.api.errors import CheckpointError, TokenizerError
 from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedError, JobError
+from pilotlight.engine.api.plain_files import read_bytes
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerFormat
@@ -109,7 +110,10 @@ async def require_safe_tokenizer(directory: Path, cpu_s: float) -> None:
 
 
 def _note_of(directory: Path) -> Path | None:
-    """Return the file that exists if this tokenizer has passed; None if none is kept."""
+    """Return the path of the note that this tokenizer has passed.
+
+    Returns None if the tokenizer is too small for a note, or cannot be read.
+    """
     # Imported here because a site that starts needs neither yet.
     from tokenizers import __version__
 
@@ -117,7 +121,7 @@ def _note_of(directory: Path) -> Path | None:
 
     try:
         place = store() / "tokenizers"
-        files = {name: path.read_bytes() for name in _TOKENIZER_FILES if (path := directory / name).is_file()}
+        files = {name: read_bytes(path) for name in _TOKENIZER_FILES if (path := directory / name).is_file()}
     except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return None
     if sum(map(len, files.values())) < NOTED_FROM_BYTES:

@@ -1,6 +1,7 @@
 """A tokenizer that would crash the process that loads it, or never finish, is refused, and the site's other models answer."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,10 @@ async def test_a_large_tokenizer_is_checked_once_on_a_machine(tmp_path: Path, mo
     (tmp_path / "store").rename(tmp_path / "moved")
     (tmp_path / "store").write_text("not a folder")
     await require_safe_tokenizer(directory, 60.0)
+
+
+async def test_a_tokenizer_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    directory = write_model_directory(tmp_path / "model")
+    os.truncate(directory / "tokenizer.json", 1 << 40)  # a sparse file
+    with pytest.raises(TokenizerError, match="it is larger than 256 MiB"):
+        await require_safe_tokenizer(directory, 60.0)
