@@ -11,7 +11,9 @@ from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool
 from pilotlight.engine.text.formats.subschemas import with_subschemas
 
 TEXT = r"/(.|\n)*/"
-# Optional white space inside a document: a few spaces, or a line end and indentation. It is bounded, because a model might output nothing else.
+# Rule of the line ends after reasoning and after a call. It is bounded, like white space in documents, because a model might output nothing else.
+GAP = r"/\n{0,2}/"
+# Optional white space inside a document: a few spaces, or a line end and indentation.
 WHITE_SPACE = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri",
@@ -73,11 +75,11 @@ class Grammar:
     def answer(self, rules: AnswerRules, markers: Markers, tag: str, rest: str, *, between: str | None = None) -> None:
         """Add the rule of an answer whose calls are in sections, each of which is `tag` and `rest`.
 
-        `between`: rule of the text between two sections; None if only one section is allowed.
+        `between`: rule of the text after each section, where another may follow; None if only one section is allowed.
         """
         section = self.rule("section", f"{markers.lark(tag)} {rest}")
         is_one = rules.is_single or between is None
-        sections = section if is_one else f"{section} ({between} {section})*"
+        sections = section if is_one else f"{section} ({between} {section})* {between}"
         if rules.document is not None:
             self.rule("answer", f"{sections} | document")
             self.rule("document", rules.document)

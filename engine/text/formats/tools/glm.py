@@ -10,7 +10,7 @@ Source: the chat template of zai-org/GLM-4.5. GLM-4.6 and 4.7 write the same, wi
 
 import json
 
-from pilotlight.engine.text.formats.grammars import Grammar, quoted
+from pilotlight.engine.text.formats.grammars import GAP, Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
@@ -67,4 +67,4 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
         arguments = tagged.write(grammar, f"argument{number}", tool, tags)
         calls.append(grammar.rule(f"call{number}", f"{quoted(tool.name + chr(10))} {arguments}"))
     body = grammar.rule("body", " | ".join(calls))
-    grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")
+    grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=GAP)

@@ -7,7 +7,7 @@ text, so that no output of a model is dropped.
 """
 
 from pilotlight.engine.text.formats import values
-from pilotlight.engine.text.formats.grammars import Grammar, quoted
+from pilotlight.engine.text.formats.grammars import GAP, Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
@@ -34,4 +34,4 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
         rules, lambda name: quoted('\n{"name": ' + quoted(name) + ', "arguments": '), quoted(NEWLINE_BRACE)
     )
     body = grammar.rule("body", calls)
-    grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")
+    grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=GAP)

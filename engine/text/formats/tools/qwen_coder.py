@@ -13,7 +13,7 @@ Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct. The outer tags a
 
 import json
 
-from pilotlight.engine.text.formats.grammars import Grammar, quoted
+from pilotlight.engine.text.formats.grammars import GAP, Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
@@ -76,4 +76,4 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     body = grammar.rule("body", " | ".join(calls))
     line_end = quoted("\n")
     function = f"{markers.lark(FUNCTION)} {body} {markers.lark(FUNCTION_END)}"
-    grammar.answer(rules, markers, OPEN, f"{line_end} {function} {line_end} {markers.lark(CLOSE)}", between=r"/\n*/")
+    grammar.answer(rules, markers, OPEN, f"{line_end} {function} {line_end} {markers.lark(CLOSE)}", between=GAP)

@@ -8,7 +8,7 @@ template writes them. White space at either end of the reasoning belongs to the 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pilotlight.engine.text.formats.grammars import Grammar
+from pilotlight.engine.text.formats.grammars import GAP, Grammar
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import ReasoningPart, Thinking
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
@@ -20,7 +20,6 @@ class ThinkTags(NamedTuple):
 
 
 TAGS = (ThinkTags("<think>", "</think>"), ThinkTags("[THINK]", "[/THINK]"))
-GAP = r"/\n*/"  # rule of the text between reasoning and answer
 
 
 def state_of(ending: str, tags: ThinkTags, markers: Markers) -> Thinking:

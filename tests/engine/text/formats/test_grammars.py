@@ -144,6 +144,23 @@ def test_an_answer_that_must_call_is_calls_alone(made: Writer, is_single: bool) 
     assert found
 
 
+def test_line_ends_after_a_call_are_bounded(made: Writer) -> None:
+    """A model that likes line ends would otherwise write them up to the limit of its answer, and the answer would count as cut."""
+    text = made.answers.grammar(Thinking.CLOSED, AnswerRules(TOOLS[3:]))
+    matcher = made.grammars.compile(Constraint("lark", text)).result(60)
+    tokens = made.tokens(AnswerRules(TOOLS[3:], is_single=True), Thinking.CLOSED, seed=1)
+    assert tokens is not None
+    for token in tokens:
+        matcher.accept(token)
+    [line_end] = made.tokenizer.encode("\n")
+    count = 0
+    while line_end in allowed(matcher.mask(), made.tokenizer):
+        matcher.accept(line_end)
+        count += 1
+        assert count <= 2
+    assert matcher.is_complete or EOS in allowed(matcher.mask(), made.tokenizer)
+
+
 def test_of_one_tool_no_other_is_called(made: Writer) -> None:
     assert {part[1] for answer in made.answers_to(AnswerRules(TOOLS[:1], True)) for part in answer} == {"get_weather"}
 
