@@ -46,7 +46,7 @@ class AnswerForm:
             schemas = {function["name"]: function.get("parameters") or {} for function in functions}
             if text.answers.tools is not None:
                 _check_names(schemas, text.answers.tools)
-            parser = text.answers.parser(self._thinking, schemas)
+            parser = text.answers.parser(self._thinking, schemas, self._unmarked(conversation))
         return OutputProcessor(
             parser,
             stop=self._request.sampling.stop,
@@ -57,6 +57,13 @@ class AnswerForm:
             one_call_only=conversation is not None and not conversation.parallel_tool_calls,
             whole_calls=self._request.wants_whole_calls,
         )
+
+    def _unmarked(self, conversation: Conversation) -> frozenset[str]:
+        """Return the names of the tools that may be called without the markers of a call, because no constraint is promised."""
+        if self._request.constraint is not None or conversation.must_call:
+            return frozenset()
+        names = frozenset(tool["function"]["name"] for tool in conversation.tools)
+        return (names if conversation.allowed_tools is None else conversation.allowed_tools) - conversation.strict_tools
 
     async def constraint(self, check: CheckGrammar) -> Constraint | None:
         """Return the answer's constraint, with its allowed or required tool calls and the reasoning before it.

@@ -347,6 +347,33 @@ async def test_a_forced_call_ends_for_tool_calls(site: Site) -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_call"),
+    [
+        ({}, True),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}]}, False),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]},
+                }
+            },
+            False,
+        ),
+        ({"response_format": {"type": "json_object"}}, False),
+    ],
+)
+async def test_a_call_without_tags_counts_only_where_no_constraint_is_promised(
+    site: Site, fields: dict[str, Any], is_call: bool
+) -> None:
+    text = '{"name": "f", "arguments": {"a": 1}}'
+    site.engine.script = says(text)
+    answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, **fields})
+    message = answer.json["choices"][0]["message"]
+    assert (message["content"], "tool_calls" in message) == ((None, True) if is_call else (text, False))
+
+
 async def test_beside_tools_an_answer_may_have_any_constraint(site: Site) -> None:
     for fields in ({"guided_regex": "a/b\n"}, {"guided_choice": ["a", "b"]}, {"guided_grammar": 'start: "a"'}):
         assert (await call(site.app, CHAT, {**HELLO, "tools": TOOLS, **fields})).status == 200

@@ -1,6 +1,6 @@
 """A model's format of answers: reasoning, tool calls, and the markers that separate them from text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,17 +64,20 @@ class AnswerFormat:
         """True if each call, or section of calls, starts with a token that is used for nothing else."""
         return self.tools is not None and self.tools.is_marked and self._markers.is_token(self.tools.tags[0])
 
-    def parser(self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]]) -> AnswerParser:
-        """Return a parser. `schemas`: JSON schema of each available tool's arguments, by name.
+    def parser(
+        self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]], unmarked: Container[str] = ()
+    ) -> AnswerParser:
+        """Return a parser. Without tools, calls are text.
 
-        Without tools, calls are text.
+        `schemas`: JSON schema of each available tool's arguments, by name. `unmarked`: tools that may be called without the format's markers, so
+        without its grammar.
         """
         tools = self.tools if schemas or self._frames_all else None
         also_ends = tuple(self._markers[tag] for tag in tools.ends_thinking) if tools else ()
         reader = partial(
             _read, thinking=thinking, think=self._think, also_ends=also_ends, body=tools.read if tools else plain
         )
-        return AnswerParser(self._markers, self._tokenizer.detokenizer(), reader, schemas)
+        return AnswerParser(self._markers, self._tokenizer.detokenizer(), reader, schemas, unmarked)
 
     def grammar(self, thinking: Thinking, rules: AnswerRules) -> str:
         """Return a grammar for an answer and its reasoning, in llguidance's dialect of Lark."""

@@ -1,6 +1,6 @@
 """The parser of an answer's tokens. The parts do not depend on how the tokens arrive."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from pilotlight.engine.text.formats.markers import Markers
@@ -15,10 +15,15 @@ class AnswerParser:
     """An incremental parser: `push` takes a token and returns the parts that are now certain."""
 
     def __init__(
-        self, markers: Markers, detokenizer: Detokenizer, reader: Reader, schemas: Mapping[str, dict[str, Any]]
+        self,
+        markers: Markers,
+        detokenizer: Detokenizer,
+        reader: Reader,
+        schemas: Mapping[str, dict[str, Any]],
+        unmarked: Container[str] = (),
     ) -> None:
         self._detokenizer = detokenizer
-        self._scanner = Scanner(markers, schemas)
+        self._scanner = Scanner(markers, schemas, unmarked)
         self._reading = reader(self._scanner)
         next(self._reading, None)
         self.num_pushed = 0  # characters pushed; a marker that is a token counts as one

@@ -6,7 +6,7 @@ character is consumed once, except for short texts that turn out to be no call (
 """
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pilotlight.engine.text.formats.markers import Markers, held_suffix
@@ -20,10 +20,14 @@ MOST_AGAIN = 4096  # most characters that are parsed a second time, if a marker 
 
 
 class Scanner:
-    def __init__(self, markers: Markers, schemas: Mapping[str, dict[str, Any]]) -> None:
-        """Make a scanner. `schemas`: JSON schema of each available tool's arguments, by name."""
+    def __init__(self, markers: Markers, schemas: Mapping[str, dict[str, Any]], unmarked: Container[str] = ()) -> None:
+        """Make a scanner.
+
+        `schemas`: JSON schema of each available tool's arguments, by name. `unmarked`: tools that may be called without the format's markers.
+        """
         self.markers = markers
         self.schemas = schemas
+        self.unmarked = unmarked
         self.text = ""  # text that has arrived and is not consumed
         self.has_ended = False
         self.is_cut = False  # True if the answer ended because the model was interrupted

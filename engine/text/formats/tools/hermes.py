@@ -14,11 +14,13 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TAGS = (OPEN, CLOSE)
+FENCES, FENCE_ENDS = ("```json", "```", "<tools>"), ("```", "</tools>")  # of calls without tags
 NEWLINE_BRACE = "}\n"  # between a call's arguments and its closing tag
 
 
 def read(s: Scanner) -> Reading[None]:
     """Parse text and calls to the end of the answer."""
+    yield from _unmarked_calls(s)
     opens, closes = s.markers[OPEN], s.markers[CLOSE]
     while (yield from s.text_until((opens,))) is not None:
         if (yield from values.call(s)):
@@ -26,6 +28,22 @@ def read(s: Scanner) -> Reading[None]:
             yield from s.skip(closes)
         else:
             s.unread(opens)
+
+
+def _unmarked_calls(s: Scanner) -> Reading[None]:
+    """Parse calls without the tags at the start of an answer, which Qwen2.5-Coder writes as JSON in a code block.
+
+    Only calls of available tools count, and only where no text precedes them, because elsewhere such a block may be an example.
+    """
+    while True:
+        s.hold()
+        yield from s.beyond_space()
+        yield from s.skip(*FENCES)
+        if not (yield from values.call(s, only=s.unmarked)):
+            s.unread("")
+            return
+        yield from s.beyond_space()
+        yield from s.skip(*FENCE_ENDS)
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:

@@ -123,7 +123,8 @@ def read(
 ) -> list[Read]:
     """Return the texts, reasoning and calls that a format reads in a text, which is cut as by `chunked`."""
     answers, tokenizer = format_of(name, tags=tags, special=special, think=think)
-    parser = answers.parser(thinking, {"f": {}} if schemas is None else schemas)
+    schemas = {"f": {}} if schemas is None else schemas
+    parser = answers.parser(thinking, schemas, unmarked=schemas)
     known = (*(answers.tools.tags if answers.tools else ()), *(think or ())) if tags else ()
     token_ids = [tokenizer.id_of(chunk) for chunk in chunked(text, known, cuts)]
     return list(told(parts_of(parser, token_ids, is_cut=is_cut)))

@@ -10,6 +10,7 @@ from pilotlight.engine.text.formats import ArgumentsPart, Part, TextPart, Thinki
 from tests.engine.text.formats.reading import Read, assert_same_however_cut, chunked, format_of, parts_of, read, told
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+UNMARKED = '{"name": "f", "arguments": {"a": "b"}}'
 MADE = ("call", "f", '{"a": "b"}')
 TAGS = pytest.mark.parametrize("tags", [True, False], ids=["tags are tokens", "tags are text"])
 
@@ -61,6 +62,19 @@ def text(said: str) -> Read:
         # An answer that stops before the closing tag still contains the call.
         ('<tool_call>\n{"name": "f", "arguments": {}}', [("call", "f", "{}")]),
         ('<tool_call>\n{"name": "f", "arguments": {}', [("call", "f", "{}")]),
+        # Qwen2.5-Coder leaves the tags out, and often writes a code block.
+        (UNMARKED, [MADE]),
+        (f"\n{UNMARKED}\n{UNMARKED}\n", [MADE, MADE]),
+        (f"```json\n{UNMARKED}\n```", [MADE]),
+        (f"```json\n{UNMARKED}\n{UNMARKED}\n```\n\nDone.", [MADE, MADE, text("Done.")]),
+        (f"```\n{UNMARKED}\n```\n```json\n{UNMARKED}", [MADE, MADE]),
+        (f"<tools>\n{UNMARKED}\n</tools>\n{CALL}", [MADE, MADE]),
+        # After text it may be an example, and a tool that is not offered cannot be called.
+        (f"Write this:\n```json\n{UNMARKED}\n```", [text(f"Write this:\n```json\n{UNMARKED}\n```")]),
+        (f"```python\n{UNMARKED}\n```", [text(f"```python\n{UNMARKED}\n```")]),
+        ('```json\n{"name": "Rome", "arguments": {}}\n```', [text('```json\n{"name": "Rome", "arguments": {}}\n```')]),
+        ('{"name": "f"} is JSON', [text('{"name": "f"} is JSON')]),
+        ('{"name": "f", "arguments": 1}', [text('{"name": "f", "arguments": 1}')]),
         # Values that are not valid JSON.
         (
             '<tool_call>{"name": "f", "arguments": {"a": NaN, "b": [-Infinity, 01, +1], "c": True}}</tool_call>',
