@@ -59,7 +59,7 @@ class AnswerForm:
         )
 
     def _unmarked(self, conversation: Conversation) -> frozenset[str]:
-        """Return the names of the tools that may be called without the markers of a call, because no constraint is promised."""
+        """Return the tools that may be called without a call's markers, because no constraint is promised."""
         if self._request.constraint is not None or conversation.must_call:
             return frozenset()
         names = frozenset(tool["function"]["name"] for tool in conversation.tools)

@@ -31,9 +31,10 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def _unmarked_calls(s: Scanner) -> Reading[None]:
-    """Parse calls without the tags at the start of an answer, which Qwen2.5-Coder writes as JSON in a code block.
+    """Parse calls without the tags at the start of an answer.
 
-    Only calls of available tools count, and only where no text precedes them, because elsewhere such a block may be an example.
+    Qwen2.5-Coder writes them as JSON in a code block. Only calls of available tools count, and only where no text precedes them, because elsewhere
+    such a block may be an example.
     """
     while True:
         s.hold()
