@@ -37,6 +37,7 @@ from pilotlight.dialects.prefix_pieces import canonical, digest_of, pieces
 from pilotlight.dialects.requests import (
     AnswerConstraint,
     Conversation,
+    Insertion,
     Prompt,
     Sampling,
     ValidEmbedding,
@@ -225,17 +226,22 @@ def parse_generate(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Val
             raise refused(instead, name, "unsupported_parameter")
     said = body.prompt or ""
     prompt: Prompt = said
-    if not body.raw:
+    if body.suffix:
+        if body.raw or body.system or body.images:
+            raise refused("cannot be combined with raw, system or images", "suffix")
+        prompt = Insertion(said, body.suffix)
+    elif not body.raw:
         asked = OllamaMessageBody(role="user", content=said, images=body.images)
         system = [MessageBody(role="system", content=body.system)] if body.system else []
         prompt = conversation_of([*system, _message(asked, "prompt")], None)
     elif body.images:
         raise refused("a raw prompt has no place for an image", "images")
-    return _valid(body, ignored, prompt, resolve, is_chat=False, loads_only=not said and not body.images)
+    return _valid(
+        body, ignored, prompt, resolve, is_chat=False, loads_only=not said and not body.images and not body.suffix
+    )
 
 
 _NOT_HERE = {
-    "suffix": "is not supported: send the model's own tokens for filling in the middle as a raw prompt",
     "template": "is not supported: the model's own is used; send raw: true with a prompt that you have rendered",
     "context": "is not supported: no context is returned here; send the conversation to /api/chat",
 }

@@ -24,7 +24,7 @@ from pilotlight.dialects.body.parsing import (
     prompt_options,
     sampling_of,
 )
-from pilotlight.dialects.requests import Prompt, ValidGeneration
+from pilotlight.dialects.requests import Insertion, Prompt, ValidGeneration
 from pilotlight.wire.errors import ApiError
 
 MAX_PROMPTS = 64  # maximum number of prompts of one request; a router can continue a stream of so many choices
@@ -49,6 +49,7 @@ class CompletionBody(StreamingBody, frozen=True, kw_only=True):
     # The default is OpenAI's and vLLM's. With 0 and `echo`, only the prompt is returned.
     max_tokens: Annotated[int, Meta(ge=0)] | None = 16
     echo: bool | None = None
+    suffix: str | None = None  # the answer is the text between the prompt and this
     prompt: tuple[str | TokenIds, ...]
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -67,7 +68,7 @@ class ValidCompletion(ValidGeneration, frozen=True):
     usage_in_every_chunk: bool = False
     return_token_ids: bool = False
     echo: bool = False
-    further_prompts: tuple[str | tuple[int, ...], ...] = ()
+    further_prompts: tuple[Prompt, ...] = ()
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -89,11 +90,12 @@ def parse_completion(raw: bytes, resolve: Resolve, *, strict: bool = False) -> V
     body, ignored = parse_body(CompletionBody, raw, strict)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError("invalid_request", "max_tokens: must be at least 1, or echo true", param="max_tokens")
+    prompts = tuple(_before(prompt, body) for prompt in body.prompt) if body.suffix else body.prompt
     return ValidCompletion(
         model=known_model(body.model, resolve),
         requested_model=body.model,
-        prompt=body.prompt[0],
-        further_prompts=body.prompt[1:],
+        prompt=prompts[0],
+        further_prompts=prompts[1:],
         sampling=sampling_of(body, body.max_tokens, num_logprobs=body.logprobs),
         stream=bool(body.stream),
         n=body.n or 1,
@@ -106,3 +108,11 @@ def parse_completion(raw: bytes, resolve: Resolve, *, strict: bool = False) -> V
         constraint=constraint_in(body),
         **prompt_options(body),
     )
+
+
+def _before(prompt: str | tuple[int, ...], body: CompletionBody) -> Insertion:
+    """Return a prompt with the body's suffix. Raises ApiError."""
+    if body.echo or not isinstance(prompt, str):
+        with_what = "echo" if body.echo else "a prompt of token ids"
+        raise ApiError("invalid_request", f"suffix: cannot be combined with {with_what}", param="suffix")
+    return Insertion(prompt, body.suffix or "")

@@ -61,7 +61,14 @@ class Sampling(Struct, frozen=True):
     num_logprobs: int | None = None  # alternatives per token of the answer; None for no log-probabilities
 
 
-Prompt = Conversation | str | tuple[int, ...]
+class Insertion(Struct, frozen=True):
+    """A text with a gap that the answer fills."""
+
+    before: str
+    after: str
+
+
+Prompt = Conversation | Insertion | str | tuple[int, ...]
 
 
 class ValidGeneration(Struct, frozen=True):

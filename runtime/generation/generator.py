@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pilotlight.dialects.requests import Conversation, ValidGeneration
+from pilotlight.dialects.requests import Conversation, Insertion, ValidGeneration
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.protocol import (
@@ -33,7 +33,7 @@ from pilotlight.runtime.generation.answer_form import AnswerForm, CheckGrammar
 from pilotlight.runtime.generation.grammar_checks import GrammarChecks
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.generation.output_processor import Delta, DivergedError, OutputProcessor, joined
-from pilotlight.runtime.generation.prompts import EncodedPrompt, encode
+from pilotlight.runtime.generation.prompts import EncodedPrompt, encode, fill_in_of
 from pilotlight.runtime.generation.resumption import Submits, resumed
 from pilotlight.runtime.generation.usage_counter import UsageCounter
 from pilotlight.runtime.models.model_state import AwakeModel
@@ -83,6 +83,8 @@ class Generator:
             async with TimeLimit(self.request_timeout_s), self.models.use(request.model) as model:
                 clock.awake()
                 refuse_embedder(model, request)
+                if isinstance(request.prompt, Insertion):
+                    request = _ending_at_suffix(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
                 params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
                 demand = self.models.states[request.model].demand
@@ -117,6 +119,13 @@ class Generator:
             self.traffic.computed(
                 request.model, counter.prompt_tokens, counter.cached_tokens, request.prefixes, kv_tokens
             )
+
+
+def _ending_at_suffix(model: AwakeModel, request: ValidGeneration) -> ValidGeneration:
+    """Return a request whose answer ends at the tokens that end an inserted text. Raises ApiError."""
+    sampling = request.sampling
+    ends = (*sampling.stop_token_ids, *fill_in_of(model, request).end_token_ids)
+    return replace(request, sampling=replace(sampling, stop_token_ids=ends))
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 Independent of sequences and dialects.
 """
 
+import asyncio
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pilotlight.dialects.requests import INLINE_BYTES, Conversation, Prompt, ValidGeneration
+from pilotlight.dialects.requests import INLINE_BYTES, Conversation, Insertion, Prompt, ValidGeneration
 from pilotlight.engine.api.protocol import PromptImage
 from pilotlight.engine.text.chat_template import BrokenTemplateError
+from pilotlight.engine.text.fill_in import FillIn
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
 from pilotlight.engine.tokenizer.tokenizer import surrounded
 from pilotlight.runtime.generation.images import ImageReader
@@ -60,6 +62,14 @@ def placeholders_of(model: AwakeModel, request: ValidGeneration) -> ImagePlaceho
     return model.text.placeholders
 
 
+def fill_in_of(model: AwakeModel, request: ValidGeneration) -> FillIn:
+    """Return the form of the model's prompts for filling in the middle. Raises ApiError if it has none."""
+    if model.text.fill_in is None:
+        message = f"{request.requested_model!r} cannot insert before a suffix: its vocabulary has no tokens for filling in the middle"
+        raise ApiError("unsupported_parameter", message, param="suffix")
+    return model.text.fill_in
+
+
 async def _encode(
     model: AwakeModel, request: ValidGeneration, prompt: Prompt, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
@@ -74,6 +84,8 @@ async def _encode(
                 token_ids, placed = placeholders.expand(token_ids, images)
             except ImagePromptError as error:
                 raise ApiError("invalid_request", str(error), param=request.prompt_field) from None
+    elif isinstance(prompt, Insertion):
+        token_ids = await _encode_insertion(model, request, prompt)
     elif isinstance(prompt, str):
         token_ids = await _encode_text(model, request, prompt, is_rendered=False)
     else:
@@ -125,6 +137,13 @@ async def _encode_conversation(
     if placeholders is not None and placeholders.around is not None:
         text = surrounded(text, *placeholders.around)
     return await _encode_text(model, request, text, is_rendered=True)
+
+
+async def _encode_insertion(model: AwakeModel, request: ValidGeneration, prompt: Insertion) -> tuple[int, ...]:
+    fill_in, shield = fill_in_of(model, request), model.text.tokenizer.shield
+    before, after = await asyncio.to_thread(shield, (prompt.before, prompt.after))
+    token_ids = await _encode_text(model, request, fill_in.prompt(before, after), is_rendered=True)
+    return (*model.text.tokenizer.encode("", add_special_tokens=True), *token_ids)  # first the token that starts a text
 
 
 def _check_effort(model: AwakeModel, prompt: Conversation) -> None:

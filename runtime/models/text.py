@@ -17,6 +17,7 @@ from pilotlight.engine.api.guarded_pool import GuardedJob, JobCall, JobEndedErro
 from pilotlight.engine.api.plain_files import read_bytes
 from pilotlight.engine.api.protocol import ModelInfo
 from pilotlight.engine.text.chat_template import ChatTemplate
+from pilotlight.engine.text.fill_in import FillIn
 from pilotlight.engine.text.formats import AnswerFormat
 from pilotlight.engine.text.image_prompt import ImagePlaceholders
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer, check_tokenizer, read_json
@@ -54,6 +55,7 @@ class TextSide(NamedTuple):
     answers: AnswerFormat
     defaults: SamplingDefaults
     placeholders: ImagePlaceholders | None  # None if the model has no vision encoder
+    fill_in: FillIn | None  # None if the vocabulary has no tokens for filling in the middle
     family: str  # `model_type` of its config.json; empty if it has none
 
     @classmethod
@@ -76,6 +78,7 @@ class TextSide(NamedTuple):
             AnswerFormat.of(tokenizer, template, tool_format),
             defaults,
             _placeholders(directory, tokenizer),
+            FillIn.of_vocabulary(tokenizer.added_token_id),
             str(read_json(directory / "config.json").get("model_type") or ""),
         )
 

@@ -41,7 +41,8 @@ MEANT: dict[str, dict[str, Row]] = {
         "add_generation_prompt": (False, {}), "return_token_ids": (True, {}),
         "continue_final_message": (True, {"messages": [*MESSAGES, {"role": "assistant", "content": "So"}]}),
     },
-    "completion": {**SAMPLING, "model": ("other", {}), "prompt": ("Ho", {}), "echo": (True, {}), "logprobs": (2, {}), "return_token_ids": (True, {})},
+    "completion": {**SAMPLING, "model": ("other", {}), "prompt": ("Ho", {}), "echo": (True, {}), "logprobs": (2, {}), "return_token_ids": (True, {}),
+                   "suffix": ("x", {})},
     "embedding": {"model": ("other", {}), "input": ("Ho", {}), "encoding_format": ("base64", {}), "dimensions": (4, {})},
 }  # fmt: skip
 BOOKKEEPING: dict[str, Any] = {

@@ -134,7 +134,7 @@ async def test_a_prompt_is_a_users_message_and_a_raw_one_is_the_text_itself(site
     assert (told, raw) == (ids("<|im_start|>system\nBe brief.<|im_end|>\n" + PROMPT), ids("Hi"))
 
 
-@pytest.mark.parametrize("field", [{"suffix": "}"}, {"template": "{{ .Prompt }}"}, {"context": [1, 2]}])
+@pytest.mark.parametrize("field", [{"suffix": "}", "raw": True}, {"template": "{{ .Prompt }}"}, {"context": [1, 2]}])
 async def test_what_a_completion_cannot_have_here_is_refused_by_name(site: Site, field: dict[str, Any]) -> None:
     answer = await call(site.app, GENERATE, {"model": "tiny", "prompt": "Hi", **field})
     assert (answer.status, answer.json["error"].startswith(next(iter(field)))) == (400, True)

@@ -53,6 +53,8 @@ from pilotlight.wire.lines import as_lines
 from pilotlight.wire.sse import DONE, encode_event
 
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# Shown as the template of a model that can fill in the middle: clients search for `.Suffix` before they send one.
+_INSERTS = "{{ .Prompt }}{{ .Suffix }}"
 _NEVER = "0001-01-01T00:00:00Z"  # Go's zero time, which Ollama sends for "never"
 
 
@@ -222,9 +224,10 @@ class OllamaModels:
             capabilities.append("vision")
         if text is not None and info is not None and not info.pooling:
             capabilities += ["tools"] if text.answers.tools is not None else []
+            capabilities += ["insert"] if text.fill_in is not None else []
             capabilities += ["thinking"] if text.answers.can_reason else []
         shown = {
-            "modelfile": f"FROM {name}\n", "parameters": "", "template": "", "license": "",
+            "modelfile": f"FROM {name}\n", "parameters": "", "template": _INSERTS if "insert" in capabilities else "", "license": "",
             "details": self._details(name), "model_info": known, "capabilities": capabilities,
             "modified_at": timestamp(self._models.created),
         }  # fmt: skip

@@ -406,7 +406,7 @@ COMPLETIONS: list[tuple[str, list[str]]] = [
     ("404 model_not_found model", ['{"max_tokens": 0, "echo": true, "model": "nope"}']),
     ("400 invalid_request prompt_logprobs", ['{"prompt_logprobs": 1, "stream": true}']),
     ("400 unsupported_parameter best_of", ['{"best_of": 3}']),
-    ("400 unsupported_parameter suffix", ['{"suffix": "x"}']),
+    ("400 invalid_request suffix", ['{"suffix": "x", "echo": true}', '{"suffix": "x", "prompt": [1, 2]}']),
     ("400 invalid_request logprobs", ['{"logprobs": true}', '{"logprobs": 21}']),
     ("400 unknown_parameter messages", ['{"messages": []}']),
     ("400 unknown_parameter tools", ['{"tools": []}']),
