@@ -141,6 +141,7 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
     if (yield from s.beyond_space()) != "{":
         return False
     s.read(1)
+    yield from s.skip("{")  # Qwen2.5-Coder's template asks for two braces by mistake
     called: str | None = None
     call_id: str | None = None
     arguments: list[str] | None = None  # arguments that preceded the name

@@ -1,9 +1,10 @@
 """Hermes-style tool calls from a stream, however it is cut."""
 
 import json
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pilotlight.engine.text.formats import ArgumentsPart, Part, TextPart, Thinking
@@ -11,6 +12,8 @@ from tests.engine.text.formats.reading import Read, assert_same_however_cut, chu
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
 UNMARKED = '{"name": "f", "arguments": {"a": "b"}}'
+PIECES = ("<tool_call>", "</tool_call>", "{", "a", " ", "<", "\n")
+QUOTING = '{"name": "f", "arguments": {"a": "```json\\n{}```"}}'
 MADE = ("call", "f", '{"a": "b"}')
 TAGS = pytest.mark.parametrize("tags", [True, False], ids=["tags are tokens", "tags are text"])
 
@@ -69,8 +72,24 @@ def text(said: str) -> Read:
         (f"```json\n{UNMARKED}\n{UNMARKED}\n```\n\nDone.", [MADE, MADE, text("Done.")]),
         (f"```\n{UNMARKED}\n```\n```json\n{UNMARKED}", [MADE, MADE]),
         (f"<tools>\n{UNMARKED}\n</tools>\n{CALL}", [MADE, MADE]),
-        # After text it may be an example, and a tool that is not offered cannot be called.
-        (f"Write this:\n```json\n{UNMARKED}\n```", [text(f"Write this:\n```json\n{UNMARKED}\n```")]),
+        # Its template asks for two braces.
+        (f"{{{UNMARKED}}}", [MADE]),
+        (f"```json\n{{{UNMARKED}}}\n```\n{{{UNMARKED}}}", [MADE, MADE]),
+        (f"<tool_call>\n{{{UNMARKED}}}\n</tool_call>", [MADE]),
+        # After text a block of JSON is a call if the answer ends with it, and else an example.
+        (f"I look.\n```json\n{UNMARKED}\n```", [text("I look."), MADE]),
+        (f"I look.\n\n```json\n{UNMARKED}\n{{{UNMARKED}}}\n``` \n", [text("I look."), MADE, MADE]),
+        (f"I look.\n```json\n{QUOTING}\n```", [text("I look."), ("call", "f", '{"a": "```json\\n{}```"}')]),
+        (f"As in\n```json\n{UNMARKED}\n```\nhere.", [text(f"As in\n```json\n{UNMARKED}\n```\nhere.")]),
+        (f"As in\n```json\n{UNMARKED}\n```\n{CALL}", [text(f"As in\n```json\n{UNMARKED}\n```"), MADE]),
+        (f"As in\n```json\n[{UNMARKED}]\n```", [text(f"As in\n```json\n[{UNMARKED}]\n```")]),
+        (f"As in\n```json\n{UNMARKED}, x\n```", [text(f"As in\n```json\n{UNMARKED}, x\n```")]),
+        ('As in\n```json\n{"name": "f"}\n```', [text('As in\n```json\n{"name": "f"}\n```')]),
+        (
+            'As in\n```json\n{"name": "Rome", "arguments": {}}\n```',
+            [text('As in\n```json\n{"name": "Rome", "arguments": {}}\n```')],
+        ),
+        # A tool that is not offered cannot be called.
         (f"```python\n{UNMARKED}\n```", [text(f"```python\n{UNMARKED}\n```")]),
         ('```json\n{"name": "Rome", "arguments": {}}\n```', [text('```json\n{"name": "Rome", "arguments": {}}\n```')]),
         ('{"name": "f"} is JSON', [text('{"name": "f"} is JSON')]),
@@ -127,10 +146,12 @@ def test_a_call_that_is_cut_has_no_end() -> None:
     assert read("hermes", CALL[:30], is_cut=True) == []
 
 
-@given(pieces=st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "{", "a", " ", "<", "\n"]), max_size=10))
+@given(pieces=st.lists(st.sampled_from([*PIECES, "```json\n", "```", '{"name": "f"', "}", '"']), max_size=12))
 def test_without_a_call_nothing_is_swallowed(pieces: list[str]) -> None:
     said = "".join(pieces)
+    assume(re.search(r'<tool_call>[\s{]*\{"name"', said) is None)
     assert read("hermes", said) == ([text(said)] if said else [])
+    assert read("hermes", said, cuts=None) == ([text(said)] if said else [])
 
 
 @given(
