@@ -35,9 +35,9 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def _unmarked_calls(s: Scanner) -> Reading[bool]:
-    """Parse calls without the tags, which Qwen2.5-Coder writes as JSON in a code block; return whether there are any.
+    """Parse calls without the tags, and return whether there are any.
 
-    Only calls of available tools count. Text that is no call is still held afterwards.
+    Qwen2.5-Coder writes them as JSON in a code block. Only calls of available tools count. Text that is no call is still held afterwards.
     """
     has_called = False
     while True:
@@ -54,7 +54,10 @@ def _unmarked_calls(s: Scanner) -> Reading[bool]:
 
 
 def _json_block(s: Scanner) -> Reading[None]:
-    """Parse a block of JSON after text: calls if the answer ends with it, else text, because it may be an example."""
+    """Parse a block of JSON that follows text.
+
+    It contains calls if the answer ends with it; else it is text, because it may be an example.
+    """
     if (yield from _names_tool(s)):
         s.give_back()
         s.hold()
