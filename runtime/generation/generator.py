@@ -83,8 +83,8 @@ class Generator:
             async with TimeLimit(self.request_timeout_s), self.models.use(request.model) as model:
                 clock.awake()
                 refuse_embedder(model, request)
-                if isinstance(request.prompt, Insertion):
-                    request = _ending_at_suffix(model, request)
+                if request.sampling.stop or isinstance(request.prompt, Insertion):
+                    request = _with_end_tokens(model, request)
                 prompts = [await encode(model, request, prompt, self.images) for prompt in request.prompts]
                 params = [sampling_params(model, request, len(prompt.token_ids)) for prompt in prompts]
                 demand = self.models.states[request.model].demand
@@ -121,11 +121,17 @@ class Generator:
             )
 
 
-def _ending_at_suffix(model: AwakeModel, request: ValidGeneration) -> ValidGeneration:
-    """Return a request whose answer ends at the tokens that end an inserted text. Raises ApiError."""
+def _with_end_tokens(model: AwakeModel, request: ValidGeneration) -> ValidGeneration:
+    """Return a request with the tokens that end its answers, besides the model's own. Raises ApiError.
+
+    A stop string that is a special token, such as `<|endoftext|>`, never occurs in text. An insertion also ends at the model's tokens for that.
+    """
     sampling = request.sampling
-    ends = (*sampling.stop_token_ids, *fill_in_of(model, request).end_token_ids)
-    return replace(request, sampling=replace(sampling, stop_token_ids=ends))
+    stops = map(model.text.tokenizer.added_token_id, sampling.stop)
+    ends = [*sampling.stop_token_ids, *(token_id for token_id in stops if token_id is not None)]
+    if isinstance(request.prompt, Insertion):
+        ends += fill_in_of(model, request).end_token_ids
+    return replace(request, sampling=replace(sampling, stop_token_ids=tuple(ends)))
 
 
 @contextmanager

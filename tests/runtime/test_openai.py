@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.errors import TokenizerError
+from pilotlight.engine.api.protocol import TokenOutput
 from pilotlight.runtime.models.text import sampling_defaults
 from pilotlight.runtime.timings import SiteTimings
 from pilotlight.wire.sse import HEARTBEAT
@@ -400,6 +402,19 @@ async def test_an_engine_that_fails_in_mid_stream_ends_it_with_an_error_event(si
         "code": "engine_error",
     }
     assert "[DONE]" not in answer.events
+
+
+async def test_a_stop_string_that_is_a_special_token_ends_the_answer(site: Site) -> None:
+    """Editors send such strings, but special tokens are no text, so that only the token itself can end the answer."""
+    (output,) = says("Hello", per_step=9, finish=None)
+    assert isinstance(output, TokenOutput)
+    (token,) = ids("<|endoftext|>")
+    ended = msgspec.structs.replace(output, token_ids=(*output.token_ids, token), finish_reason="stop")
+    site.engine.script = [ended]
+    answer = await call(site.app, "/v1/completions", {"model": "tiny", "prompt": "Hi", "stop": ["<|endoftext|>", "x"]})
+    (choice,) = answer.json["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello", "stop")
+    assert site.engine.submits[0].sampling.stop_token_ids == (token,)
 
 
 async def test_a_stream_that_just_stops_is_an_error_not_silence(site: Site) -> None:
