@@ -230,10 +230,13 @@ def real_edit(url: str, answered: Callable[[], list[Answered]], installed: Insta
         (home / "work" / "test_calc.py").write_text(CHECK)
         passes = _passes(home)
     works = passes and code == 0
+    if not works:
+        Console().print(said, highlight=False, markup=False, soft_wrap=True)
+    ending = f"stopped after {limit_s:g} s" if code is None else "" if code == 0 else f"exit {code}"
     statuses = Counter(str(one.status) for one in answered()[already:])
     return {
         "verdict": "works" if works else "fails",
-        "reason": "" if works else f"test passes: {passes}, exit {code} after {took_s:.0f} s: {said}",
+        "reason": "" if works else ", ".join(filter(None, (ending, "" if passes else "the test fails"))),
         "seconds": round(took_s, 1),
         "statuses": dict(statuses),
     }
