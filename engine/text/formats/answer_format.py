@@ -23,7 +23,7 @@ class AnswerFormat:
         self._tokenizer = tokenizer
         self.tools = tools
         self._think = None if tools is not None and tools.frames_all else think
-        self._markers = Markers(tokenizer, (*(tools.tags if tools else ()), *(self._think or ())))
+        self._markers = Markers(tokenizer, (*(tools.tags if tools else ()), *(self._think[:2] if self._think else ())))
 
     @property
     def _frames_all(self) -> bool:

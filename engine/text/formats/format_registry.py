@@ -14,6 +14,7 @@ from pilotlight.engine.text.formats.parser import Reader
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.tools import (
     deepseek,
+    gemma,
     glm,
     harmony,
     hermes,
@@ -57,6 +58,7 @@ FORMATS = (
     ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_list, (mistral_tools.OPEN,)),
     ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), tagged.NAME),
     ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), tagged.NAME),
+    ToolFormat("gemma4", gemma.TAGS, gemma.read, gemma.write, (gemma.OPEN, gemma.CALL), gemma.NAME),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
     ToolFormat("llama3_json", llama_tools.TAGS, llama_tools.read, llama_tools.write, ("dictionary of argument name",), is_marked=False),
     ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.CALLABLE, is_marked=False),

@@ -32,17 +32,24 @@ _LISTS = {"(": "[", ")": "]"}  # Python's tuples become JSON arrays
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def value(s: Scanner, put: Put) -> Reading[bool]:
+def value(s: Scanner, put: Put, *, quote: str = "") -> Reading[bool]:
     """Parse a value and output it; return False if it is missing or incomplete.
 
-    It is incomplete if the answer ends within it, or a marker occurs outside its strings.
+    It is incomplete if the answer ends within it, or a marker occurs outside its strings. `quote`: marker on either side of a string without escapes;
+    then keys need no quotes.
     """
     depth = 0
     while True:
         first = yield from s.beyond_space(put if depth else None)
-        if not first or (yield from s.starts(*s.markers.all())) is not None:
+        if not first:
             return False
-        if first in "\"'":
+        marker = yield from s.starts(*s.markers.all())
+        if marker is not None and marker != quote:
+            return False
+        if marker is not None:
+            if not (yield from _marked_string(s, put, quote)):
+                return False
+        elif first in "\"'":
             if not (yield from string(s, put)):
                 return False
         elif first in _OPENING:
@@ -56,7 +63,7 @@ def value(s: Scanner, put: Put) -> Reading[bool]:
             put(_LISTS.get(first, first))
             s.read(1)
         else:
-            yield from _scalar(s, put)
+            yield from _scalar(s, put, may_be_key=bool(quote))
         if not depth:
             return True
 
@@ -214,7 +221,20 @@ def _object_of(text: str) -> str | None:
     return text
 
 
-def _scalar(s: Scanner, put: Put) -> Reading[None]:
+def _marked_string(s: Scanner, put: Put, quote: str) -> Reading[bool]:
+    """Parse a string between two markers, in which everything but a marker token is text."""
+    s.read(len(quote))
+    put('"')
+    tokens = [marker for marker in s.markers.all() if "\ud800" <= marker <= "\udfff"]
+    word = yield from s.until((quote, *tokens), lambda text: put(escaped(s.markers.as_text(text))))
+    if word != quote:
+        return False
+    s.read(len(quote))
+    put('"')
+    return True
+
+
+def _scalar(s: Scanner, put: Put, *, may_be_key: bool = False) -> Reading[None]:
     text = ""
     while len(text) < MOST_OF_A_SCALAR:
         if run := _SCALAR.match(s.text):
@@ -223,7 +243,8 @@ def _scalar(s: Scanner, put: Put) -> Reading[None]:
             break
         yield
     s.read(len(text))
-    if _NUMBER.fullmatch(text) or text in _WORDS:
+    is_key = may_be_key and (yield from s.first()) == ":"
+    if not is_key and (_NUMBER.fullmatch(text) or text in _WORDS):
         put(_WORDS.get(text, text))
         return
     put('"' + escaped(text))

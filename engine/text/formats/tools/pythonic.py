@@ -14,7 +14,7 @@ from pilotlight.engine.text.formats.grammars import Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
-from pilotlight.engine.text.formats.tools.tagged import kinds_of, listed, properties_of
+from pilotlight.engine.text.formats.tools.tagged import fields, kinds_of, listed, properties_of
 
 START, END = "<|python_start|>", "<|python_end|>"
 TAGS = (START, END)
@@ -82,10 +82,7 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
-    """Add the rules of keyword arguments, in the schema's order, and return the first rule.
-
-    The first alternative of a rule has its argument; the second, for an optional argument, omits it. Both continue with the next rule.
-    """
+    """Add the rules of keyword arguments, in the schema's order, and return the first rule."""
     schema = tool.schema
     properties, required = properties_of(schema), listed(schema.get("required"))
     if not properties:
@@ -94,16 +91,12 @@ def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
         one = f'/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ "=" {grammar.json(f"{prefix}_any", {})}'
         return f'({one} (", " {one})*)?'
     shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    last = len(properties)
-    for state in ("first", "later"):
-        grammar.rule(f"{prefix}_{state}{last}", '""')
-    for number, (key, asked) in reversed(list(enumerate(properties.items()))):
+
+    def field(number: int, key: str, asked: Any) -> str:
         given = asked if isinstance(asked, dict) else {}
         kinds = kinds_of(given, schema)
         value = _WORDS[next(iter(kinds))] if len(kinds) == 1 and kinds <= _WORDS.keys() and "enum" not in given else ""
         value = value or grammar.json(f"{prefix}_{number}", {**shared, **given}, is_lenient=tool.is_lenient)
-        for state, comma in (("first", ""), ("later", '", " ')):
-            written = f"{comma}{quoted(key + '=')} {value} {prefix}_later{number + 1}"
-            without = "" if key in required else f" | {prefix}_{state}{number + 1}"
-            grammar.rule(f"{prefix}_{state}{number}", written + without)
-    return f"{prefix}_first0"
+        return f"{quoted(key + '=')} {value}"
+
+    return fields(grammar, prefix, properties, required, field, comma=", ")

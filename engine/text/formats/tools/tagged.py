@@ -4,7 +4,7 @@ This is the common part of two formats (qwen_coder.py, glm.py). A closing tag in
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pilotlight.engine.text.formats import values
@@ -84,7 +84,7 @@ def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     if isinstance(schema.get("$ref"), str):
-        return kinds_of(_referred(schema["$ref"], root), {})
+        return kinds_of(referred(schema, root), {})
     kinds: set[str] = set()
     for part in (*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))):
         kinds |= kinds_of(part, root)
@@ -94,11 +94,38 @@ def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
     return kinds or {"string" if isinstance(each, str) else "object" for each in known}
 
 
-def _referred(reference: str, root: dict[str, Any]) -> Any:
-    """Return the shared schema that a reference names; None without one."""
-    *_, group, name = ["", "", *reference.split("/")]
-    shared = root.get(group)
-    return shared.get(name) if isinstance(shared, dict) else None
+def referred(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """Return the shared schema that a schema names, or the schema itself; empty if it is not an object."""
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        *_, group, name = ["", "", *str(schema["$ref"]).split("/")]
+        shared = root.get(group)
+        schema = shared.get(name) if isinstance(shared, dict) else None
+    return schema if isinstance(schema, dict) else {}
+
+
+def fields(
+    grammar: Grammar,
+    prefix: str,
+    properties: dict[str, Any],
+    required: list[Any],
+    field: Callable[[int, str, Any], str],
+    *,
+    comma: str,
+) -> str:
+    """Add the rules of fields in the given order, with commas between them, and return the first rule.
+
+    `field` returns what matches a field, from its number, key and schema. The first alternative of a rule has its field; the second, for an optional
+    one, omits it. Both continue with the next rule.
+    """
+    last = len(properties)
+    for state in ("first", "later"):
+        grammar.rule(f"{prefix}_{state}{last}", '""')
+    for number, (key, given) in reversed(list(enumerate(properties.items()))):
+        written = field(number, key, given)
+        for state, before in (("first", ""), ("later", f"{quoted(comma)} ")):
+            without = "" if key in required else f" | {prefix}_{state}{number + 1}"
+            grammar.rule(f"{prefix}_{state}{number}", f"{before}{written} {prefix}_later{number + 1}{without}")
+    return f"{prefix}_first0"
 
 
 def properties_of(schema: dict[str, Any]) -> dict[str, Any]:
@@ -150,13 +177,21 @@ def _value(
     if kinds_of(given, root) != {"string"} or not isinstance(given, dict):
         schema = {**shared, **given} if isinstance(given, dict) else {}
         return f"{grammar.json(rule, schema, is_lenient=tool.is_lenient)} {padding}{tags.close}"
-    if isinstance(given.get("$ref"), str):
-        given = _referred(given["$ref"], root)
+    return string(grammar, rule, key, referred(given, root), tags.close, is_token=tags.is_token, padding=padding)
+
+
+def string(
+    grammar: Grammar, rule: str, key: str, given: dict[str, Any], close: str, *, is_token: bool, padding: str = ""
+) -> str:
+    """Add the rules of a string and the tag that ends it, and return what matches both.
+
+    Raises ValueError if the schema cannot be enforced.
+    """
     choices = [given["const"]] if "const" in given else listed(given.get("enum"))
     if choices:
         if not all(isinstance(choice, str) for choice in choices):
             raise ValueError(f"the string {key!r} has an enum or const that is not a string")
-        return f"({' | '.join(quoted(choice) for choice in choices)}) {padding}{tags.close}"
+        return f"({' | '.join(quoted(choice) for choice in choices)}) {padding}{close}"
     if refused := next((name for name in _REFUSED if name in given), None):
         raise ValueError(f"{refused!r} of the string {key!r} cannot be enforced in this model's format of calls")
     if any(name in given for name in ("minLength", "maxLength", "pattern")):
@@ -166,8 +201,8 @@ def _value(
         text = f"/[^<]{{{least},{most}}}/"
         if "pattern" in given:
             text = grammar.rule(rule.upper(), f"{text} & {in_slashes(_whole(given['pattern'], key))}")
-        return f"{text} {padding}{tags.close}"
-    return grammar.up_to(rule, tags.close, is_token=tags.is_token)
+        return f"{text} {padding}{close}"
+    return grammar.up_to(rule, close, is_token=is_token)
 
 
 def _whole(pattern: Any, key: str) -> str:

@@ -8,7 +8,7 @@ template writes them. White space at either end of the reasoning belongs to the 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pilotlight.engine.text.formats.grammars import GAP, Grammar
+from pilotlight.engine.text.formats.grammars import GAP, Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import ReasoningPart, Thinking
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
@@ -17,14 +17,19 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 class ThinkTags(NamedTuple):
     open: str
     close: str
+    label: str = ""  # text after the first tag
 
 
-TAGS = (ThinkTags("<think>", "</think>"), ThinkTags("[THINK]", "[/THINK]"))
+TAGS = (
+    ThinkTags("<think>", "</think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<|channel>", "<channel|>", "thought\n"),
+)
 
 
 def state_of(ending: str, tags: ThinkTags, markers: Markers) -> Thinking:
     """Return the state of the reasoning after a prompt that ends with this text."""
-    if ending.endswith(markers[tags.open]):
+    if ending.endswith((markers[tags.open] + tags.label).rstrip()):
         return Thinking.OPEN
     return Thinking.CLOSED if ending.endswith(markers[tags.close]) else Thinking.MAYBE
 
@@ -43,6 +48,7 @@ def read(s: Scanner, tags: ThinkTags, thinking: Thinking, also_ends: Sequence[st
     if not (yield from s.skip(opens)) and thinking is Thinking.MAYBE:
         s.give_back()
         return
+    yield from s.skip(tags.label)
     s.release()
     s.is_reasoning = True
     s.out.drop_space()
@@ -60,4 +66,5 @@ def write(grammar: Grammar, tags: ThinkTags, thinking: Thinking, markers: Marker
     if thinking is Thinking.CLOSED:
         return ""
     thought = grammar.up_to("thought", markers.lark(tags.close), is_token=markers.is_token(tags.close))
-    return f"{thought} {GAP} " if thinking is Thinking.OPEN else f"({markers.lark(tags.open)} {thought} {GAP})? "
+    opens = f"{markers.lark(tags.open)} {quoted(tags.label) if tags.label else ''}".rstrip()
+    return f"{thought} {GAP} " if thinking is Thinking.OPEN else f"({opens} {thought} {GAP})? "

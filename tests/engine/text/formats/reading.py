@@ -75,7 +75,7 @@ def format_of(
 ) -> tuple[AnswerFormat, ChunkTokenizer]:
     """Return a format and its tokenizer. `tags` tells whether tags are tokens."""
     tools: ToolFormat | None = next((each for each in FORMATS if each.name == name), None)
-    every = (*(tools.tags if tools else ()), *(think or ()))
+    every = (*(tools.tags if tools else ()), *(think[:2] if think else ()))
     tokenizer = ChunkTokenizer(every if tags else (), special)
     return AnswerFormat(tokenizer, tools, think), tokenizer
 
@@ -125,7 +125,7 @@ def read(
     answers, tokenizer = format_of(name, tags=tags, special=special, think=think)
     schemas = {"f": {}} if schemas is None else schemas
     parser = answers.parser(thinking, schemas, unmarked=schemas)
-    known = (*(answers.tools.tags if answers.tools else ()), *(think or ())) if tags else ()
+    known = (*(answers.tools.tags if answers.tools else ()), *(think[:2] if think else ())) if tags else ()
     token_ids = [tokenizer.id_of(chunk) for chunk in chunked(text, known, cuts)]
     return list(told(parts_of(parser, token_ids, is_cut=is_cut)))
 

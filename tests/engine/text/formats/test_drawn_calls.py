@@ -100,6 +100,18 @@ def _llama(calls: list[Call]) -> str:
     return f"<|python_tag|>{'; '.join(each)}"
 
 
+def _gemma(calls: list[Call]) -> str:
+    def written(value: Any) -> str:
+        if isinstance(value, str):
+            return f'<|"|>{value}<|"|>'
+        if isinstance(value, list):
+            return f"[{','.join(map(written, value))}]"
+        return _json(value)
+
+    fields = [(name, ",".join(f"{key}:{written(value)}" for key, value in given.items())) for name, given in calls]
+    return "".join(f"<|tool_call>call:{name}{{{given}}}<tool_call|>" for name, given in fields)
+
+
 def _harmony(calls: list[Call]) -> str:
     ((name, arguments), *_) = calls  # harmony has one call per turn
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
@@ -114,6 +126,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "mistral": lambda calls: "[TOOL_CALLS] " + _json([{"name": name, "arguments": a} for name, a in calls]),
     "glm45": _glm,
     "qwen3_coder": _qwen_coder,
+    "gemma4": _gemma,
     "hermes": lambda calls: "\n".join(
         f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>' for name, arguments in calls
     ),

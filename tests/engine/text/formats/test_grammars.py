@@ -94,7 +94,7 @@ def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
     tools = next(each for each in FORMATS if each.name == name)
     fields = json.loads((HERE / "tokenizer.json").read_text())
     fields["added_tokens"] = [token for token in fields["added_tokens"] if token["special"]]
-    every = (*tools.tags, *THINK_TAGS[think]) if tags else ()
+    every = (*tools.tags, *THINK_TAGS[think][:2]) if tags else ()
     last = max(fields["model"]["vocab"].values())
     fields["added_tokens"] += [
         {**fields["added_tokens"][0], "id": last + 1 + number, "content": tag, "special": False, "normalized": False}

@@ -91,6 +91,19 @@ SAMPLES = [
         f'<tool_call>\n{{"name": "get_weather", "arguments": {OF_ROME}}}\n</tool_call> Done.',
         [("text", "I look."), PARIS, ROME, ("text", "Done.")],
     ),
+    Sample(
+        "gemma4",
+        'I look.\n<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|><|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
+        [("text", "I look."), ("call", "get_weather", '{"city":"Paris"}'), ("call", "get_weather", '{"city":"Rome","days":3}')],
+        True,
+    ),
+    Sample(
+        "gemma4",  # text with quotes, lines and braces; keys that look like other values; an object in a list
+        '<|tool_call>call:note{text:<|"|>a "b"}\\\n{<|"|>,tags:[<|"|>x<|"|>,1,{true:null}],done:false,to:null,7:[]}<tool_call|>',
+        [("call", "note", '{"text":"a \\"b\\"}\\\\\\n{","tags":["x",1,{"true":null}],"done":false,"to":null,"7":[]}')],
+        True,
+    ),
+    Sample("gemma4", "<|tool_call>no call<tool_call|>", [("text", "<|tool_call>no call<tool_call|>")]),
     Sample("glm45", "Say <tool_call> and go.", [("text", "Say <tool_call> and go.")]),
     Sample("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     Sample(
@@ -203,7 +216,7 @@ def test_the_end_of_a_prompt_shows_where_it_leaves_the_reasoning(end: str, tags:
     answers, tokenizer = format_of("hermes", tags=tags, think=THINK_TAGS[0])
     prompt = [
         tokenizer.id_of(chunk)
-        for chunk in chunked(f"<think> user </think>\n{end}", THINK_TAGS[0] if tags else (), None)
+        for chunk in chunked(f"<think> user </think>\n{end}", THINK_TAGS[0][:2] if tags else (), None)
     ]
     expected = Thinking.CLOSED if "</" in end else Thinking.OPEN if "<" in end else Thinking.MAYBE
     assert answers.thinking_after(prompt) is expected
@@ -224,7 +237,7 @@ SOUP = [
 def test_whatever_a_model_writes_is_read_the_same_however_it_is_cut(data: st.DataObject) -> None:
     tools = data.draw(st.sampled_from(FORMATS))
     think = None if tools.frames_all else data.draw(st.sampled_from([None, THINK_TAGS[0]]))
-    pieces = st.sampled_from([*SOUP, *tools.tags * 2, *(think or ())])
+    pieces = st.sampled_from([*SOUP, *tools.tags * 2, *(think[:2] if think else ())])
     text = data.draw(st.lists(pieces, max_size=14).map("".join))
     tags = data.draw(st.booleans())
     options: dict[str, Any] = {
@@ -249,6 +262,7 @@ TEMPLATES = {
     "mistral": "[TOOL_CALLS] [",
     "glm45": "<tool_call>{function-name}\n<arg_key>",
     "qwen3_coder": "<tool_call>\n<function=example_function_name>\n<parameter=a>",
+    "gemma4": "<|tool_call>call:{{ name }}",
     "hermes": "<tool_call>\n{",
     "pythonic": "Respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
     "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
@@ -269,6 +283,7 @@ def test_the_format_is_chosen_by_the_template() -> None:
 
 
 LONG = {
+    "gemma4": ('<|tool_call>call:note{text:<|"|>', '<|"|>}<tool_call|>'),
     "hermes": ('<tool_call>{"name": "note", "arguments": {"text": "', '"}}</tool_call>'),
     "qwen3_coder": ("<tool_call><function=note><parameter=text>\n", "\n</parameter></function></tool_call>"),
     "glm45": ("<tool_call>note\n<arg_key>tags</arg_key><arg_value>[", "]</arg_value></tool_call>"),
