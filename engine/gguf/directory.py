@@ -23,7 +23,7 @@ from pilotlight.engine.gguf.metadata import Metadata
 from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_CONVERTED, GGUF_FILE, GGUF_INDEX
 
-_FORM = 4  # version of the written files; increment it to make directories again
+_FORM = 5  # version of the written files; increment it to make directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 # The values of llama.cpp (common/common.h) for what a file does not state: with these its publisher has tried it.
 _SAMPLING_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

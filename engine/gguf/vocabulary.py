@@ -17,10 +17,13 @@ from pilotlight.engine.tokenizer.spelling import WORD_MARK
 from pilotlight.engine.tokenizer.tokenizer_files import KIMI_PATTERN
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # ggml's types of tokens
+# Control tokens that end an answer, as in llama.cpp's list (src/llama-vocab.cpp); files name only some of them.
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
     "<|end_of_text|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<turn|>",
+    "<eos>", "<|tool_response>", "</s>", "[EOS]", "[EOT]", "[e~[", "<|flush|>", "<|calls|>",
 }  # fmt: skip
+_RETURNS = {"<|return|>", "<|flush|>"}  # beside one of these, `<|end|>` ends only a message of the answer
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -116,6 +119,8 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     }
     ends = {special[key] for key in ("eos", "eot", "eom") if key in special}
     ends |= {i for i, (text, kind) in enumerate(zip(tokens, types, strict=True)) if text in _ENDS and kind == _CONTROL}
+    if _RETURNS.intersection(tokens):
+        ends -= {i for i, text in enumerate(tokens) if text == "<|end|>"}
     return Vocabulary(made, named, sorted(ends))
 
 

@@ -127,6 +127,27 @@ def test_gemma_joins_its_listed_merges_in_order() -> None:
     assert vocabulary.eos_token_ids == [1, 12]
 
 
+@pytest.mark.parametrize(
+    ("control", "ends"),
+    [
+        (
+            ["<|return|>", "<|call|>", "<|end|>"],
+            [256, 257],
+        ),  # gpt-oss: <|end|> ends the analysis, and the answer follows
+        (["<|flush|>", "<|calls|>", "<|end|>"], [256, 257]),  # Solar Open
+        (["<|end|>", "<|user|>"], [256]),  # Phi
+        (["<turn|>", "<|tool_response>", "<|turn>"], [256, 257]),  # Gemma 4
+        (["[EOS]", "[EOT]", "[BOS]"], [256, 257]),  # Kimi K2
+    ],
+)
+def test_control_tokens_that_end_an_answer_are_known_by_name(control: list[str], ends: list[int]) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    types = [1] * 256 + [3] * len(control)
+    found = read_vocabulary(metadata(model="gpt2", pre="gpt-2", tokens=alphabet + control, token_type=types, merges=[]))
+    assert found is not None
+    assert found.eos_token_ids == ends
+
+
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 WORDS = [
     "\u2581",
