@@ -1,10 +1,12 @@
 """Alternative forms of a conversation, for chat templates that refuse some of them.
 
 Arguments of calls are objects or JSON text. Arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
-object. A system message after the first message stays separate, or is merged into the user's message next to it.
+object. A system message after the first message stays separate, or is merged into the user's message next to it. Several calls share a message, or
+each has a separate one.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +25,31 @@ def other_forms(messages: Messages) -> Iterator[Messages]:
             if form not in seen:
                 seen.append(form)
                 yield form
+
+
+def with_single_calls(messages: Messages) -> Messages:
+    """Return the messages with each call in a separate message, which its result follows.
+
+    Templates of Llama 3 refuse two calls in a message, and that of gpt-oss leaves out the second.
+    """
+    written: list[dict[str, Any]] = []
+    remaining = deque(messages)
+    while remaining:
+        message = remaining.popleft()
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            written.append(message)
+            continue
+        results = []
+        while remaining and remaining[0]["role"] == "tool":
+            results.append(remaining.popleft())
+        for number, one in enumerate(calls):
+            said = message if number == 0 else {"role": message["role"], "content": ""}
+            written.append({**said, "tool_calls": [one]})
+            written += [result for result in results if result.get("tool_call_id") == one.get("id")]
+        known = {one.get("id") for one in calls}
+        written += [result for result in results if result.get("tool_call_id") not in known]
+    return tuple(written)
 
 
 def _as_they_are(messages: Messages) -> Messages:

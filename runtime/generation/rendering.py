@@ -24,7 +24,7 @@ from pilotlight.engine.text.chat_template import (
     render_template,
 )
 from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, SHIELD_END, Tokenizer, unmarked
-from pilotlight.runtime.generation.message_forms import other_forms
+from pilotlight.runtime.generation.message_forms import other_forms, with_single_calls
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
 RENDER_BYTES = 512 << 20
@@ -39,6 +39,7 @@ class Rendering:
         """`cpu_s` limits the CPU time of a rendering in a child process."""
         self._tokenizer = tokenizer
         self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template, cpu_s)
+        self._has_single_calls = template.mentions("tool_calls[0]")  # it renders only the first call of a message
         self._checking = asyncio.Lock()
         self.is_checked = not template.sources
         self.why_broken: str | None = None  # why the template is unusable; None if it is usable or not checked yet
@@ -60,14 +61,15 @@ class Rendering:
         Special tokens in a client's text are escaped."""
         if not self.is_checked or self.why_broken is not None:
             await self.check()
+        messages = with_single_calls(conversation.messages) if self._has_single_calls else conversation.messages
         try:
-            return await self._text(conversation, conversation.messages, is_short)
+            return await self._text(conversation, messages, is_short)
         except BrokenTemplateError:
             raise
         except ChatTemplateError as error:
-            for messages in other_forms(conversation.messages):
+            for other in other_forms(messages):
                 with suppress(ChatTemplateError):
-                    return await self._text(conversation, messages, is_short)
+                    return await self._text(conversation, other, is_short)
             raise error from None
 
     async def _text(self, conversation: Conversation, messages: Messages, is_short: bool) -> str:

@@ -105,6 +105,23 @@ async def test_a_conversation_that_the_template_refuses_either_way_is_refused_in
         await made(refusing).text(CALLED, is_short=True)
 
 
+SINGLE = (
+    "{% for m in messages %}{% if m.tool_calls|length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+    "{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].id }}{% endif %};{% endfor %}"
+)
+
+
+@KINDS
+async def test_a_template_with_one_call_per_message_gets_each_call_before_its_result(is_trusted: bool) -> None:
+    """Several calls that Llama 3 made at once were refused in the next request, whose history contains them."""
+    calls = [{"id": name, "function": {"name": "f", "arguments": {}}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"r{name}"} for name in "bac"]
+    assistant = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    conversation = Conversation((*SAID.messages, assistant, *results, *BYE.messages))
+    text = await made(SINGLE, is_trusted=is_trusted).text(conversation, is_short=True)
+    assert text == "user:Hi;assistant:I look.a;tool:ra;assistant:b;tool:rb;tool:rc;user:Bye;"
+
+
 CUT = Conversation((*CALLED.messages[:1], {"role": "assistant", "content": "", "tool_calls": [
     {"function": {"name": "f", "arguments": '{"a": '}}, {"function": {"name": "g", "arguments": {"b": 1}}}]}))  # fmt: skip
 ARGUMENTS = "{% for call in messages[1].tool_calls %}{{ ARGUMENTS }} {% endfor %}"
