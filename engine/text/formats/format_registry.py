@@ -26,6 +26,8 @@ from pilotlight.engine.text.formats.tools import (
     tagged,
     thinking,
 )
+from pilotlight.engine.text.formats.tools.json_lists import APERTUS, GRANITE, HUNYUAN, NEMOTRON
+from pilotlight.engine.text.formats.tools.pythonic import LFM2, OLMO3
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 
 
@@ -46,7 +48,7 @@ class ToolFormat(NamedTuple):
         return self.names is None or (self.names.fullmatch(name) is not None and name == name.strip())
 
 
-# The first format that matches a template is used. Names are those of vLLM, except harmony and mistral_v11.
+# The first format that matches a template is used. Names are those of vLLM, except harmony, mistral_v11 and nemotron_json, which is NVIDIA's.
 FORMATS = (
     ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.NAME, frames_all=True, is_marked=False,
                efforts=harmony.EFFORTS),
@@ -55,11 +57,17 @@ FORMATS = (
     ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.NAME),
     ToolFormat("mistral_v11", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_named,
                (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.NAME),
-    ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_list, (mistral_tools.OPEN,)),
+    ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.LIST.write, (mistral_tools.OPEN,)),
     ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), tagged.NAME),
     ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), tagged.NAME),
     ToolFormat("gemma4", gemma.TAGS, gemma.read, gemma.write, (gemma.OPEN, gemma.CALL), gemma.NAME),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
+    ToolFormat("granite", GRANITE.tags, GRANITE.read, GRANITE.write, GRANITE.opens[:1]),
+    ToolFormat("nemotron_json", NEMOTRON.tags, NEMOTRON.read, NEMOTRON.write, NEMOTRON.opens),
+    ToolFormat("hunyuan_a13b", HUNYUAN.tags, HUNYUAN.read, HUNYUAN.write, ("助手：", *HUNYUAN.opens)),
+    ToolFormat("apertus", APERTUS.tags, APERTUS.read, APERTUS.write, APERTUS.opens, ends_thinking=APERTUS.opens),
+    ToolFormat("lfm2", LFM2.tags, LFM2.read, LFM2.write, ("List of tools: ", "<|im_start|>"), pythonic.NAME),
+    ToolFormat("olmo3", OLMO3.tags, OLMO3.read, OLMO3.write, (OLMO3.open, "<functions>"), pythonic.NAME),
     ToolFormat("llama3_json", llama_tools.TAGS, llama_tools.read, llama_tools.write, ("dictionary of argument name",), is_marked=False),
     ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.CALLABLE, is_marked=False),
 )  # fmt: skip

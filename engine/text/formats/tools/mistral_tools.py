@@ -8,15 +8,18 @@ digits; templates refuse other ids. Source: mistralai/mistral-common, tokens/tok
 import re
 import secrets
 import string
+from functools import partial
 
 from pilotlight.engine.text.formats import values
 from pilotlight.engine.text.formats.grammars import Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
+from pilotlight.engine.text.formats.tools import json_lists
 
 OPEN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 TAGS = (OPEN, ARGUMENTS, CALL_ID)
+LIST = json_lists.ListFormat((OPEN,))
 
 NAME = re.compile(r"[^\[{\n\ud800-\udfff]+")
 
@@ -31,12 +34,7 @@ def read(s: Scanner) -> Reading[None]:
     while (yield from s.text_until((opens,))) is not None:
         before = s.out.num_calls
         if (yield from s.beyond_space()) == "[" and not (yield from s.starts(*s.markers.all())):
-            s.read(1)
-            while (yield from values.call(s, new_id=new_id)):
-                yield from s.beyond_space()
-                if not (yield from s.skip(",")):
-                    yield from s.skip("]")
-                    break
+            yield from json_lists.calls(s, partial(values.call, new_id=new_id))
         else:
             yield from _call(s)
         if s.out.num_calls == before or s.was_cut:
@@ -53,14 +51,6 @@ def _call(s: Scanner) -> Reading[None]:
         s.begin_call(name, call_id or new_id())
         yield from values.value(s, s.out.argue)
         s.end_call()
-
-
-def write_list(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Add the rules of an answer with one list of calls to the grammar."""
-    calls = grammar.calls(rules, lambda name: quoted(f'{{"name": {quoted(name)}, "arguments": '), '"}"')
-    call = grammar.rule("body", calls)
-    listed = call if rules.is_single else f'{call} (", " {call})*'
-    grammar.answer(rules, markers, OPEN, f'/ ?/ "[" {listed} "]"')
 
 
 def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:

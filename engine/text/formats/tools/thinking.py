@@ -1,8 +1,9 @@
 """Reasoning between two tags, before an answer.
 
-The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral. Sources: the model cards of Qwen/Qwen3-8B,
-deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507. The prompt may end with the first tag or both, if the
-template writes them. White space at either end of the reasoning belongs to the tags.
+The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<|inner_prefix|>` for Apertus. Sources: the model cards of
+Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507, and the chat template of
+swiss-ai/Apertus-8B-Instruct-2509. The prompt may end with the first tag or both, if the template writes them. White space at either end of the
+reasoning belongs to the tags.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ TAGS = (
     ThinkTags("<think>", "</think>"),
     ThinkTags("[THINK]", "[/THINK]"),
     ThinkTags("<|channel>", "<channel|>", "thought\n"),
+    ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 
 

@@ -46,8 +46,8 @@ SCHEMA = {
 Call = tuple[str, dict[str, Any]]
 
 
-def _json(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _tagged(value: Any) -> str:
@@ -88,11 +88,15 @@ def _glm(calls: list[Call]) -> str:
     return "\n".join(one(*call) for call in calls)
 
 
-def _pythonic(calls: list[Call]) -> str:
+def _python(calls: list[Call], comma: str = ", ") -> str:
     def one(name: str, arguments: dict[str, Any]) -> str:
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
-    return f"[{', '.join(one(*call) for call in calls)}]"
+    return comma.join(one(*call) for call in calls)
+
+
+def _list(calls: list[Call]) -> str:
+    return _json([{"name": name, "arguments": arguments} for name, arguments in calls])
 
 
 def _llama(calls: list[Call]) -> str:
@@ -123,7 +127,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "deepseek_v3": _deepseek("<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>"),
     "deepseek_v31": _deepseek("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
     "mistral_v11": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls),
-    "mistral": lambda calls: "[TOOL_CALLS] " + _json([{"name": name, "arguments": a} for name, a in calls]),
+    "mistral": lambda calls: f"[TOOL_CALLS] {_list(calls)}",
     "glm45": _glm,
     "qwen3_coder": _qwen_coder,
     "gemma4": _gemma,
@@ -131,7 +135,13 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
         f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>' for name, arguments in calls
     ),
     "llama3_json": _llama,
-    "pythonic": _pythonic,
+    "pythonic": lambda calls: f"[{_python(calls)}]",
+    "granite": lambda calls: f"<|tool_call|>{_list(calls)}",
+    "nemotron_json": lambda calls: f"<TOOLCALL>{_list(calls)}</TOOLCALL>",
+    "hunyuan_a13b": lambda calls: f"<tool_calls>{_list(calls)}</tool_calls>",
+    "apertus": lambda calls: f"<|tools_prefix|>{_json([{name: a} for name, a in calls])}<|tools_suffix|>",
+    "lfm2": lambda calls: f"<|tool_call_start|>[{_python(calls)}]<|tool_call_end|>",
+    "olmo3": lambda calls: f"<function_calls>\n{_python(calls, chr(10))}\n</function_calls>",
 }
 SPOKEN = {"harmony", "llama3_json", "pythonic"}  # formats without text before calls
 

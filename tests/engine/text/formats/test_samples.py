@@ -64,6 +64,7 @@ V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>%s<｜tool▁call
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
 ANALYSIS = "<|channel|>analysis<|message|>Need the weather.\n<|end|><|start|>assistant"
 OF_PARIS, OF_ROME = PARIS[2], ROME[2]
+LIST = f'[{{"name": "get_weather", "arguments": {OF_PARIS}}}, {{"name": "get_weather", "arguments": {OF_ROME}}}]'
 
 # Each sample follows the description that its format's module names.
 SAMPLES = [
@@ -133,7 +134,7 @@ SAMPLES = [
     Sample("deepseek_v31", DEEPSEEK % (V3 % OF_PARIS), [PARIS], True),
     Sample(
         "mistral",
-        f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {OF_PARIS}}}, {{"name": "get_weather", "arguments": {OF_ROME}}}]',
+        f"[TOOL_CALLS] {LIST}",
         [(*PARIS, FRESH), (*ROME, FRESH)],
         True,
     ),
@@ -156,6 +157,45 @@ SAMPLES = [
         [("text", "I look."), ("reasoning", "{}"), PARIS],
         True,
     ),
+    Sample("granite", f"<|tool_call|>{LIST}", [PARIS, ROME], True),
+    Sample("granite", f"I look. <tool_call> {LIST} Done.", [("text", "I look."), PARIS, ROME, ("text", "Done.")]),
+    Sample("granite", "<tool_call> starts no list", [("text", "<tool_call> starts no list")]),
+    Sample("nemotron_json", f"I look.\n<TOOLCALL>{LIST}</TOOLCALL>\nDone.", [("text", "I look."), PARIS, ROME, ("text", "Done.")]),
+    Sample("nemotron_json", "<TOOLCALL>[{}]</TOOLCALL>", [("text", "<TOOLCALL>[{}]</TOOLCALL>")]),
+    Sample(
+        "nemotron_json",  # arguments encoded as a string, and white space
+        '<TOOLCALL>[\n  {"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}\n]\n</TOOLCALL>', [PARIS], True,
+    ),
+    Sample("hunyuan_a13b", f"<tool_calls>{LIST}</tool_calls>", [PARIS, ROME]),
+    Sample(
+        "apertus",
+        f'I look.<|tools_prefix|>[{{"get_weather": {OF_PARIS}}}, {{"get_weather": {OF_ROME}}}]<|tools_suffix|>Done.',
+        [("text", "I look."), PARIS, ROME, ("text", "Done.")],
+        True,
+    ),
+    Sample(
+        "apertus",  # calls within the reasoning
+        f'<|inner_prefix|>Need it.<|tools_prefix|>[{{"get_weather": {OF_PARIS}}}]<|tools_suffix|>', [("reasoning", "Need it."), PARIS], True,
+        {"think": THINK_TAGS[3], "thinking": Thinking.MAYBE},
+    ),
+    Sample("apertus", '<|tools_prefix|>[{"a": 1}]<|tools_suffix|>', [("text", '<|tools_prefix|>[{"a": 1}]<|tools_suffix|>')]),
+    Sample(
+        "lfm2",
+        '<|tool_call_start|>[get_weather(city="Paris"), get_weather(city=\'Rome\', days=3)]<|tool_call_end|>I look.',
+        [PARIS, ROME, ("text", "I look.")],
+        True,
+    ),
+    Sample("lfm2", "<|tool_call_start|>[1, 2]<|tool_call_end|>", [("text", "<|tool_call_start|>[1, 2]<|tool_call_end|>")]),
+    Sample(
+        "olmo3",
+        'I look.<function_calls>\nget_weather(city="Paris")\nget_weather(city="Rome", days=3)\n</function_calls>',
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "olmo3", '<function_calls>note(text="a\\nb", done=true, to=null)</function_calls>',
+        [("call", "note", '{"text": "a\\nb", "done": true, "to": null}')],
+    ),
+    Sample("olmo3", "<function_calls>\n</function_calls>", [("text", "<function_calls>\n</function_calls>")]),
 ]  # fmt: skip
 
 
@@ -264,6 +304,12 @@ TEMPLATES = {
     "qwen3_coder": "<tool_call>\n<function=example_function_name>\n<parameter=a>",
     "gemma4": "<|tool_call>call:{{ name }}",
     "hermes": "<tool_call>\n{",
+    "granite": "respond with <|tool_call|> and a list",
+    "nemotron_json": "<TOOLCALL>[",
+    "hunyuan_a13b": "<tool_calls>' + calls + '</tool_calls> else 助手：",
+    "apertus": "<|tools_prefix|>' + '[",
+    "lfm2": "<|im_start|>system\nList of tools: [",
+    "olmo3": "<functions>' + tools + '</functions> <function_calls>",
     "pythonic": "Respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
     "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
 }
@@ -296,6 +342,9 @@ LONG = {
     ),
     "deepseek_v31": ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>note<｜tool▁sep｜>{"text": "', '"}'),
     "mistral_v11": ('[TOOL_CALLS]note[ARGS]{"text": "', '"}'),
+    "nemotron_json": ('<TOOLCALL>[{"name": "note", "arguments": {"text": "', '"}}]</TOOLCALL>'),
+    "apertus": ('<|tools_prefix|>[{"note": {"text": "', '"}}]<|tools_suffix|>'),
+    "olmo3": ('<function_calls>note(text="', '")</function_calls>'),
 }
 
 
