@@ -243,6 +243,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
 
 ToolFormatName = Literal[
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "harmony", "kimi_k2", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v11", "glm45",
+    "minimax_m2", "seed_oss",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ A new format is a file, and a line in FORMATS.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from pilotlight.engine.text.chat_template import ChatTemplate
@@ -14,6 +15,7 @@ from pilotlight.engine.text.formats.parser import Reader
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.tools import (
     deepseek,
+    function_tags,
     glm,
     harmony,
     hermes,
@@ -21,7 +23,6 @@ from pilotlight.engine.text.formats.tools import (
     llama_tools,
     mistral_tools,
     pythonic,
-    qwen_coder,
     tagged,
     thinking,
 )
@@ -45,6 +46,11 @@ class ToolFormat(NamedTuple):
         return self.names is None or (self.names.fullmatch(name) is not None and name == name.strip())
 
 
+def _function_tags(name: str, form: function_tags.Form, told_by: tuple[str, ...]) -> ToolFormat:
+    read, write = partial(function_tags.read, form=form), partial(function_tags.write, form=form)
+    return ToolFormat(name, form.tags, read, write, told_by, form.names)
+
+
 # The first format that matches a template is used. Names are those of vLLM, except harmony and mistral_v11.
 FORMATS = (
     ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.NAME, frames_all=True, is_marked=False,
@@ -56,7 +62,9 @@ FORMATS = (
                (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.NAME),
     ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_list, (mistral_tools.OPEN,)),
     ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), tagged.NAME),
-    ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), tagged.NAME),
+    _function_tags("minimax_m2", function_tags.MINIMAX, (function_tags.MINIMAX.open,)),
+    _function_tags("seed_oss", function_tags.SEED, (function_tags.SEED.open,)),
+    _function_tags("qwen3_coder", function_tags.QWEN, (function_tags.QWEN.function, function_tags.QWEN.parameter)),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
     ToolFormat("llama3_json", llama_tools.TAGS, llama_tools.read, llama_tools.write, ("dictionary of argument name",), is_marked=False),
     ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.CALLABLE, is_marked=False),

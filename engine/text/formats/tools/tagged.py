@@ -1,6 +1,7 @@
 """Arguments in tags: a value is text if the tool's schema requires a string, and JSON otherwise.
 
-This is the common part of two formats (qwen_coder.py, glm.py). A closing tag inside a text is text, unless a tag that may come after a value follows.
+This is the common part of the formats in function_tags.py and glm.py. A closing tag inside a text is text, unless a tag that may come after a value
+follows.
 """
 
 import re
@@ -27,12 +28,11 @@ class ValueTags(NamedTuple):
     followers: tuple[str, ...]
 
 
-def value(s: Scanner, key: str, schema: dict[str, Any], tags: ValueTags) -> Reading[None]:
+def value(s: Scanner, kinds: set[str], tags: ValueTags) -> Reading[None]:
     """Parse an argument's value and its closing tag, and output the value as JSON.
 
-    A string is output as it arrives, any other value when it is complete.
+    `kinds`: types that the value may have. A string is output as it arrives, any other value when it is complete.
     """
-    kinds = kinds_of(properties_of(schema).get(key), schema)
     if tags.padding:
         yield from s.skip(tags.padding)
     if kinds == {"string"}:
@@ -77,6 +77,11 @@ def _is_followed(s: Scanner, word: str, followers: Sequence[str]) -> Reading[boo
         if (rest and not any(each.startswith(rest) for each in followers)) or len(behind) - len(rest) > MOST_SPACE:
             return False
         yield
+
+
+def kinds_of_argument(key: str, schema: dict[str, Any]) -> set[str]:
+    """Return the types that a tool's schema names for an argument."""
+    return kinds_of(properties_of(schema).get(key), schema)
 
 
 def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:

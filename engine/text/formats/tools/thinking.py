@@ -1,8 +1,8 @@
 """Reasoning between two tags, before an answer.
 
-The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral. Sources: the model cards of Qwen/Qwen3-8B,
-deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507. The prompt may end with the first tag or both, if the
-template writes them. White space at either end of the reasoning belongs to the tags.
+The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<seed:think>` for Seed-OSS. Sources: the model cards of
+Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking, mistralai/Magistral-Small-2507 and ByteDance-Seed/Seed-OSS-36B-Instruct. The
+prompt may end with the first tag or both, if the template writes them. White space at either end of the reasoning belongs to the tags.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,11 @@ class ThinkTags(NamedTuple):
     close: str
 
 
-TAGS = (ThinkTags("<think>", "</think>"), ThinkTags("[THINK]", "[/THINK]"))
+TAGS = (
+    ThinkTags("<think>", "</think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+)
 
 
 def state_of(ending: str, tags: ThinkTags, markers: Markers) -> Thinking:

@@ -62,6 +62,8 @@ CALLED_BY_ID = [(*PARIS, "functions.get_weather:0"), (*ROME, "functions.get_weat
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n%s\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
+MINIMAX = '<invoke name="get_weather">\n<parameter name="city">%s</parameter>\n</invoke>\n'
+SEED = "<seed:tool_call>\n<function=get_weather>\n<parameter=city>%s</parameter>\n</function>\n</seed:tool_call>"
 ANALYSIS = "<|channel|>analysis<|message|>Need the weather.\n<|end|><|start|>assistant"
 OF_PARIS, OF_ROME = PARIS[2], ROME[2]
 
@@ -78,6 +80,27 @@ SAMPLES = [
         '<function=note>\n<parameter=text>\na </parameter> "b"\\\n\n</parameter>\n<parameter=tags>\n["x", 1]\n</parameter>\n'
         "<parameter=done>\nTrue\n</parameter>\n<parameter=to>\nnull\n</parameter>\n<parameter=kind>\nb\n</parameter>\n</function>\n</tool_call>",
         [("call", "note", json.dumps({"text": 'a </parameter> "b"\\\n', "tags": ["x", 1], "done": True, "to": None, "kind": "b"}))],
+    ),
+    Sample(
+        "seed_oss",
+        "<seed:think>Need it.</seed:think>\nI look.\n\n" + SEED % "Paris" + SEED % "Rome</parameter>\n<parameter=days>3",
+        [("reasoning", "Need it."), ("text", "I look."), PARIS, ROME], True, {"think": THINK_TAGS[2], "thinking": Thinking.MAYBE},
+    ),
+    Sample(
+        "minimax_m2",
+        "I look.\n<minimax:tool_call>\n" + MINIMAX % "Paris" + MINIMAX % 'Rome</parameter>\n<parameter name="days">3' + "</minimax:tool_call>",
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "minimax_m2",  # calls outside a section, and without a name, are text
+        MINIMAX % "Oslo" + '<minimax:tool_call>\n<invoke name="">\n' + MINIMAX % "Oslo",
+        [("text", MINIMAX % "Oslo" + '<minimax:tool_call>\n<invoke name="">\n' + MINIMAX % "Oslo")],
+    ),
+    Sample(
+        "minimax_m2",  # text with lines and a closing tag
+        '<minimax:tool_call>\n<invoke name="note">\n<parameter name="text">\na </parameter> b\n</parameter>\n'
+        '<parameter name="tags">["x", 1]</parameter>\n</invoke>\n</minimax:tool_call>',
+        [("call", "note", json.dumps({"text": "\na </parameter> b\n", "tags": ["x", 1]}))],
     ),
     Sample(
         "glm45",
@@ -236,8 +259,10 @@ def test_whatever_a_model_writes_is_read_the_same_however_it_is_cut(data: st.Dat
         "is_cut": data.draw(st.booleans()),
     }
     cuts = data.draw(st.sets(st.integers(0, len(text.encode())), max_size=4))
-    expected = read(tools.name, text, **options)
-    assert read(tools.name, text, cuts=None, **options) == read(tools.name, text, cuts=cuts, **options) == expected
+    whole, by_byte, by_cuts = (
+        [part[:3] for part in read(tools.name, text, cuts=each, **options)] for each in ((), None, cuts)
+    )
+    assert whole == by_byte == by_cuts  # without the ids of calls, which may be random
 
 
 TEMPLATES = {
@@ -249,6 +274,8 @@ TEMPLATES = {
     "mistral": "[TOOL_CALLS] [",
     "glm45": "<tool_call>{function-name}\n<arg_key>",
     "qwen3_coder": "<tool_call>\n<function=example_function_name>\n<parameter=a>",
+    "seed_oss": "<seed:tool_call>\n<function=example_function_name>\n<parameter=a>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="tool-name-1">',
     "hermes": "<tool_call>\n{",
     "pythonic": "Respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
     "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
@@ -271,6 +298,10 @@ def test_the_format_is_chosen_by_the_template() -> None:
 LONG = {
     "hermes": ('<tool_call>{"name": "note", "arguments": {"text": "', '"}}</tool_call>'),
     "qwen3_coder": ("<tool_call><function=note><parameter=text>\n", "\n</parameter></function></tool_call>"),
+    "minimax_m2": (
+        '<minimax:tool_call><invoke name="note"><parameter name="text">',
+        "</parameter></invoke></minimax:tool_call>",
+    ),
     "glm45": ("<tool_call>note\n<arg_key>tags</arg_key><arg_value>[", "]</arg_value></tool_call>"),
     "llama3_json": ('{"name": "note", "parameters": {"text": "', '"}}'),
     "pythonic": ("[note(text='", "')]"),
@@ -366,11 +397,13 @@ def test_an_invalid_schema_breaks_no_reader_and_is_written_or_refused(
     assert "answer: " in answers.grammar(Thinking.CLOSED, AnswerRules((CallableTool("f", schema),)))
     called = {
         "qwen3_coder": "".join(f"<parameter={key}>\n1\n</parameter>\n" for key in "abcdef"),
+        "minimax_m2": "".join(f'<parameter name="{key}">1</parameter>\n' for key in "abcdef"),
         "glm45": "".join(f"<arg_key>{key}</arg_key><arg_value>1</arg_value>" for key in "abcdef"),
     }
     if tools.name in called:
         text = {
             "qwen3_coder": f"<function=f>\n{called[tools.name]}</function>",
+            "minimax_m2": f'<minimax:tool_call>\n<invoke name="f">\n{called[tools.name]}</invoke>',
             "glm45": f"<tool_call>f\n{called[tools.name]}</tool_call>",
         }
         ((kind, name, arguments),) = read(tools.name, text[tools.name], tags=False, schemas={"f": schema})
