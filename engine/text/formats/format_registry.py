@@ -14,6 +14,7 @@ from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parser import Reader
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.tools import (
+    cohere,
     deepseek,
     function_tags,
     glm,
@@ -38,6 +39,7 @@ class ToolFormat(NamedTuple):
     names: re.Pattern[str] | None = None  # names of tools that can be called; None for any name
     ends_thinking: tuple[str, ...] = ()  # markers that end reasoning, because some models do not close it before them
     frames_all: bool = False  # True if reasoning and answers without calls have this form, too
+    frames_text: bool = False  # True if answers without calls have this form, too, but reasoning has the usual form
     is_marked: bool = True  # True if the first marker starts each call or section of calls, and nothing else
     efforts: tuple[str, ...] = ()  # reasoning efforts that models with this format know; if empty, the template decides
 
@@ -51,6 +53,11 @@ def _function_tags(name: str, form: function_tags.Form, told_by: tuple[str, ...]
     return ToolFormat(name, form.tags, read, write, told_by, form.names)
 
 
+def _cohere(name: str, frame: cohere.Frame) -> ToolFormat:
+    read, write = partial(cohere.read, frame=frame), partial(cohere.write, frame=frame)
+    return ToolFormat(name, frame.tags, read, write, (cohere.ACTION, frame.open), frames_text=True)
+
+
 # The first format that matches a template is used. Names are those of vLLM, except harmony and mistral_v11.
 FORMATS = (
     ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.NAME, frames_all=True, is_marked=False,
@@ -62,7 +69,11 @@ FORMATS = (
                (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.NAME),
     ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.write_list, (mistral_tools.OPEN,)),
     ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), tagged.NAME),
+    _cohere("cohere_command3", cohere.RESPONSE),
+    _cohere("cohere_command4", cohere.SPOKEN),
     _function_tags("minimax_m2", function_tags.MINIMAX, (function_tags.MINIMAX.open,)),
+    _function_tags("deepseek_v32", function_tags.DEEPSEEK_V32, (function_tags.DSML, "function_calls>")),
+    _function_tags("deepseek_v4", function_tags.DEEPSEEK_V4, (function_tags.DSML, "tool_calls>")),
     _function_tags("seed_oss", function_tags.SEED, (function_tags.SEED.open,)),
     _function_tags("qwen3_coder", function_tags.QWEN, (function_tags.QWEN.function, function_tags.QWEN.parameter)),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),

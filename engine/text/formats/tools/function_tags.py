@@ -9,8 +9,9 @@ Paris
 </tool_call>
 
 This is the form of Qwen3-Coder, whose outer tags are tokens; models sometimes omit the first tag. Seed-OSS has other outer tags. MiniMax-M2 has one
-section for all calls, and quoted names. Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B-Instruct and
-MiniMaxAI/MiniMax-M2.
+section for all calls, and quoted names. So has DeepSeek V3.2, where an attribute of each argument tells whether its value is plain text or JSON; V4
+differs in the name of the section. Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B-Instruct and
+MiniMaxAI/MiniMax-M2, and encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2.
 """
 
 import json
@@ -35,9 +36,8 @@ class Form(NamedTuple):
     parameter_end: str
     quote: str = ""  # quotation mark after a name
     padding: str = ""  # text between a value and its tags
-    is_section: bool = (
-        False  # True if the outer tags enclose all calls; False if each call has them, and the first may be missing
-    )
+    is_typed: bool = False  # True if an attribute tells whether a value is a string
+    is_section: bool = False  # True if the outer tags enclose all calls; False if they enclose each call
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -46,6 +46,10 @@ class Form(NamedTuple):
     @property
     def names(self) -> re.Pattern[str]:
         return _QUOTED_NAME if self.quote else tagged.NAME
+
+    def key_end(self, is_string: str) -> str:
+        """Return the text between an argument's name and its value. `is_string`: the value's attribute."""
+        return f'{self.quote} string="{is_string}">' if self.is_typed else f"{self.quote}>"
 
 
 QWEN = Form("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", padding="\n")
@@ -60,12 +64,28 @@ MINIMAX = Form(
     quote='"',
     is_section=True,
 )
+DSML = "｜DSML｜"  # a token that is not special, so that the tags are text
+DEEPSEEK_V32, DEEPSEEK_V4 = (
+    Form(
+        f"<{DSML}{section}>",
+        f"</{DSML}{section}>",
+        f'<{DSML}invoke name="',
+        f"</{DSML}invoke>",
+        f'<{DSML}parameter name="',
+        f"</{DSML}parameter>",
+        quote='"',
+        is_typed=True,
+        is_section=True,
+    )
+    for section in ("function_calls", "tool_calls")
+)
 _QUOTED_NAME = re.compile(r'[^<>"\n\ud800-\udfff]+')
 
 
 def read(s: Scanner, form: Form) -> Reading[None]:
     """Parse text and calls to the end of the answer."""
     opens, closes, function, function_end, parameter, parameter_end = (s.markers[tag] for tag in form.tags)
+    of_string, of_other = form.key_end("true"), form.key_end("false")
     tags = tagged.ValueTags(parameter_end, form.padding, (parameter, function_end, closes))
     outside = (opens,) if form.is_section else (opens, function)
     words: tuple[str, ...] = outside
@@ -87,11 +107,16 @@ def read(s: Scanner, form: Form) -> Reading[None]:
             if not (yield from s.skip(parameter)):
                 break
             key = yield from s.run(form.names)
-            if not (yield from s.skip(f"{form.quote}>")):
+            key_end = yield from s.starts(of_string, of_other)
+            if key_end is None:
                 s.read(len(s.text) if s.was_cut else 0)
                 break
+            s.read(len(key_end))
+            kinds = tagged.kinds_of_argument(key, s.schemas.get(name, {}))
+            if form.is_typed:
+                kinds = {"string"} if key_end == of_string else set()
             s.out.argue((", " if count else "") + json.dumps(key, ensure_ascii=False) + ": ")
-            yield from tagged.value(s, tagged.kinds_of_argument(key, s.schemas.get(name, {})), tags)
+            yield from tagged.value(s, kinds, tags)
             count += 1
         if not s.was_cut:
             s.out.argue("}")
@@ -105,8 +130,8 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers, form: Form) ->
     """Add the rules of an answer to the grammar."""
     parameter, name_end, line_end = markers.lark(form.parameter), f"{form.quote}>", quoted("\n")
     tags = tagged.ValueGrammar(
-        begin=f"{parameter} {quoted(f'KEY{name_end}{form.padding}')}",
-        free_begin=rf"{parameter} /[^<>\n{form.quote}]{{1,64}}/ {quoted(name_end + form.padding)}",
+        begin=f"{parameter} {quoted('KEY' + form.key_end('IS_STRING') + form.padding)}",
+        free_begin=rf"{parameter} /[^<>\n{form.quote}]{{1,64}}/ {quoted(form.key_end('true') + form.padding)}",
         close=markers.lark(form.parameter_end),
         is_token=markers.is_token(form.parameter_end),
         padding=form.padding,

@@ -120,7 +120,7 @@ def listed(value: Any) -> list[Any]:
 class ValueGrammar(NamedTuple):
     """The parts of Lark rules with which a format writes an argument."""
 
-    begin: str  # text before the value, with KEY as placeholder for the key
+    begin: str  # text before the value; placeholders: KEY, and IS_STRING for true if the value is text or false if it is JSON
     free_begin: str  # text before the value of an argument with any key
     close: str  # tag that ends the value
     is_token: bool  # whether `close` is a token
@@ -141,7 +141,8 @@ def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar)
     shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     arguments = []
     for number, (key, given) in enumerate(properties.items()):
-        begin = tags.begin.replace("KEY", quoted(key)[1:-1])
+        is_string = "true" if _is_string(given, schema) else "false"
+        begin = tags.begin.replace("IS_STRING", is_string).replace("KEY", quoted(key)[1:-1])
         argument = f"{begin} {_value(grammar, f'{prefix}_{number}', key, given, tool, shared, tags)} {tags.behind}"
         arguments.append(argument if key in required else f"({argument})?")
     return " ".join(arguments)
@@ -152,7 +153,7 @@ def _value(
 ) -> str:
     root = tool.schema
     padding = f"{quoted(tags.padding)} " if tags.padding else ""
-    if kinds_of(given, root) != {"string"} or not isinstance(given, dict):
+    if not _is_string(given, root):
         schema = {**shared, **given} if isinstance(given, dict) else {}
         return f"{grammar.json(rule, schema, is_lenient=tool.is_lenient)} {padding}{tags.close}"
     if isinstance(given.get("$ref"), str):
@@ -173,6 +174,10 @@ def _value(
             text = grammar.rule(rule.upper(), f"{text} & {in_slashes(_whole(given['pattern'], key))}")
         return f"{text} {padding}{tags.close}"
     return grammar.up_to(rule, tags.close, is_token=tags.is_token)
+
+
+def _is_string(given: Any, root: dict[str, Any]) -> bool:
+    return isinstance(given, dict) and kinds_of(given, root) == {"string"}
 
 
 def _whole(pattern: Any, key: str) -> str:

@@ -1,8 +1,9 @@
 """Reasoning between two tags, before an answer.
 
-The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<seed:think>` for Seed-OSS. Sources: the model cards of
-Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking, mistralai/Magistral-Small-2507 and ByteDance-Seed/Seed-OSS-36B-Instruct. The
-prompt may end with the first tag or both, if the template writes them. White space at either end of the reasoning belongs to the tags.
+The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<seed:think>` for Seed-OSS and `<|START_THINKING|>` for
+Cohere's Command. Sources: the model cards of Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking, mistralai/Magistral-Small-2507,
+ByteDance-Seed/Seed-OSS-36B-Instruct and CohereLabs/c4ai-command-r7b-12-2024. The prompt may end with the first tag or both, if the template writes
+them. White space at either end of the reasoning belongs to the tags.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ TAGS = (
     ThinkTags("<think>", "</think>"),
     ThinkTags("[THINK]", "[/THINK]"),
     ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 

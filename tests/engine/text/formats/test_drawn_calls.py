@@ -47,8 +47,8 @@ SCHEMA = {
 Call = tuple[str, dict[str, Any]]
 
 
-def _json(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _tagged(value: Any) -> str:
@@ -76,7 +76,7 @@ def _function_tags(form: function_tags.Form) -> Callable[[list[Call]], str]:
 
     def one(name: str, arguments: dict[str, Any]) -> str:
         parameters = "".join(
-            f"{form.parameter}{key}{end}{padding}{_tagged(value)}{padding}{form.parameter_end}\n"
+            f"{form.parameter}{key}{form.key_end(_json(isinstance(value, str)))}{padding}{_tagged(value)}{padding}{form.parameter_end}\n"
             for key, value in arguments.items()
         )
         return f"{form.function}{name}{end}\n{parameters}{form.function_end}"
@@ -117,6 +117,14 @@ def _harmony(calls: list[Call]) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
 
 
+def _cohere(calls: list[Call]) -> str:
+    listed = [
+        {"tool_call_id": str(number), "tool_name": name, "parameters": arguments}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return f"<|START_ACTION|>{_json(listed)}<|END_ACTION|>"
+
+
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "harmony": _harmony,
     "kimi_k2": _kimi,
@@ -128,6 +136,10 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "qwen3_coder": _function_tags(function_tags.QWEN),
     "seed_oss": _function_tags(function_tags.SEED),
     "minimax_m2": _function_tags(function_tags.MINIMAX),
+    "deepseek_v32": _function_tags(function_tags.DEEPSEEK_V32),
+    "deepseek_v4": _function_tags(function_tags.DEEPSEEK_V4),
+    "cohere_command3": _cohere,
+    "cohere_command4": _cohere,
     "hermes": lambda calls: "\n".join(
         f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>' for name, arguments in calls
     ),

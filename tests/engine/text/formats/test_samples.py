@@ -64,6 +64,12 @@ V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>%s<｜tool▁call
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
 MINIMAX = '<invoke name="get_weather">\n<parameter name="city">%s</parameter>\n</invoke>\n'
 SEED = "<seed:tool_call>\n<function=get_weather>\n<parameter=city>%s</parameter>\n</function>\n</seed:tool_call>"
+DSML = '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">%s</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+DSML_DAYS = 'Rome</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3'
+COHERE = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+    '    {"tool_call_id": "1", "tool_name": "get_weather", "parameters": {"city": "Rome", "days": 3}}\n]<|END_ACTION|>'
+)
 ANALYSIS = "<|channel|>analysis<|message|>Need the weather.\n<|end|><|start|>assistant"
 OF_PARIS, OF_ROME = PARIS[2], ROME[2]
 
@@ -102,6 +108,25 @@ SAMPLES = [
         '<parameter name="tags">["x", 1]</parameter>\n</invoke>\n</minimax:tool_call>',
         [("call", "note", json.dumps({"text": "\na </parameter> b\n", "tags": ["x", 1]}))],
     ),
+    Sample(
+        "deepseek_v32",
+        f"I look.\n\n<｜DSML｜function_calls>\n{DSML % 'Paris'}{DSML % DSML_DAYS}</｜DSML｜function_calls>",
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "deepseek_v4",  # the attribute decides, not the schema; other attributes end the call
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="note">\n<｜DSML｜parameter name="text" string="false">[1, true]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="tags" string="true">[]</｜DSML｜parameter>\n<｜DSML｜parameter name="to" string="no">Ann',
+        [("call", "note", '{"text": [1, true], "tags": "[]"}'), ("text", '" string="no">Ann')],
+    ),
+    Sample(
+        "cohere_command3", f"<|START_THINKING|>Need it.<|END_THINKING|>{COHERE}", [("reasoning", "Need it."), PARIS, ROME], True,
+        {"think": THINK_TAGS[3], "thinking": Thinking.MAYBE},
+    ),
+    Sample("cohere_command3", "<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", [("text", "It is sunny.")]),
+    Sample("cohere_command3", "<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", [("text", "It is sunny.")], True, {"schemas": {}}),
+    Sample("cohere_command4", f"<|START_TEXT|>I look.<|END_TEXT|>{COHERE}", [("text", "I look."), PARIS, ROME]),
+    Sample("cohere_command4", "<|START_ACTION|>[1]<|END_ACTION|>", [("text", "<|START_ACTION|>[1]<|END_ACTION|>")]),
     Sample(
         "glm45",
         "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>\n"
@@ -183,9 +208,8 @@ def test_an_answer_that_is_cut_shows_no_markup_and_calls_nothing_else(sample: Sa
     tags = (*next(each.tags for each in FORMATS if each.name == sample.format), "<think>")
     shown = {part[1] for part in sample.expected if part[0] in ("text", "reasoning")}
     for end in range(len(sample.text)):
-        parts = read(
-            sample.format, sample.text[:end], schemas=SCHEMAS, tags=False, is_cut=True, **(sample.options or {})
-        )
+        options = {"schemas": SCHEMAS, **(sample.options or {})}
+        parts = read(sample.format, sample.text[:end], tags=False, is_cut=True, **options)
         for part in parts:
             if part[0] in ("text", "reasoning"):
                 assert any(said.startswith(part[1].rstrip()) for said in shown), (end, part)
@@ -275,6 +299,10 @@ TEMPLATES = {
     "glm45": "<tool_call>{function-name}\n<arg_key>",
     "qwen3_coder": "<tool_call>\n<function=example_function_name>\n<parameter=a>",
     "seed_oss": "<seed:tool_call>\n<function=example_function_name>\n<parameter=a>",
+    "deepseek_v32": "<' + dsml + 'function_calls>{# ｜DSML｜ #}",
+    "deepseek_v4": "<' + dsml + 'tool_calls>{# ｜DSML｜ #}",
+    "cohere_command3": "<|START_ACTION|>[<|START_RESPONSE|>",
+    "cohere_command4": "<|START_ACTION|>[<|START_TEXT|>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="tool-name-1">',
     "hermes": "<tool_call>\n{",
     "pythonic": "Respond in the format [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
