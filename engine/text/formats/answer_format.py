@@ -29,6 +29,10 @@ class AnswerFormat:
     def _frames_all(self) -> bool:
         return self.tools is not None and self.tools.frames_all
 
+    @property
+    def _frames_text(self) -> bool:
+        return self.tools is not None and (self.tools.frames_all or self.tools.frames_text)
+
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: ChatTemplate, tool_format: str | None = None) -> "AnswerFormat":
         """Return the format of a checkpoint's answers.
@@ -72,7 +76,7 @@ class AnswerFormat:
         `schemas`: JSON schema of each available tool's arguments, by name. `unmarked`: tools that may be called without the format's markers, so
         without its grammar.
         """
-        tools = self.tools if schemas or self._frames_all else None
+        tools = self.tools if schemas or self._frames_text else None
         also_ends = tuple(self._markers[tag] for tag in tools.ends_thinking) if tools else ()
         reader = partial(
             _read, thinking=thinking, think=self._think, also_ends=also_ends, body=tools.read if tools else plain
@@ -84,7 +88,7 @@ class AnswerFormat:
         grammar = Grammar()
         before = thinking_tags.write(grammar, self._think, thinking, self._markers) if self._think else ""
         grammar.rule("start", f"{before}answer")
-        if self.tools is not None and (rules.tools or self._frames_all):
+        if self.tools is not None and (rules.tools or self._frames_text):
             self.tools.write(grammar, rules, self._markers)
         else:
             assert rules.document is not None, "without a format there are no calls"

@@ -5,6 +5,7 @@ A new format is a file, and a line in FORMATS.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from pilotlight.engine.text.chat_template import ChatTemplate
@@ -13,7 +14,9 @@ from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parser import Reader
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.tools import (
+    cohere,
     deepseek,
+    function_tags,
     gemma,
     glm,
     harmony,
@@ -22,7 +25,6 @@ from pilotlight.engine.text.formats.tools import (
     llama_tools,
     mistral_tools,
     pythonic,
-    qwen_coder,
     tagged,
     thinking,
 )
@@ -40,12 +42,23 @@ class ToolFormat(NamedTuple):
     names: re.Pattern[str] | None = None  # names of tools that can be called; None for any name
     ends_thinking: tuple[str, ...] = ()  # markers that end reasoning, because some models do not close it before them
     frames_all: bool = False  # True if reasoning and answers without calls have this form, too
+    frames_text: bool = False  # True if answers without calls have this form, too, but reasoning has the usual form
     is_marked: bool = True  # True if the first marker starts each call or section of calls, and nothing else
     efforts: tuple[str, ...] = ()  # reasoning efforts that models with this format know; if empty, the template decides
 
     def allows(self, name: str) -> bool:
         """Return True if a tool of this name can be called."""
         return self.names is None or (self.names.fullmatch(name) is not None and name == name.strip())
+
+
+def _function_tags(name: str, form: function_tags.Form, told_by: tuple[str, ...]) -> ToolFormat:
+    read, write = partial(function_tags.read, form=form), partial(function_tags.write, form=form)
+    return ToolFormat(name, form.tags, read, write, told_by, form.names)
+
+
+def _cohere(name: str, frame: cohere.Frame) -> ToolFormat:
+    read, write = partial(cohere.read, frame=frame), partial(cohere.write, frame=frame)
+    return ToolFormat(name, frame.tags, read, write, (cohere.ACTION, frame.open), frames_text=True)
 
 
 # The first format that matches a template is used. Names are those of vLLM, except harmony, mistral_v11 and nemotron_json, which is NVIDIA's.
@@ -59,8 +72,14 @@ FORMATS = (
                (mistral_tools.OPEN, mistral_tools.ARGUMENTS), mistral_tools.NAME),
     ToolFormat("mistral", mistral_tools.TAGS, mistral_tools.read, mistral_tools.LIST.write, (mistral_tools.OPEN,)),
     ToolFormat("glm45", glm.TAGS, glm.read, glm.write, (glm.KEY,), tagged.NAME),
-    ToolFormat("qwen3_coder", qwen_coder.TAGS, qwen_coder.read, qwen_coder.write, (qwen_coder.FUNCTION, qwen_coder.PARAMETER), tagged.NAME),
     ToolFormat("gemma4", gemma.TAGS, gemma.read, gemma.write, (gemma.OPEN, gemma.CALL), gemma.NAME),
+    _cohere("cohere_command3", cohere.RESPONSE),
+    _cohere("cohere_command4", cohere.SPOKEN),
+    _function_tags("minimax_m2", function_tags.MINIMAX, (function_tags.MINIMAX.open,)),
+    _function_tags("deepseek_v32", function_tags.DEEPSEEK_V32, (function_tags.DSML, "function_calls>")),
+    _function_tags("deepseek_v4", function_tags.DEEPSEEK_V4, (function_tags.DSML, "tool_calls>")),
+    _function_tags("seed_oss", function_tags.SEED, (function_tags.SEED.open,)),
+    _function_tags("qwen3_coder", function_tags.QWEN, (function_tags.QWEN.function, function_tags.QWEN.parameter)),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
     ToolFormat("granite", GRANITE.tags, GRANITE.read, GRANITE.write, GRANITE.opens[:1]),
     ToolFormat("nemotron_json", NEMOTRON.tags, NEMOTRON.read, NEMOTRON.write, NEMOTRON.opens),

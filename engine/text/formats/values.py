@@ -18,7 +18,7 @@ Put = Callable[[str], object]
 
 MOST_OF_A_NAME = 512  # most characters of a name
 MOST_OF_A_SCALAR = 400  # most characters held back until a number or literal ends: no useful number is longer
-CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
+CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "tool_call_id"})
 
 _PLAIN = re.compile(r'[^"\'\\\x00-\x1f\ud800-\udfff]+')
 _SCALAR = re.compile(r"""[^\s,:{}\[\]()"'<\ud800-\udfff]+""")
@@ -139,7 +139,13 @@ def name(s: Scanner) -> Reading[str | None]:
         return None
 
 
-def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[], str] | None = None) -> Reading[bool]:
+def call(
+    s: Scanner,
+    *,
+    only: Container[str] | None = None,
+    new_id: Callable[[], str] | None = None,
+    name_key: str = "name",
+) -> Reading[bool]:
     """Parse and output a call: an object with a name and arguments, in either order.
 
     Returns False, without any output, if it is not a call. `only`: accept only these tools, and require arguments. `new_id`: makes an id for a call
@@ -157,10 +163,10 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
         if first == "," and s.read(1):
             continue
         key = yield from name(s)
-        if (yield from s.beyond_space()) != ":" or not (key in CALL_KEYS or has_started):
+        if (yield from s.beyond_space()) != ":" or not (key == name_key or key in CALL_KEYS or has_started):
             return has_started
         s.read(1)
-        if key == "name" and called is None:
+        if key == name_key and called is None:
             called = yield from name(s)
             if called is None or (only is not None and called not in only):
                 return False

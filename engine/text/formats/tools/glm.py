@@ -42,7 +42,7 @@ def read(s: Scanner) -> Reading[None]:
             if not (yield from s.skip(value_tag)):
                 break
             s.out.argue((", " if count else "") + json.dumps(key, ensure_ascii=False) + ": ")
-            yield from tagged.value(s, key, s.schemas.get(name, {}), tags)
+            yield from tagged.value(s, tagged.kinds_of_argument(key, s.schemas.get(name, {})), tags)
             yield from s.beyond_space()
             count += 1
         if not s.was_cut:

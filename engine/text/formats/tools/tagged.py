@@ -1,6 +1,7 @@
 """Arguments in tags: a value is text if the tool's schema requires a string, and JSON otherwise.
 
-This is the common part of two formats (qwen_coder.py, glm.py). A closing tag inside a text is text, unless a tag that may come after a value follows.
+This is the common part of the formats in function_tags.py and glm.py. A closing tag inside a text is text, unless a tag that may come after a value
+follows.
 """
 
 import re
@@ -27,12 +28,11 @@ class ValueTags(NamedTuple):
     followers: tuple[str, ...]
 
 
-def value(s: Scanner, key: str, schema: dict[str, Any], tags: ValueTags) -> Reading[None]:
+def value(s: Scanner, kinds: set[str], tags: ValueTags) -> Reading[None]:
     """Parse an argument's value and its closing tag, and output the value as JSON.
 
-    A string is output as it arrives, any other value when it is complete.
+    `kinds`: types that the value may have. A string is output as it arrives, any other value when it is complete.
     """
-    kinds = kinds_of(properties_of(schema).get(key), schema)
     if tags.padding:
         yield from s.skip(tags.padding)
     if kinds == {"string"}:
@@ -77,6 +77,11 @@ def _is_followed(s: Scanner, word: str, followers: Sequence[str]) -> Reading[boo
         if (rest and not any(each.startswith(rest) for each in followers)) or len(behind) - len(rest) > MOST_SPACE:
             return False
         yield
+
+
+def kinds_of_argument(key: str, schema: dict[str, Any]) -> set[str]:
+    """Return the types that a tool's schema names for an argument."""
+    return kinds_of(properties_of(schema).get(key), schema)
 
 
 def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
@@ -142,7 +147,7 @@ def listed(value: Any) -> list[Any]:
 class ValueGrammar(NamedTuple):
     """The parts of Lark rules with which a format writes an argument."""
 
-    begin: str  # text before the value, with KEY as placeholder for the key
+    begin: str  # text before the value; placeholders: KEY, and IS_STRING for true if the value is text or false if it is JSON
     free_begin: str  # text before the value of an argument with any key
     close: str  # tag that ends the value
     is_token: bool  # whether `close` is a token
@@ -163,7 +168,8 @@ def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar)
     shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     arguments = []
     for number, (key, given) in enumerate(properties.items()):
-        begin = tags.begin.replace("KEY", quoted(key)[1:-1])
+        is_string = "true" if _is_string(given, schema) else "false"
+        begin = tags.begin.replace("IS_STRING", is_string).replace("KEY", quoted(key)[1:-1])
         argument = f"{begin} {_value(grammar, f'{prefix}_{number}', key, given, tool, shared, tags)} {tags.behind}"
         arguments.append(argument if key in required else f"({argument})?")
     return " ".join(arguments)
@@ -174,7 +180,7 @@ def _value(
 ) -> str:
     root = tool.schema
     padding = f"{quoted(tags.padding)} " if tags.padding else ""
-    if kinds_of(given, root) != {"string"} or not isinstance(given, dict):
+    if not _is_string(given, root):
         schema = {**shared, **given} if isinstance(given, dict) else {}
         return f"{grammar.json(rule, schema, is_lenient=tool.is_lenient)} {padding}{tags.close}"
     return string(grammar, rule, key, referred(given, root), tags.close, is_token=tags.is_token, padding=padding)
@@ -203,6 +209,10 @@ def string(
             text = grammar.rule(rule.upper(), f"{text} & {in_slashes(_whole(given['pattern'], key))}")
         return f"{text} {padding}{close}"
     return grammar.up_to(rule, close, is_token=is_token)
+
+
+def _is_string(given: Any, root: dict[str, Any]) -> bool:
+    return isinstance(given, dict) and kinds_of(given, root) == {"string"}
 
 
 def _whole(pattern: Any, key: str) -> str:

@@ -1,9 +1,10 @@
 """Reasoning between two tags, before an answer.
 
-The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<|inner_prefix|>` for Apertus. Sources: the model cards of
-Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507, and the chat template of
-swiss-ai/Apertus-8B-Instruct-2509. The prompt may end with the first tag or both, if the template writes them. White space at either end of the
-reasoning belongs to the tags.
+The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<|inner_prefix|>` for Apertus, `<seed:think>` for Seed-OSS and
+`<|START_THINKING|>` for Cohere's Command. Sources: the model cards of Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking,
+mistralai/Magistral-Small-2507, ByteDance-Seed/Seed-OSS-36B-Instruct and CohereLabs/c4ai-command-r7b-12-2024, and the chat templates of
+swiss-ai/Apertus-8B-Instruct-2509 and google/gemma-4-31B-it. The prompt may end with the first tag or both, if the template writes them. White space
+at either end of the reasoning belongs to the tags.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ TAGS = (
     ThinkTags("[THINK]", "[/THINK]"),
     ThinkTags("<|channel>", "<channel|>", "thought\n"),
     ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 

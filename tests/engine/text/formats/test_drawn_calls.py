@@ -13,6 +13,7 @@ import pytest
 
 from pilotlight.engine.text.formats import Thinking
 from pilotlight.engine.text.formats.format_registry import FORMATS
+from pilotlight.engine.text.formats.tools import function_tags
 from tests.engine.text.formats.reading import Read, chunked, format_of, parts_of, told
 
 SAMPLE = 15  # number of draws for each format in the tests
@@ -70,12 +71,23 @@ def _deepseek(form: str) -> Callable[[list[Call]], str]:
     return write
 
 
-def _qwen_coder(calls: list[Call]) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        parameters = "".join(f"<parameter={key}>\n{_tagged(value)}\n</parameter>\n" for key, value in arguments.items())
-        return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+def _function_tags(form: function_tags.Form) -> Callable[[list[Call]], str]:
+    end, padding = f"{form.quote}>", form.padding
 
-    return "\n".join(one(*call) for call in calls)
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        parameters = "".join(
+            f"{form.parameter}{key}{form.key_end(_json(isinstance(value, str)))}{padding}{_tagged(value)}{padding}{form.parameter_end}\n"
+            for key, value in arguments.items()
+        )
+        return f"{form.function}{name}{end}\n{parameters}{form.function_end}"
+
+    def write(calls: list[Call]) -> str:
+        each = [one(*call) for call in calls]
+        return "\n".join(
+            f"{form.open}\n{body}\n{form.close}" for body in (["\n".join(each)] if form.is_section else each)
+        )
+
+    return write
 
 
 def _glm(calls: list[Call]) -> str:
@@ -121,6 +133,14 @@ def _harmony(calls: list[Call]) -> str:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
 
 
+def _cohere(calls: list[Call]) -> str:
+    listed = [
+        {"tool_call_id": str(number), "tool_name": name, "parameters": arguments}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return f"<|START_ACTION|>{_json(listed)}<|END_ACTION|>"
+
+
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "harmony": _harmony,
     "kimi_k2": _kimi,
@@ -129,8 +149,14 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "mistral_v11": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls),
     "mistral": lambda calls: f"[TOOL_CALLS] {_list(calls)}",
     "glm45": _glm,
-    "qwen3_coder": _qwen_coder,
     "gemma4": _gemma,
+    "qwen3_coder": _function_tags(function_tags.QWEN),
+    "seed_oss": _function_tags(function_tags.SEED),
+    "minimax_m2": _function_tags(function_tags.MINIMAX),
+    "deepseek_v32": _function_tags(function_tags.DEEPSEEK_V32),
+    "deepseek_v4": _function_tags(function_tags.DEEPSEEK_V4),
+    "cohere_command3": _cohere,
+    "cohere_command4": _cohere,
     "hermes": lambda calls: "\n".join(
         f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>' for name, arguments in calls
     ),

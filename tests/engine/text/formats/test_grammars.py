@@ -108,7 +108,7 @@ def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
 
 
 # Formats whose tags are plain text in some published vocabularies.
-SPELLED = ("hermes", "qwen3_coder")
+SPELLED = ("hermes", "qwen3_coder", "deepseek_v32")
 WRITERS = [
     pytest.param(
         (each.name, tags), marks=() if tags or each.name in SPELLED else pytest.mark.slow, id=f"{each.name}-{tags}"

@@ -54,6 +54,7 @@ class Sample(NamedTuple):
     options: dict[str, Any] | None = None
 
 
+THINK = {tags.open: tags for tags in THINK_TAGS}
 KIMI = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'
     '<|tool_call_begin|>functions.get_weather:1<|tool_call_argument_begin|>{"city": "Rome", "days": 3}<|tool_call_end|><|tool_calls_section_end|>'
@@ -62,6 +63,14 @@ CALLED_BY_ID = [(*PARIS, "functions.get_weather:0"), (*ROME, "functions.get_weat
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n%s\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
+MINIMAX = '<invoke name="get_weather">\n<parameter name="city">%s</parameter>\n</invoke>\n'
+SEED = "<seed:tool_call>\n<function=get_weather>\n<parameter=city>%s</parameter>\n</function>\n</seed:tool_call>"
+DSML = '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">%s</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+DSML_DAYS = 'Rome</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3'
+COHERE = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+    '    {"tool_call_id": "1", "tool_name": "get_weather", "parameters": {"city": "Rome", "days": 3}}\n]<|END_ACTION|>'
+)
 ANALYSIS = "<|channel|>analysis<|message|>Need the weather.\n<|end|><|start|>assistant"
 OF_PARIS, OF_ROME = PARIS[2], ROME[2]
 LIST = f'[{{"name": "get_weather", "arguments": {OF_PARIS}}}, {{"name": "get_weather", "arguments": {OF_ROME}}}]'
@@ -80,6 +89,46 @@ SAMPLES = [
         "<parameter=done>\nTrue\n</parameter>\n<parameter=to>\nnull\n</parameter>\n<parameter=kind>\nb\n</parameter>\n</function>\n</tool_call>",
         [("call", "note", json.dumps({"text": 'a </parameter> "b"\\\n', "tags": ["x", 1], "done": True, "to": None, "kind": "b"}))],
     ),
+    Sample(
+        "seed_oss",
+        "<seed:think>Need it.</seed:think>\nI look.\n\n" + SEED % "Paris" + SEED % "Rome</parameter>\n<parameter=days>3",
+        [("reasoning", "Need it."), ("text", "I look."), PARIS, ROME], True, {"think": THINK["<seed:think>"], "thinking": Thinking.MAYBE},
+    ),
+    Sample(
+        "minimax_m2",
+        "I look.\n<minimax:tool_call>\n" + MINIMAX % "Paris" + MINIMAX % 'Rome</parameter>\n<parameter name="days">3' + "</minimax:tool_call>",
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "minimax_m2",  # calls outside a section, and without a name, are text
+        MINIMAX % "Oslo" + '<minimax:tool_call>\n<invoke name="">\n' + MINIMAX % "Oslo",
+        [("text", MINIMAX % "Oslo" + '<minimax:tool_call>\n<invoke name="">\n' + MINIMAX % "Oslo")],
+    ),
+    Sample(
+        "minimax_m2",  # text with lines and a closing tag
+        '<minimax:tool_call>\n<invoke name="note">\n<parameter name="text">\na </parameter> b\n</parameter>\n'
+        '<parameter name="tags">["x", 1]</parameter>\n</invoke>\n</minimax:tool_call>',
+        [("call", "note", json.dumps({"text": "\na </parameter> b\n", "tags": ["x", 1]}))],
+    ),
+    Sample(
+        "deepseek_v32",
+        f"I look.\n\n<｜DSML｜function_calls>\n{DSML % 'Paris'}{DSML % DSML_DAYS}</｜DSML｜function_calls>",
+        [("text", "I look."), PARIS, ROME],
+    ),
+    Sample(
+        "deepseek_v4",  # the attribute decides, not the schema; other attributes end the call
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="note">\n<｜DSML｜parameter name="text" string="false">[1, true]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="tags" string="true">[]</｜DSML｜parameter>\n<｜DSML｜parameter name="to" string="no">Ann',
+        [("call", "note", '{"text": [1, true], "tags": "[]"}'), ("text", '" string="no">Ann')],
+    ),
+    Sample(
+        "cohere_command3", f"<|START_THINKING|>Need it.<|END_THINKING|>{COHERE}", [("reasoning", "Need it."), PARIS, ROME], True,
+        {"think": THINK["<|START_THINKING|>"], "thinking": Thinking.MAYBE},
+    ),
+    Sample("cohere_command3", "<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", [("text", "It is sunny.")]),
+    Sample("cohere_command3", "<|START_RESPONSE|>It is sunny.<|END_RESPONSE|>", [("text", "It is sunny.")], True, {"schemas": {}}),
+    Sample("cohere_command4", f"<|START_TEXT|>I look.<|END_TEXT|>{COHERE}", [("text", "I look."), PARIS, ROME]),
+    Sample("cohere_command4", "<|START_ACTION|>[1]<|END_ACTION|>", [("text", "<|START_ACTION|>[1]<|END_ACTION|>")]),
     Sample(
         "glm45",
         "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>\n"
@@ -176,7 +225,7 @@ SAMPLES = [
     Sample(
         "apertus",  # calls within the reasoning
         f'<|inner_prefix|>Need it.<|tools_prefix|>[{{"get_weather": {OF_PARIS}}}]<|tools_suffix|>', [("reasoning", "Need it."), PARIS], True,
-        {"think": THINK_TAGS[3], "thinking": Thinking.MAYBE},
+        {"think": THINK["<|inner_prefix|>"], "thinking": Thinking.MAYBE},
     ),
     Sample("apertus", '<|tools_prefix|>[{"a": 1}]<|tools_suffix|>', [("text", '<|tools_prefix|>[{"a": 1}]<|tools_suffix|>')]),
     Sample(
@@ -213,9 +262,8 @@ def test_an_answer_that_is_cut_shows_no_markup_and_calls_nothing_else(sample: Sa
     tags = (*next(each.tags for each in FORMATS if each.name == sample.format), "<think>")
     shown = {part[1] for part in sample.expected if part[0] in ("text", "reasoning")}
     for end in range(len(sample.text)):
-        parts = read(
-            sample.format, sample.text[:end], schemas=SCHEMAS, tags=False, is_cut=True, **(sample.options or {})
-        )
+        options = {"schemas": SCHEMAS, **(sample.options or {})}
+        parts = read(sample.format, sample.text[:end], tags=False, is_cut=True, **options)
         for part in parts:
             if part[0] in ("text", "reasoning"):
                 assert any(said.startswith(part[1].rstrip()) for said in shown), (end, part)
@@ -289,8 +337,10 @@ def test_whatever_a_model_writes_is_read_the_same_however_it_is_cut(data: st.Dat
         "is_cut": data.draw(st.booleans()),
     }
     cuts = data.draw(st.sets(st.integers(0, len(text.encode())), max_size=4))
-    expected = read(tools.name, text, **options)
-    assert read(tools.name, text, cuts=None, **options) == read(tools.name, text, cuts=cuts, **options) == expected
+    whole, by_byte, by_cuts = (
+        [part[:3] for part in read(tools.name, text, cuts=each, **options)] for each in ((), None, cuts)
+    )
+    assert whole == by_byte == by_cuts  # without the ids of calls, which may be random
 
 
 TEMPLATES = {
@@ -303,6 +353,12 @@ TEMPLATES = {
     "glm45": "<tool_call>{function-name}\n<arg_key>",
     "qwen3_coder": "<tool_call>\n<function=example_function_name>\n<parameter=a>",
     "gemma4": "<|tool_call>call:{{ name }}",
+    "seed_oss": "<seed:tool_call>\n<function=example_function_name>\n<parameter=a>",
+    "deepseek_v32": "<' + dsml + 'function_calls>{# ｜DSML｜ #}",
+    "deepseek_v4": "<' + dsml + 'tool_calls>{# ｜DSML｜ #}",
+    "cohere_command3": "<|START_ACTION|>[<|START_RESPONSE|>",
+    "cohere_command4": "<|START_ACTION|>[<|START_TEXT|>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="tool-name-1">',
     "hermes": "<tool_call>\n{",
     "granite": "respond with <|tool_call|> and a list",
     "nemotron_json": "<TOOLCALL>[",
@@ -332,6 +388,10 @@ LONG = {
     "gemma4": ('<|tool_call>call:note{text:<|"|>', '<|"|>}<tool_call|>'),
     "hermes": ('<tool_call>{"name": "note", "arguments": {"text": "', '"}}</tool_call>'),
     "qwen3_coder": ("<tool_call><function=note><parameter=text>\n", "\n</parameter></function></tool_call>"),
+    "minimax_m2": (
+        '<minimax:tool_call><invoke name="note"><parameter name="text">',
+        "</parameter></invoke></minimax:tool_call>",
+    ),
     "glm45": ("<tool_call>note\n<arg_key>tags</arg_key><arg_value>[", "]</arg_value></tool_call>"),
     "llama3_json": ('{"name": "note", "parameters": {"text": "', '"}}'),
     "pythonic": ("[note(text='", "')]"),
@@ -430,11 +490,13 @@ def test_an_invalid_schema_breaks_no_reader_and_is_written_or_refused(
     assert "answer: " in answers.grammar(Thinking.CLOSED, AnswerRules((CallableTool("f", schema),)))
     called = {
         "qwen3_coder": "".join(f"<parameter={key}>\n1\n</parameter>\n" for key in "abcdef"),
+        "minimax_m2": "".join(f'<parameter name="{key}">1</parameter>\n' for key in "abcdef"),
         "glm45": "".join(f"<arg_key>{key}</arg_key><arg_value>1</arg_value>" for key in "abcdef"),
     }
     if tools.name in called:
         text = {
             "qwen3_coder": f"<function=f>\n{called[tools.name]}</function>",
+            "minimax_m2": f'<minimax:tool_call>\n<invoke name="f">\n{called[tools.name]}</invoke>',
             "glm45": f"<tool_call>f\n{called[tools.name]}</tool_call>",
         }
         ((kind, name, arguments),) = read(tools.name, text[tools.name], tags=False, schemas={"f": schema})
