@@ -13,8 +13,8 @@ from pilotlight.engine.text.formats.subschemas import with_subschemas
 TEXT = r"/(.|\n)*/"
 # Rule of the line ends after reasoning and after a call. It is bounded, like white space in documents, because a model might output nothing else.
 GAP = r"/\n{0,2}/"
-# Optional white space inside a document: a few spaces, or a line end and indentation.
-WHITE_SPACE = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
+# Optional white space inside a document: a space, or a line end and indentation. Weak models otherwise fill answers with spaces.
+WHITE_SPACE = r"[ \t]|\r?\n[ \t]{0,64}"
 _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri",
     "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
