@@ -51,12 +51,12 @@ class ToolFormat(NamedTuple):
         return self.names is None or (self.names.fullmatch(name) is not None and name == name.strip())
 
 
-def _function_tags(name: str, form: function_tags.Form, told_by: tuple[str, ...]) -> ToolFormat:
+def _function_tags(name: str, form: function_tags.TagForm, told_by: tuple[str, ...]) -> ToolFormat:
     read, write = partial(function_tags.read, form=form), partial(function_tags.write, form=form)
     return ToolFormat(name, form.tags, read, write, told_by, form.names)
 
 
-def _cohere(name: str, frame: cohere.Frame) -> ToolFormat:
+def _cohere(name: str, frame: cohere.AnswerFrame) -> ToolFormat:
     read, write = partial(cohere.read, frame=frame), partial(cohere.write, frame=frame)
     return ToolFormat(name, frame.tags, read, write, (cohere.ACTION, frame.open), frames_text=True)
 

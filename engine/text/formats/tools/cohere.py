@@ -20,7 +20,7 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
-class Frame(NamedTuple):
+class AnswerFrame(NamedTuple):
     """The markers around text."""
 
     open: str
@@ -31,10 +31,10 @@ class Frame(NamedTuple):
         return (ACTION, ACTION_END, *self)
 
 
-RESPONSE, SPOKEN = Frame("<|START_RESPONSE|>", "<|END_RESPONSE|>"), Frame("<|START_TEXT|>", "<|END_TEXT|>")
+RESPONSE, SPOKEN = AnswerFrame("<|START_RESPONSE|>", "<|END_RESPONSE|>"), AnswerFrame("<|START_TEXT|>", "<|END_TEXT|>")
 
 
-def read(s: Scanner, frame: Frame) -> Reading[None]:
+def read(s: Scanner, frame: AnswerFrame) -> Reading[None]:
     """Parse text and calls to the end of the answer."""
     action, action_end, opens, closes = (s.markers[tag] for tag in frame.tags)
     words = (opens, closes, action) if s.schemas else (opens, closes)
@@ -57,7 +57,7 @@ def read(s: Scanner, frame: Frame) -> Reading[None]:
             yield from s.skip(action_end)
 
 
-def write(grammar: Grammar, rules: AnswerRules, markers: Markers, frame: Frame) -> None:
+def write(grammar: Grammar, rules: AnswerRules, markers: Markers, frame: AnswerFrame) -> None:
     """Add the rules of an answer to the grammar."""
     opens, closes = (f"({markers.lark(tag)})?" for tag in frame)
     if rules.document is not None:

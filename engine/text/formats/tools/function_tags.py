@@ -25,7 +25,7 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 from pilotlight.engine.text.formats.tools import tagged
 
 
-class Form(NamedTuple):
+class TagForm(NamedTuple):
     """The tags of a model."""
 
     open: str
@@ -52,9 +52,9 @@ class Form(NamedTuple):
         return f'{self.quote} string="{is_string}">' if self.is_typed else f"{self.quote}>"
 
 
-QWEN = Form("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", padding="\n")
+QWEN = TagForm("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", padding="\n")
 SEED = QWEN._replace(open="<seed:tool_call>", close="</seed:tool_call>", padding="")
-MINIMAX = Form(
+MINIMAX = TagForm(
     "<minimax:tool_call>",
     "</minimax:tool_call>",
     '<invoke name="',
@@ -66,7 +66,7 @@ MINIMAX = Form(
 )
 DSML = "｜DSML｜"  # a token that is not special, so that the tags are text
 DEEPSEEK_V32, DEEPSEEK_V4 = (
-    Form(
+    TagForm(
         f"<{DSML}{section}>",
         f"</{DSML}{section}>",
         f'<{DSML}invoke name="',
@@ -82,7 +82,7 @@ DEEPSEEK_V32, DEEPSEEK_V4 = (
 _QUOTED_NAME = re.compile(r'[^<>"\n\ud800-\udfff]+')
 
 
-def read(s: Scanner, form: Form) -> Reading[None]:
+def read(s: Scanner, form: TagForm) -> Reading[None]:
     """Parse text and calls to the end of the answer."""
     opens, closes, function, function_end, parameter, parameter_end = (s.markers[tag] for tag in form.tags)
     of_string, of_other = form.key_end("true"), form.key_end("false")
@@ -126,7 +126,7 @@ def read(s: Scanner, form: Form) -> Reading[None]:
         words = outside if (yield from s.skip(closes)) else (opens, function)
 
 
-def write(grammar: Grammar, rules: AnswerRules, markers: Markers, form: Form) -> None:
+def write(grammar: Grammar, rules: AnswerRules, markers: Markers, form: TagForm) -> None:
     """Add the rules of an answer to the grammar."""
     parameter, name_end, line_end = markers.lark(form.parameter), f"{form.quote}>", quoted("\n")
     tags = tagged.ValueGrammar(

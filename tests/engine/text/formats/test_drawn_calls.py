@@ -71,7 +71,7 @@ def _deepseek(form: str) -> Callable[[list[Call]], str]:
     return write
 
 
-def _function_tags(form: function_tags.Form) -> Callable[[list[Call]], str]:
+def _function_tags(form: function_tags.TagForm) -> Callable[[list[Call]], str]:
     end, padding = f"{form.quote}>", form.padding
 
     def one(name: str, arguments: dict[str, Any]) -> str:
