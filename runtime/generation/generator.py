@@ -127,8 +127,9 @@ def _with_end_tokens(model: AwakeModel, request: ValidGeneration) -> ValidGenera
     A stop string that is a special token, such as `<|endoftext|>`, never occurs in text. An insertion also ends at the model's tokens for that.
     """
     sampling = request.sampling
-    stops = map(model.text.tokenizer.added_token_id, sampling.stop)
-    ends = [*sampling.stop_token_ids, *(token_id for token_id in stops if token_id is not None)]
+    tokenizer = model.text.tokenizer
+    stops = map(tokenizer.added_token_id, sampling.stop)
+    ends = [*sampling.stop_token_ids, *(each for each in stops if each is not None and tokenizer.is_special(each))]
     if isinstance(request.prompt, Insertion):
         ends += fill_in_of(model, request).end_token_ids
     return replace(request, sampling=replace(sampling, stop_token_ids=tuple(ends)))

@@ -40,15 +40,15 @@ def with_single_calls(messages: Messages) -> Messages:
         if len(calls) < 2:
             written.append(message)
             continue
-        results = []
+        results: dict[str | None, list[dict[str, Any]]] = {}  # by the id of their call
         while remaining and remaining[0]["role"] == "tool":
-            results.append(remaining.popleft())
+            result = remaining.popleft()
+            results.setdefault(result.get("tool_call_id"), []).append(result)
         for number, one in enumerate(calls):
             said = message if number == 0 else {"role": message["role"], "content": ""}
             written.append({**said, "tool_calls": [one]})
-            written += [result for result in results if result.get("tool_call_id") == one.get("id")]
-        known = {one.get("id") for one in calls}
-        written += [result for result in results if result.get("tool_call_id") not in known]
+            written += results.pop(one.get("id"), ())
+        written += (result for others in results.values() for result in others)
     return tuple(written)
 
 

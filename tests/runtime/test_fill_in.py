@@ -110,6 +110,14 @@ def test_each_vocabulary_has_its_form(vocabulary: tuple[str, ...], prompt: str |
     assert found is None or found.end_token_ids == tuple(range(len(vocabulary)))
 
 
+async def test_a_stop_string_that_is_text_is_no_stop_token(make_site: SiteMaker, token_ids: dict[str, int]) -> None:
+    async with make_site(launcher=launcher()) as site:
+        body = {"model": "tiny", "prompt": "a", "stop": ["<|file_sep|>", "<|im_start|>"]}
+        assert (await call(site.app, COMPLETIONS, body)).status == 200
+        assert site.engine.submits[0].sampling.stop_token_ids == ids("<|im_start|>")
+        assert token_ids["<|file_sep|>"] not in site.engine.submits[0].sampling.stop_token_ids
+
+
 async def test_a_streamed_answer_is_the_same(make_site: SiteMaker, token_ids: dict[str, int]) -> None:
     assert token_ids
     async with make_site(launcher=launcher()) as site:

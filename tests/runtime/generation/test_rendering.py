@@ -114,12 +114,12 @@ SINGLE = (
 @KINDS
 async def test_a_template_with_one_call_per_message_gets_each_call_before_its_result(is_trusted: bool) -> None:
     """Several calls that Llama 3 made at once were refused in the next request, whose history contains them."""
-    calls = [{"id": name, "function": {"name": "f", "arguments": {}}} for name in "ab"]
+    calls = [{"id": name, "function": {"name": "f", "arguments": {}}} for name in "abb"]
     results = [{"role": "tool", "tool_call_id": name, "content": f"r{name}"} for name in "bac"]
     assistant = {"role": "assistant", "content": "I look.", "tool_calls": calls}
     conversation = Conversation((*SAID.messages, assistant, *results, *BYE.messages))
     text = await made(SINGLE, is_trusted=is_trusted).text(conversation, is_short=True)
-    assert text == "user:Hi;assistant:I look.a;tool:ra;assistant:b;tool:rb;tool:rc;user:Bye;"
+    assert text == "user:Hi;assistant:I look.a;tool:ra;assistant:b;tool:rb;assistant:b;tool:rc;user:Bye;"
 
 
 CUT = Conversation((*CALLED.messages[:1], {"role": "assistant", "content": "", "tool_calls": [

@@ -9,6 +9,7 @@ are dropped: templates number all calls of a conversation again. Sources: the ch
 Code.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from pilotlight.engine.text.formats import values
@@ -16,6 +17,7 @@ from pilotlight.engine.text.formats.grammars import TEXT, Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
+from pilotlight.engine.text.formats.tools import json_lists
 
 ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 
@@ -45,11 +47,7 @@ def read(s: Scanner, frame: AnswerFrame) -> Reading[None]:
             continue
         before = s.out.num_calls
         yield from s.beyond_space()
-        if (yield from s.skip("[")):
-            while (yield from values.call(s, name_key="tool_name")):
-                yield from s.beyond_space()
-                if not (yield from s.skip(",")):
-                    break
+        yield from json_lists.calls(s, partial(values.call, name_key="tool_name"))
         if s.out.num_calls == before or s.was_cut:
             s.unread(action)
         else:
