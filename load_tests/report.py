@@ -85,6 +85,7 @@ REGIONS: dict[str, Region] = {
     "routing-scale": Region(routing.scale_rows, ("edge_router/routing",), "routing"),
     "routing-table": Region(routing.table_rows, ("edge_router/routing",), "routing"),
     "router-overhead": Region(router.overhead, ROUTER),
+    "router-features": Region(router.features, ROUTER, "router-overhead"),
     "metered": Region(router.overhead, ROUTER),
     "account-timing": Region(router.account_timing, SITE),
     "http-servers": Region(router.http_servers, ("wire",)),
@@ -146,7 +147,7 @@ MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "prefill-decode": ("prefill-decode",),
     "speculation": ("speculation", "drafts-plot", "speculation-steps"),
     "routing": tuple(name for name in REGIONS if name.startswith("routing")),
-    "router": ("router-overhead", "metered", "account-timing", "http-servers", "request-path"),
+    "router": ("router-overhead", "router-features", "metered", "account-timing", "http-servers", "request-path"),
     "failures": (
         "site-death",
         "cascade",

@@ -89,8 +89,10 @@ class ScatteredNetwork(LocalNetwork):
         names: Sequence[str] | None = None,
         expected: Sequence[str] | None = None,
         start_timeout_s: float = 90.0,
+        workers: int = 1,
     ) -> None:
         super().__init__(start_timeout_s)
+        self.workers = workers  # processes of the router
         self._differently = differently or {}
         self._names, self._expected = names, expected
         self.members: dict[str, Member] = {}
@@ -179,9 +181,10 @@ class ScatteredNetwork(LocalNetwork):
             **os.environ, HOP_SECRET_ENV: SECRET, "XDG_STATE_HOME": str(self.folder / name),
             "PILOTLIGHT_PARENT_PID": str(os.getpid()), **how.environment,
         }  # fmt: skip
-        return Member(
-            name, [*how.wrapper, sys.executable, "-m", module, str(file)], environment, self.folder / f"{name}.log"
-        )
+        command = [*how.wrapper, sys.executable, "-m", module, str(file)]
+        if name == ROUTER and self.workers > 1:
+            command += ["--workers", str(self.workers)]
+        return Member(name, command, environment, self.folder / f"{name}.log")
 
     def _keep(self) -> None:
         while not self._stopped.wait(1.0):

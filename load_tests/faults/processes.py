@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import orjson
 import psutil
@@ -29,6 +30,7 @@ def rows() -> list[Row]:
         Row("SIGTERM twenty times to all sites at once", end_all_sites, pause_s=2 * PAUSE_S),
         Row("kill the router", kill_router, may_be_cut=True),
         Row("SIGTERM three times to the router", end_router, may_be_cut=True),
+        Row("kill one of the router's workers", kill_worker, may_be_cut=True, needs_workers=True),
     ]  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def kill_standby(it: Strike) -> None:
 
 
 def freeze_router(it: Strike) -> None:
-    frozen(it, [it.network.members[ROUTER].process.pid], 12)
+    frozen(it, [it.network.members[ROUTER].process.pid, *(worker.pid for worker in workers(it))], 12)
 
 
 def rolling_restart(it: Strike) -> None:
@@ -143,6 +145,28 @@ def end_all_sites(it: Strike) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def workers(it: Strike) -> list[psutil.Process]:
+    """Return the router's workers; none if it is one process."""
+    return list(psutil.Process(it.network.members[ROUTER].process.pid).children())
+
+
+def kill_worker(it: Strike) -> None:
+    """Kill the worker with the most streams. No other stream may end with an error."""
+    port = urlsplit(it.network.url).port
+
+    def num_streams(worker: psutil.Process) -> int:
+        return len([each for each in worker.net_connections("tcp") if each.raddr and each.laddr.port == port])
+
+    fullest = max(workers(it), key=num_streams)
+    streams = num_streams(fullest)
+    fullest.kill()
+    _until(lambda: _answers(it), 30, "the router answers again")
+    ended = sum(mine.error is not None for mine in it.heard)
+    it.notes |= {"streams_of_the_killed": streams, "ended": ended}
+    if ended > streams:
+        raise RuntimeError(f"{ended} streams have ended with an error, but the killed worker had {streams}")
 
 
 def kill_router(it: Strike) -> None:

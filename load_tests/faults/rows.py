@@ -55,13 +55,14 @@ class Row:
     may_be_refused: bool = False  # requests may get 429 and 503, no other error
     ends_healthy: bool = True
     needs_filter: bool = False
+    needs_workers: bool = False  # the router has several
 
 
-def run_row(row: Row, expected: Sequence[Heard], bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def run_row(row: Row, expected: Sequence[Heard], bodies: Sequence[dict[str, Any]], workers: int = 1) -> dict[str, Any]:
     began = time.monotonic()
     try:
         with (
-            ScatteredNetwork(row.differently, row.names, row.expected) as network,
+            ScatteredNetwork(row.differently, row.names, row.expected, workers=workers) as network,
             Links() as links,
         ):
             return {**_under_fault(row, network, links, expected, bodies), "row_s": round(time.monotonic() - began, 1)}

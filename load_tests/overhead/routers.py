@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +25,14 @@ from load_tests.overhead.trivial_site import MODEL, NAME
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
 KEY = "sk-overhead"  # LiteLLM's proxy requires a key; all routers get the same request
+SECRET = "the secret of a measurement"
 START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
 BEFORE = "before"  # ours from an older checkout
 METERED = "pilotlight, metered"  # with all features for paying clients
 SHARED = "pilotlight, shared limits"  # METERED, and its limits are shared with other routers
+TWO_WORKERS = "pilotlight, 2 workers"
 
 
 class Running(NamedTuple):
@@ -88,14 +90,29 @@ def running(names: list[str], peers: Path, quotas: str = "", before: Path | None
         started = [stack.enter_context(trivial_site(folder))]
         site = started[0].url
         if before is not None:
-            started.append(stack.enter_context(our_router(BEFORE, folder, site, "", before)))
+            started.append(stack.enter_context(our_router(BEFORE, folder, site, tree=before)))
         for name in names:
+            if name == TWO_WORKERS:
+                started.append(stack.enter_context(our_router(name, folder, site, arguments=("--workers", "2"))))
+                continue
             if (found := _command(name, peers, site, folder, quotas)) is None:
                 print(f"{name} is left out: {peers / name} has no such environment (make peers)", file=sys.stderr)
                 continue
             command, port, version = found
             started.append(stack.enter_context(_process(name, command, f"http://127.0.0.1:{port}", folder, version)))
         yield started
+
+
+@contextmanager
+def running_features() -> Iterator[list[Running]]:
+    """Run a router without settings, and one with each feature."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-features-")))
+        site = stack.enter_context(trivial_site(folder)).url
+        yield [
+            stack.enter_context(our_router(name, folder, site, tables, secret=secret))
+            for name, tables, secret in _features(folder, site)
+        ]
 
 
 @contextmanager
@@ -107,11 +124,19 @@ def trivial_site(folder: Path) -> Iterator[Running]:
 
 
 @contextmanager
-def our_router(name: str, folder: Path, site: str, tables: str, tree: Path = ROOT) -> Iterator[Running]:
+def our_router(
+    name: str,
+    folder: Path,
+    site: str,
+    tables: str = "",
+    tree: Path = ROOT,
+    arguments: Sequence[str] = (),
+    secret: str = SECRET,
+) -> Iterator[Running]:
     """Run a router of ours. `tables`: TOML after [door]; KEY must be accepted. `tree`: the checkout."""
     (port,) = free_ports(1)
-    command = _our_command(port, folder, site, tables)
-    with _process(name, command, f"http://127.0.0.1:{port}", folder, "", tree) as router:
+    command = [*_our_command(port, folder, site, tables), *arguments]
+    with _process(name, command, f"http://127.0.0.1:{port}", folder, "", tree, secret) as router:
         yield router
 
 
@@ -139,26 +164,51 @@ def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tu
     return peer.command(environment, site, port, folder), port, asked.stdout.strip()
 
 
+# No limit is reached.
+_LIMITS = "requests_per_min = 1e9\ntokens_per_min = 1e12\nmax_open = 100_000\n"
+_QUOTAS = "tokens_per_day = 1_000_000_000_000\ncost_per_day = 1e9\n"
+
+
 def _metering(ledger: Path, quotas: str) -> str:
     """Return settings of a metered router, which follow [door].
 
-    They require a key, and have an account with every kind of limit (none is reached), prices and a ledger.
+    They require a key, and have an account with every kind of limit, prices and a ledger.
     """
+    return _account(_LIMITS + _QUOTAS) + _ledger(ledger) + (f'[quotas]\nstore = "{quotas}"\n' if quotas else "")
+
+
+def _account(limits: str = "") -> str:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    limits = "requests_per_min = 1e9\ntokens_per_min = 1e12\nmax_open = 100_000\ntokens_per_day = 1_000_000_000_000\ncost_per_day = 1e9"
-    tables = f'require_key = true\n[[keys]]\nname = "load"\nkey_sha256 = "{digest}"\naccount = "acme"\n[[accounts]]\nname = "acme"\n{limits}\n'
-    tables += f'[ledger]\ndirectory = "{ledger}"\n[[prices]]\nmodel = "*"\ninput = 1.0\noutput = 2.0\n'
-    return tables + (f'[quotas]\nstore = "{quotas}"\n' if quotas else "")
+    key = f'require_key = true\n[[keys]]\nname = "load"\nkey_sha256 = "{digest}"\naccount = "acme"\n'
+    return f'{key}[[accounts]]\nname = "acme"\n{limits}'
+
+
+def _ledger(directory: Path) -> str:
+    return f'[ledger]\ndirectory = "{directory}"\n[[prices]]\nmodel = "*"\ninput = 1.0\noutput = 2.0\n'
+
+
+def _features(folder: Path, site: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each feature's name, settings and network secret.
+    Traces are sent to the site, which ignores them."""
+    yield "no network secret", "", ""
+    yield "nothing but the secret", "", SECRET
+    yield "keys", _account(), SECRET
+    yield "keys, limits", _account(_LIMITS), SECRET
+    yield "ledger", _ledger(folder / "ledger"), SECRET
+    yield "keys, ledger, daily quotas", _account(_QUOTAS) + _ledger(folder / "quotas"), SECRET
+    yield "objectives", '[[objectives]]\nmodel = "*"\nanswered = 0.999\n', SECRET
+    yield "traces", f'[telemetry]\notlp = "{site}"\n', SECRET
+    yield "access log", "[telemetry]\naccess_log = true\n", SECRET
 
 
 @contextmanager
 def _process(
-    name: str, command: list[str], url: str, folder: Path, version: str, tree: Path = ROOT
+    name: str, command: list[str], url: str, folder: Path, version: str, tree: Path = ROOT, secret: str = SECRET
 ) -> Iterator[Running]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(tree),
-        HOP_SECRET_ENV: "the secret of a measurement",
+        HOP_SECRET_ENV: secret,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     if command[0] != sys.executable:

@@ -5,8 +5,10 @@ python -m load_tests.scenarios.router_overhead
 Requests go to a site that computes nothing, directly and through each router in turn, for several rounds. Figures are medians over rounds of the
 difference to direct requests. Each stream carries 50 tokens a second, and a token's delay counts from the time at which the site wrote it. Client,
 site and router share the machine's cores: at high rates each waits for the others, so rates are given per second of the router's processor time as
-well as per second of the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a stream's first token by no
-more than vllm-router delays it; the rate is ten times LiteLLM's, and 400 prompts of 220 KB per second and core.
+well as per second of the clock. The cost of each feature is the processor time of a router with its settings beside one without.
+
+Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a stream's first token by no more than vllm-router delays it; the
+rate is ten times LiteLLM's, and 400 prompts of 220 KB per second and core.
 """
 
 import argparse
@@ -22,7 +24,17 @@ from rich.console import Console
 from rich.table import Table
 
 from load_tests.overhead.client import Heard, idle_streams, load, request
-from load_tests.overhead.routers import BEFORE, KEY, NOBODY, OURS, PEERS, Running, running
+from load_tests.overhead.routers import (
+    BEFORE,
+    KEY,
+    NOBODY,
+    OURS,
+    PEERS,
+    TWO_WORKERS,
+    Running,
+    running,
+    running_features,
+)
 from load_tests.overhead.trivial_site import IDLE
 from load_tests.records import write_record
 from pilotlight.wire.http.listen import raise_file_limit
@@ -48,12 +60,15 @@ TASKS = (
     Task("requests, 64 connections", 64, KB, 0, 1.0),
     Task("requests, 220 KB, 16 connections", 16, 220 * KB, 0, 1.0),
 )
+PRICED = (TASKS[1], TASKS[5])  # tasks in which each feature is measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=Path(".peers"))
-    parser.add_argument("--only", default=",".join([OURS, *PEERS]), help="routers, separated by commas")
+    parser.add_argument(
+        "--only", default=";".join([OURS, TWO_WORKERS, *PEERS]), help="routers, separated by semicolons"
+    )
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout, for comparison")
     parser.add_argument("--tasks", default="", help="only tasks whose names contain this text")
     parser.add_argument("--rounds", type=int, default=3)
@@ -66,11 +81,13 @@ def main() -> None:
     raise_file_limit()
     console = Console(width=150)
     tasks = [task for task in TASKS if options.tasks in task.name]
-    with running(options.only.split(","), options.peers.absolute(), before=options.before) as routers:
+    with running(options.only.split(";"), options.peers.absolute(), before=options.before) as routers:
         versions = {router.name: router.version for router in routers if router.version}
         rounds = uvloop.run(measure(routers, tasks, options.rounds, options.seconds, console))
         ours = next((router for router in routers if router.name == OURS), None)
         idle = uvloop.run(beside_idle(ours, options.idle, options.seconds, console)) if ours and options.idle else None
+    with running_features() as featured:
+        priced = uvloop.run(measure(featured, PRICED, options.rounds, options.seconds, console))
     results: dict[str, Any] = {
         "rounds": options.rounds,
         "seconds": options.seconds,
@@ -79,6 +96,7 @@ def main() -> None:
         "targets": TARGETS,
         "beside_idle_streams": idle,
         "rows": [row(task, name, rounds) for task in tasks for name in rounds[0][task.name]],
+        "features_cpu_us": {router.name: features_us(router.name, priced) for router in featured},
     }
     if options.before:
         results["ratio_to_before"] = {task.name: ratio_to_before(task, rounds) for task in tasks}
@@ -163,6 +181,11 @@ def row(task: Task, name: str, rounds: Sequence[Round]) -> dict[str, Any]:
     return {"task": task.name, "router": name, **figures}
 
 
+def features_us(name: str, rounds: Sequence[Round]) -> dict[str, float]:
+    """Return a router's processor time for each answer of each task, in microseconds: medians of rounds."""
+    return {task.name: round(1e3 * median(made[task.name][name]["cpu_ms"] for made in rounds), 1) for task in PRICED}
+
+
 def ratio_to_before(task: Task, rounds: Sequence[Round]) -> dict[str, float]:
     """Return how many times the older router's rates this one has, as medians of rounds."""
     pairs = [(made[task.name][OURS], made[task.name][BEFORE]) for made in rounds]
@@ -210,6 +233,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
         table.add_row(*cells)
         last = line["task"]
     console.print(table)
+    console.print_json(data=results["features_cpu_us"])
     if results["beside_idle_streams"]:
         console.print_json(data=results["beside_idle_streams"])
     for task, ratios in results.get("ratio_to_before", {}).items():

@@ -33,6 +33,14 @@ def overhead(results: Record) -> Iterable[list[str]]:
             yield [f"{task}: per second, per second of its processor time", *cells]
 
 
+def features(results: Record) -> Iterable[list[str]]:
+    """Show the processor time of an answer for each feature."""
+    found: dict[str, dict[str, float]] = results["features_cpu_us"]
+    yield ["processor time, us", *(f"each answer, {task}" for task in next(iter(found.values())))]
+    for name, times in found.items():
+        yield [name, *(f"{us:,.0f}" for us in times.values())]
+
+
 def account_timing(results: Record) -> Iterable[list[str]]:
     """Show how much an account could learn about another one's prompts."""
     yield [
@@ -87,10 +95,20 @@ def http_servers(results: Record) -> Iterable[list[str]]:
 
 
 def faults(results: Record) -> Iterable[list[str]]:
-    yield ["", "streams", "with the undisturbed run's tokens", "longest pause, s"]
-    for row in results["rows"]:
-        if "skipped" not in row:
-            yield [row["fault"], str(row["streams"]), str(row["same"]), f"{row['longest_pause_s']:.1f}"]
+    """Show a line for each fault, and columns for each number of the router's workers."""
+    found = {(row["fault"], row["workers"]): row for row in results["rows"] if "skipped" not in row}
+    workers = sorted({number for _, number in found})
+    yield [
+        "workers of the router",
+        *(words for number in workers for words in (f"{number}: same tokens", "longest pause, s")),
+    ]
+    for fault in dict.fromkeys(fault for fault, _ in found):
+        cells: list[str] = []
+        for row in (found.get((fault, number)) for number in workers):
+            cells += (
+                ("-", "-") if row is None else (f"{row['same']} of {row['streams']}", f"{row['longest_pause_s']:.1f}")
+            )
+        yield [fault, *cells]
 
 
 def attacks(results: Record) -> Iterable[list[str]]:
