@@ -8,7 +8,6 @@ namespace are reported as not run on a machine without these.
 """
 
 import argparse
-import itertools
 import sys
 from typing import Any
 
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from load_tests.faults import beliefs, files, limits, network, processes
 from load_tests.faults.links import can_filter, in_own_namespace
-from load_tests.faults.rows import run_row, undisturbed
+from load_tests.faults.rows import Row, run_row, undisturbed
 from load_tests.records import write_record
 
 MODULE = "load_tests.scenarios.faults"
@@ -33,9 +32,9 @@ def main() -> int:
     in_own_namespace(MODULE, sys.argv[1:])
     console = Console()
     results: list[dict[str, Any]] = []
-    rows = [row for part in (processes, network, limits, beliefs, files) for row in part.rows()]
     runs: dict[tuple[int, int], Any] = {}
-    for row, workers in itertools.product(rows, options.workers):
+    # Rows have folders of their own, so each number of workers has new rows.
+    for workers, row in [(workers, row) for workers in options.workers for row in new_rows()]:
         if options.only not in row.name or (row.needs_workers and workers == 1):
             continue
         if row.needs_filter and not can_filter():
@@ -52,6 +51,10 @@ def main() -> int:
     if not options.no_record:
         console.print(f"Record: {write_record('faults', {'rows': results})}", soft_wrap=True)
     return 1 if any(result.get("wrong") for result in results) else 0
+
+
+def new_rows() -> list[Row]:
+    return [row for part in (processes, network, limits, beliefs, files) for row in part.rows()]
 
 
 def show(console: Console, results: list[dict[str, Any]]) -> None:
