@@ -13,7 +13,7 @@ import orjson
 
 import pilotlight.engine
 from load_tests.faults.members import Differently
-from load_tests.faults.processes import kill_site
+from load_tests.faults.processes import kill_and_await, kill_site
 from load_tests.faults.rows import Fault, Row, Strike
 
 SITES = ("ams1", "iad1", "sin1")
@@ -66,11 +66,8 @@ def _in_cache(cache: Path, damage: Damage) -> Fault:
         for file in files:
             damage(file)
         it.notes["damaged"] = [file.name for file in files]
-        for site in it.network.site_urls:
-            kill_site(it, site)
-        time.sleep(1)
         began = time.monotonic()
-        it.network.wait_until_up()
+        kill_and_await(it, it.network.site_urls)
         it.notes["up_again_after_s"] = round(time.monotonic() - began, 1)
 
     return strike
@@ -100,9 +97,7 @@ def _in_tier(folder: Path, damage: Damage) -> Fault:
         for file in files:
             damage(file)
         it.notes["damaged"] = len(files)
-        kill_site(it, "ams1")
-        time.sleep(1)
-        it.network.wait_until_up(("ams1",))
+        kill_and_await(it, ("ams1",))
 
     return strike
 

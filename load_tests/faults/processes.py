@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 import orjson
@@ -59,6 +59,19 @@ def kill_site(it: Strike, site: str) -> None:
     host = engine(it, site)
     it.network.members[site].process.kill()
     _kill(host)
+
+
+def kill_and_await(it: Strike, sites: Iterable[str]) -> None:
+    """Kill sites; return when they have started again and the router finds them healthy."""
+    starts = {site: it.network.members[site].starts for site in sites}
+
+    def is_back(site: str) -> bool:
+        return it.network.members[site].starts > starts[site] and _is_ready(it.network.site_urls[site])
+
+    for site in starts:
+        kill_site(it, site)
+    _until(lambda: all(map(is_back, starts)), 90, "the killed sites are ready again")
+    it.network.wait_until_up(list(starts))
 
 
 def kill_every_engine(it: Strike) -> None:
@@ -195,6 +208,14 @@ def _answers(it: Strike) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:

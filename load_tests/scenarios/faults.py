@@ -33,7 +33,7 @@ def main() -> int:
     console = Console()
     results: list[dict[str, Any]] = []
     runs: dict[tuple[int, int], Any] = {}
-    # Rows have folders of their own, so each number of workers has new rows.
+    # Rows damage files in their folders, so each number of workers needs new rows.
     for workers, row in [(workers, row) for workers in options.workers for row in new_rows()]:
         if options.only not in row.name or (row.needs_workers and workers == 1):
             continue
