@@ -12,7 +12,7 @@ from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats.grammars import Grammar
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parser import Reader
-from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.parts import AnswerRules, Speller
 from pilotlight.engine.text.formats.tools import (
     cohere,
     deepseek,
@@ -44,6 +44,7 @@ class ToolFormat(NamedTuple):
     frames_all: bool = False  # True if reasoning and answers without calls have this form, too
     frames_text: bool = False  # True if answers without calls have this form, too, but reasoning has the usual form
     is_marked: bool = True  # True if the first marker starts each call or section of calls, and nothing else
+    spell: Speller = hermes.spell  # writes calls of earlier messages that the template omits
     efforts: tuple[str, ...] = ()  # reasoning efforts that models with this format know; if empty, the template decides
 
     def allows(self, name: str) -> bool:
@@ -81,12 +82,14 @@ FORMATS = (
     _function_tags("seed_oss", function_tags.SEED, (function_tags.SEED.open,)),
     _function_tags("qwen3_coder", function_tags.QWEN, (function_tags.QWEN.function, function_tags.QWEN.parameter)),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
-    ToolFormat("granite", GRANITE.tags, GRANITE.read, GRANITE.write, GRANITE.opens[:1]),
+    ToolFormat("granite", GRANITE.tags, GRANITE.read, GRANITE.write, GRANITE.opens[:1], spell=GRANITE.spell),
     ToolFormat("nemotron_json", NEMOTRON.tags, NEMOTRON.read, NEMOTRON.write, NEMOTRON.opens),
     ToolFormat("hunyuan_a13b", HUNYUAN.tags, HUNYUAN.read, HUNYUAN.write, ("助手：", *HUNYUAN.opens)),
     ToolFormat("apertus", APERTUS.tags, APERTUS.read, APERTUS.write, APERTUS.opens, ends_thinking=APERTUS.opens),
-    ToolFormat("lfm2", LFM2.tags, LFM2.read, LFM2.write, ("List of tools: ", "<|im_start|>"), pythonic.NAME),
-    ToolFormat("olmo3", OLMO3.tags, OLMO3.read, OLMO3.write, (OLMO3.open, "<functions>"), pythonic.NAME),
+    ToolFormat("lfm2", LFM2.tags, LFM2.read, LFM2.write, ("List of tools: ", "<|im_start|>"), pythonic.NAME,
+               spell=LFM2.spell),
+    ToolFormat("olmo3", OLMO3.tags, OLMO3.read, OLMO3.write, (OLMO3.open, "<functions>"), pythonic.NAME,
+               spell=OLMO3.spell),
     ToolFormat("llama3_json", llama_tools.TAGS, llama_tools.read, llama_tools.write, ("dictionary of argument name",), is_marked=False),
     ToolFormat("pythonic", pythonic.TAGS, pythonic.read, pythonic.write, ("[func_name1(",), pythonic.CALLABLE, is_marked=False),
 )  # fmt: skip

@@ -240,6 +240,17 @@ def check(name: str, drawing: random.Random) -> None:
     assert found == calls, (name, text, whole)
 
 
+@pytest.mark.parametrize("name", ["hermes", "granite", "lfm2", "olmo3"])
+def test_calls_that_a_format_writes_into_a_history_are_those_that_it_reads(name: str) -> None:
+    spell = next(each.spell for each in FORMATS if each.name == name)
+    values = {"s": 'a "b"\n日', "n": -1, "b": True, "z": None, "l": [1, "x"], "o": {"k": [True, {"q": None}]}}
+    calls = [("f", values), ("run-it_2", {}), ("note", {"t": ""})]
+    found = read_calls(name, spell(calls), [], tags=True)
+    assert [(part[0], part[1], json.loads(part[2])) for part in found if part[0] == "call"] == [
+        ("call", *call) for call in calls
+    ]
+
+
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])
 def test_drawn_calls_are_read_the_same_however_they_are_cut_and_show_no_markup(name: str) -> None:
     drawing = random.Random(name)
