@@ -17,6 +17,7 @@ _TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
 }
+REASONING = "reasoning"  # of the assistant, which Ministral's templates expect as a part of content
 MESSAGES_OF = "messages of the role"
 LATER_SYSTEM = "system messages after the first message"
 CALLS = "tool calls"  # of messages whose content is an empty string
@@ -26,7 +27,7 @@ _ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's pr
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:
-    """Return the roles whose content the template expects as a list of parts.
+    """Return the roles whose content the template expects as a list of parts, and REASONING if reasoning is one of them.
 
     For these roles it renders content only if that is in parts.
     """
@@ -34,19 +35,25 @@ def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozense
     for role in _ROLES:
         if not _shows(template, special_tokens, role, roles) and _shows(template, special_tokens, role, roles | {role}):
             roles |= {role}
-    return roles
+    shown, as_part, as_other_part = (
+        _rendered(template, special_tokens, messages, roles)
+        for messages in (_reasoning(), _reasoning_part("thinking"), _reasoning_part("other"))
+    )
+    # Some templates print parts that they do not expect.
+    return roles | {REASONING} if shown is False and as_part and not as_other_part else roles
 
 
 def with_parts(messages: Messages, roles: frozenset[str]) -> Messages:
     """Return the messages, with the content of these roles as a list of parts."""
-    if not roles:
-        return messages
-    return [
-        {**message, "content": [{"type": "text", "text": content}]}
-        if message.get("role") in roles and isinstance(content := message.get("content"), str)
-        else message
-        for message in messages
-    ]
+    return [_with_parts(message, roles) for message in messages] if roles else messages
+
+
+def _with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any]:
+    content, thoughts = message.get("content"), message.get("reasoning_content") if REASONING in roles else None
+    if not (thoughts or message.get("role") in roles) or not isinstance(content, str):
+        return message
+    parts = [{"type": "thinking", "thinking": thoughts}] if thoughts else []
+    return {**message, "content": [*parts, {"type": "text", "text": content}]}
 
 
 def lost_places(
@@ -139,7 +146,16 @@ def _probing(role: str) -> Messages:
     return _calling("", {}, result=_PROBE)
 
 
-def _calling(content: str | None, arguments: Any, result: str = "Done") -> Messages:
+def _reasoning() -> Messages:
+    user, asking, result = _calling("", {})
+    return [user, {**asking, "reasoning_content": _PROBE, "reasoning": _PROBE, "thinking": _PROBE}, result]
+
+
+def _reasoning_part(kind: str) -> Messages:
+    return _calling([{"type": kind, "thinking": _PROBE}, {"type": "text", "text": ""}], {})
+
+
+def _calling(content: str | list[dict[str, str]] | None, arguments: Any, result: str = "Done") -> Messages:
     name = "call12345"  # nine characters, as Mistral's templates require
     call = {"id": name, "type": "function", "function": {"name": "f", "arguments": arguments}}
     return [

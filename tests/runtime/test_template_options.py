@@ -49,6 +49,26 @@ async def test_a_prompt_is_rendered_as_the_request_says(
         assert await prompt_of(site, **fields) == prompt
 
 
+@pytest.mark.parametrize(
+    ("source", "prompts"),
+    [
+        ("{{ enable_thinking }}", ("", "True", "False")),
+        ("{{ thinking }}", ("", "True", "False")),
+        ("{{ thinking_mode }}", ("", "enabled", "disabled")),
+        ("{{ thinking_budget if thinking_budget is defined else -1 }}", ("-1", "-1", "0")),
+    ],
+)
+async def test_reasoning_is_turned_on_and_off_by_the_variable_that_a_template_reads(
+    make_site: SiteMaker, model_directory: Path, source: str, prompts: tuple[str, str, str]
+) -> None:
+    (model_directory / "chat_template.jinja").write_text("{{ messages[0].content }}:" + source)
+    async with make_site() as site:
+        for fields, prompt in zip(
+            ({}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}), prompts, strict=True
+        ):
+            assert await prompt_of(site, **fields) == f"Hi:{prompt}"
+
+
 async def test_an_effort_is_refused_that_the_format_has_no_word_for(
     make_site: SiteMaker, model_directory: Path
 ) -> None:

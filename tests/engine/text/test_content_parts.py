@@ -76,6 +76,39 @@ def test_each_named_template_is_probed_for_itself() -> None:
         assert template.render([{"role": "user", "content": "Hi"}], tools) == "<user>Hi"
 
 
+BLOCKS = """{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
+{%- if part.type == 'text' %}{{ part.text }}{% elif part.type == 'thinking' %}[{{ part.thinking }}]{% endif %}{% endfor %}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (
+            "{% if message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}{{ message.content }}",
+            "[Hm.]",
+        ),
+        ("{% if message.reasoning %}[{{ message.reasoning }}]{% endif %}{{ message.content }}", "[Hm.]"),
+        ("{% if message.thinking %}[{{ message.thinking }}]{% endif %}{{ message.content }}", "[Hm.]"),
+        (BLOCKS, "[Hm.]"),
+        (
+            BLOCKS.replace(
+                "{% if part",
+                "{% if part.type not in ['text', 'thinking'] %}{{ raise_exception('unknown') }}{% elif part",
+            ),
+            "[Hm.]",
+        ),
+        ("{{ message.content }}", ""),
+        ("{{ message.content if message.content is string else message.content | tojson }}", ""),
+        ("{{ message.content if message.content is string else raise_exception('no parts') }}", ""),
+    ],
+)
+def test_earlier_reasoning_is_rendered_where_the_template_reads_it(content: str, shown: str) -> None:
+    thoughts = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "Hm.")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So.", **thoughts}]
+    rendered = ChatTemplate({"default": LOOP.replace("CONTENT", content)}, {}).render(messages)
+    assert rendered.replace("\n", "") == f"<user>Hi<assistant>{shown}So."
+
+
 def test_parts_with_images_stay_as_they_are() -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
     source = LOOP.replace(

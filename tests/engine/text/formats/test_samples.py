@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
-from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, tool_format_of
+from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, think_tags_of, tool_format_of
 from pilotlight.engine.text.formats.tools import kimi
 from pilotlight.engine.text.formats.tools.thinking import TAGS as THINK_TAGS
+from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 from pilotlight.sites.site import ToolFormatName
 from tests.engine.text.formats.reading import Read, assert_same_however_cut, chunked, format_of, parts_of, read, told
 
@@ -284,6 +285,7 @@ THOUGHT = "Let me <b>think</b>.\nYes"
         (Thinking.MAYBE, "\n So.", [("text", "\n So.")]),
         (Thinking.MAYBE, "<b>So</b>", [("text", "<b>So</b>")]),
         (Thinking.MAYBE, "<think>\n\n</think>\n\nSo.", [("text", "So.")]),
+        (Thinking.MAYBE, "</think>\n\nSo.", [("text", "So.")]),
         (Thinking.CLOSED, "So <think>.", [("text", "So <think>.")]),
         (Thinking.OPEN, THOUGHT, [("reasoning", THOUGHT)]),
         (Thinking.OPEN, f"<think>\n{THOUGHT}</think>", [("reasoning", THOUGHT)]),
@@ -296,6 +298,22 @@ THOUGHT = "Let me <b>think</b>.\nYes"
 )
 def test_reasoning_is_separated(thinking: Thinking, text: str, expected: list[Read], tags: bool) -> None:
     assert_same_however_cut("hermes", text, expected, tags=tags, think=THINK_TAGS[0], thinking=thinking)
+
+
+@pytest.mark.parametrize("tags", [True, False], ids=["tags are tokens", "tags are text"])
+@pytest.mark.parametrize("think", THINK_TAGS, ids=[each.open for each in THINK_TAGS])
+def test_every_family_s_reasoning_is_told_by_its_template_and_separated(think: ThinkTags, tags: bool) -> None:
+    source = "{% set close = '" + think.close + "' %}{{ messages[0].content }}"
+    assert think_tags_of(ChatTemplate({"default": source}, {})) == think
+    thought = f"{think.open}{think.label}\nNeed it.\n{think.close}\nSo."
+    assert read(None, thought, think=think, thinking=Thinking.MAYBE, tags=tags) == [
+        ("reasoning", "Need it."),
+        ("text", "So."),
+    ]
+    assert read(None, f"Need it.{think.close}So.", think=think, thinking=Thinking.OPEN, tags=tags) == [
+        ("reasoning", "Need it."),
+        ("text", "So."),
+    ]
 
 
 @pytest.mark.parametrize("end", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", "</think>", "assistant\n"])
