@@ -1,9 +1,8 @@
-"""Alternative forms of a conversation, for chat templates that refuse some of them.
+"""Forms of a conversation, for chat templates that refuse some of them or leave out a part.
 
 Arguments of calls are objects or JSON text. Arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
-object. A system message stays separate, or is merged into the user's message next to it. Several calls share a message, or
-each has a separate one. Text before calls shares their message, or has a separate one. Calls stay calls, or become text in the model's own format,
-for templates that render none.
+object. A system message stays separate, or is merged into the user's message next to it. Several calls share a message, or each has a separate one;
+so does text before calls. For templates that render no calls, calls become text in the model's format.
 """
 
 import json

@@ -23,8 +23,10 @@ from pilotlight.engine.text.formats.tools import (
     hermes,
     kimi,
     llama_tools,
+    minimax_m3,
     mistral_tools,
     pythonic,
+    solar,
     tagged,
     thinking,
 )
@@ -62,10 +64,12 @@ def _cohere(name: str, frame: cohere.AnswerFrame) -> ToolFormat:
     return ToolFormat(name, frame.tags, read, write, (cohere.ACTION, frame.open), frames_text=True)
 
 
-# The first format that matches a template is used. Names are those of vLLM, except harmony, mistral_v11 and nemotron_json, which is NVIDIA's.
+# The first format that matches a template is used. Names are those of vLLM, except harmony, mistral_v11, nemotron_json, which is NVIDIA's, apriel,
+# solar_open and minimax_m3.
 FORMATS = (
     ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.NAME, frames_all=True, is_marked=False,
                efforts=harmony.EFFORTS),
+    ToolFormat("solar_open", solar.TAGS, solar.read, solar.write, (solar.CALLS, solar.THINK), solar.NAME, frames_all=True, is_marked=False),
     ToolFormat("kimi_k2", kimi.TAGS, kimi.read, kimi.write, (kimi.SECTION,), kimi.NAME, (kimi.SECTION,)),
     ToolFormat("deepseek_v3", deepseek.TAGS, deepseek.read, deepseek.write_v3, (deepseek.SECTION, deepseek.FENCE), deepseek.NAME),
     ToolFormat("deepseek_v31", deepseek.TAGS, deepseek.read, deepseek.write_v31, (deepseek.SECTION,), deepseek.NAME),
@@ -76,15 +80,17 @@ FORMATS = (
     ToolFormat("gemma4", gemma.TAGS, gemma.read, gemma.write, (gemma.OPEN, gemma.CALL), gemma.NAME),
     _cohere("cohere_command3", cohere.RESPONSE),
     _cohere("cohere_command4", cohere.SPOKEN),
+    ToolFormat("minimax_m3", minimax_m3.TAGS, minimax_m3.read, minimax_m3.write, (minimax_m3.MARK, minimax_m3.OPEN), minimax_m3.NAME),
     _function_tags("minimax_m2", function_tags.MINIMAX, (function_tags.MINIMAX.open,)),
     _function_tags("deepseek_v32", function_tags.DEEPSEEK_V32, (function_tags.DSML, "function_calls>")),
     _function_tags("deepseek_v4", function_tags.DEEPSEEK_V4, (function_tags.DSML, "tool_calls>")),
     _function_tags("seed_oss", function_tags.SEED, (function_tags.SEED.open,)),
     _function_tags("qwen3_coder", function_tags.QWEN, (function_tags.QWEN.function, function_tags.QWEN.parameter)),
+    ToolFormat("hunyuan_a13b", HUNYUAN.tags, HUNYUAN.read, HUNYUAN.write, ("助手：", *HUNYUAN.opens)),
+    ToolFormat("apriel", HUNYUAN.tags, HUNYUAN.read, HUNYUAN.write, ("<tool_calls>[",), ends_thinking=HUNYUAN.opens),
     ToolFormat("hermes", hermes.TAGS, hermes.read, hermes.write, (hermes.OPEN,)),
     ToolFormat("granite", GRANITE.tags, GRANITE.read, GRANITE.write, GRANITE.opens[:1], spell=GRANITE.spell),
     ToolFormat("nemotron_json", NEMOTRON.tags, NEMOTRON.read, NEMOTRON.write, NEMOTRON.opens),
-    ToolFormat("hunyuan_a13b", HUNYUAN.tags, HUNYUAN.read, HUNYUAN.write, ("助手：", *HUNYUAN.opens)),
     ToolFormat("apertus", APERTUS.tags, APERTUS.read, APERTUS.write, APERTUS.opens, ends_thinking=APERTUS.opens),
     ToolFormat("lfm2", LFM2.tags, LFM2.read, LFM2.write, ("List of tools: ", "<|im_start|>"), pythonic.NAME,
                spell=LFM2.spell),

@@ -184,14 +184,6 @@ async def test_a_system_message_that_the_template_would_leave_out_amid_messages_
         await made(without_tools).text(said, is_short=True)
 
 
-def counting(render: Any, renders: list[Any]) -> Any:
-    def counted(*arguments: Any, **named: Any) -> Any:
-        renders.append(arguments)
-        return render(*arguments, **named)
-
-    return counted
-
-
 SHOWN = "{% for m in messages %}{{ m.role[0] }}:{{ CONTENT }};{% endfor %}"
 NAMED = "f(' ~ m.tool_calls[0].function.arguments.a ~ ')"
 ALTERNATING = """{% set ns = namespace(n=0) %}{% for m in messages %}
@@ -261,23 +253,13 @@ async def test_a_system_message_that_the_template_refuses_anywhere_is_folded_int
         ("{{ [messages] | tojson(indent=10 ** 10) }}", "memory"),
     ],
 )
-async def test_a_template_that_takes_too_much_is_ended_alone(
-    source: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = (
-        "{% if messages[0].content == 'Hi' %}"
-        + source
-        + "{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
+async def test_a_template_that_takes_too_much_is_ended_alone(source: str, reason: str) -> None:
+    """No other form of the conversation is tried: in one, the system's message would be part of the user's."""
+    source = "{% for m in messages %}{% if m.content == 'more' %}" + source + "{% endif %}{{ m.content }}{% endfor %}"
     hostile = made(source, cpu_s=0.2 if LOOPS in source else 5.0)
-    renders: list[Any] = []
-    monkeypatch.setattr(hostile._renderer, "render", counting(hostile._renderer.render, renders))
-    for number in (1, 2):
+    for _ in range(2):
         with pytest.raises(ChatTemplateError, match=reason):
-            await hostile.text(
-                Conversation((*SAID.messages, {"role": "system", "content": "Be brief."})), is_short=True
-            )
-        assert len(renders) == number, "no other form is tried"
+            await hostile.text(Conversation((*SAID.messages, {"role": "system", "content": "more"})), is_short=True)
     assert await hostile.text(BYE, is_short=True) == "Bye"
 
 

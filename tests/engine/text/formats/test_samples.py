@@ -55,6 +55,12 @@ class Sample(NamedTuple):
     options: dict[str, Any] | None = None
 
 
+MARK = "]<]minimax[>["
+M3_OPEN = f"{MARK}<tool_call>\n"
+M3_PARIS = f'{MARK}<invoke name="get_weather">{MARK}<city>Paris{MARK}</city>{MARK}</invoke>\n'
+M3_ROME = f'{MARK}<invoke name="get_weather">{MARK}<city>Rome{MARK}</city>{MARK}<days>3{MARK}</days>{MARK}</invoke>\n'
+SOLAR = "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>%s<|tool_call:end|>"
+SOLAR_THOUGHT = "<|think|>Need the weather.\n<|end|><|begin|>assistant"
 THINK = {tags.open: tags for tags in THINK_TAGS}
 KIMI = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'
@@ -245,6 +251,33 @@ SAMPLES = [
         "olmo3", '<function_calls>note(text="a\\nb", done=true, to=null)</function_calls>',
         [("call", "note", '{"text": "a\\nb", "done": true, "to": null}')],
     ),
+    Sample("apriel", f'I look.\n<tool_calls>[{{"name": "get_weather", "arguments": {OF_PARIS}, "id": "call_1"}}]</tool_calls>',
+           [("text", "I look."), PARIS]),
+    Sample("apriel", f"Need it.\n<tool_calls>{LIST}</tool_calls>", [("reasoning", "Need it."), PARIS, ROME], False,
+           {"think": THINK["Here are my reasoning steps:"], "thinking": Thinking.OPEN}),
+    Sample("solar_open", f"{SOLAR_THOUGHT}<|content|>It is sunny.<|end|>", [("reasoning", "Need the weather."), ("text", "It is sunny.")], True),
+    Sample("solar_open", "It is sunny.", [("text", "It is sunny.")], True),
+    Sample(
+        "solar_open",
+        f"{SOLAR_THOUGHT}<|content|>I look.<|end|><|begin|>assistant<|tool_calls|>{SOLAR % OF_PARIS}{SOLAR % OF_ROME}<|calls|>",
+        [("reasoning", "Need the weather."), ("text", "I look."), (*PARIS, "a1b2c3d4e5"), (*ROME, "a1b2c3d4e5")], True,
+    ),
+    Sample("minimax_m3", f"I look.{M3_OPEN}{M3_PARIS}{M3_ROME}{MARK}</tool_call>Done.", [("text", "I look."), PARIS, ROME, ("text", "Done.")], True),
+    Sample(
+        "minimax_m3",  # parts of values in tags, JSON, and text
+        f'{M3_OPEN}{MARK}<invoke name="note">{MARK}<tags>{MARK}<item>a{MARK}</item>{MARK}<item>{MARK}<b>2{MARK}</b>{MARK}<c>'
+        f'{MARK}<item>x{MARK}</item>{MARK}</c>{MARK}</item>{MARK}</tags>{MARK}<text>1 < 2{MARK}</text>{MARK}<to>null{MARK}</to>{MARK}</invoke>\n'
+        f'{MARK}<invoke name="note">{MARK}<tags>[1, {{}}]{MARK}</tags>{MARK}</invoke>\n'
+        f'{MARK}<invoke name="note">{MARK}<tags>{MARK}</tags>{MARK}<text>{MARK}</text>{MARK}<done>true{MARK}</done>{MARK}</invoke>\n'
+        f"{MARK}</tool_call>",
+        [
+            ("call", "note", '{"tags": ["a", {"b": 2, "c": ["x"]}], "text": "1 < 2", "to": null}'),
+            ("call", "note", '{"tags": [1, {}]}'),
+            ("call", "note", '{"tags": [], "text": "", "done": true}'),
+        ],
+        True,
+    ),
+    Sample("minimax_m3", f"{MARK}<tool_call> starts nothing", [("text", f"{MARK}<tool_call> starts nothing")]),
     Sample("olmo3", "<function_calls>\n</function_calls>", [("text", "<function_calls>\n</function_calls>")]),
 ]  # fmt: skip
 
@@ -381,6 +414,9 @@ TEMPLATES = {
     "granite": "respond with <|tool_call|> and a list",
     "nemotron_json": "<TOOLCALL>[",
     "hunyuan_a13b": "<tool_calls>' + calls + '</tool_calls> else 助手：",
+    "apriel": "within <tool_call> tags: \\n<tool_calls>[' ~ ']</tool_calls>",
+    "solar_open": "<|begin|>assistant<|think|><|end|><|begin|>assistant<|tool_calls|>",
+    "minimax_m3": "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}",
     "apertus": "<|tools_prefix|>' + '[",
     "lfm2": "<|im_start|>system\nList of tools: [",
     "olmo3": "<functions>' + tools + '</functions> <function_calls>",
