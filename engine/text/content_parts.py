@@ -1,4 +1,4 @@
-"""Probes of a chat template: whether it expects content as text or parts, and which messages, calls and texts it omits.
+"""Probes of a chat template: whether content is text or parts, and what the template omits.
 
 This module is independent of where templates come from, and of the rest of a conversation.
 """
@@ -27,9 +27,9 @@ _ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's pr
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:
-    """Return the roles whose content the template expects as a list of parts, and REASONING if reasoning is one of them.
+    """Return the roles whose content the template expects as a list of parts.
 
-    For these roles it renders content only if that is in parts.
+    For these roles it renders content only if that is in parts. The result contains REASONING if reasoning must be one of the parts.
     """
     roles: frozenset[str] = frozenset()
     for role in _ROLES:
@@ -59,9 +59,10 @@ def _with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any
 def lost_places(
     template: "Template", special_tokens: dict[str, str], roles: frozenset[str], *, with_tools: bool
 ) -> frozenset[str]:
-    """Return the places that the template omits without an error: roles, later system messages and kinds of calls.
+    """Return the places that the template omits without an error.
 
-    `roles`: roles whose content the template expects as parts. `with_tools`: whether tools are declared.
+    Places are roles, later system messages and kinds of calls. `roles`: roles whose content the template expects as parts. `with_tools`: whether
+    tools are declared.
     """
     tools = [_TOOL] if with_tools else None
 

@@ -32,7 +32,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Allow `append` and `pop` of lists, which some templates of Kimi K2 use, besides all that cannot change a value."""
+        """Allow `append` and `pop` of lists, which some templates of Kimi K2 use."""
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

@@ -18,7 +18,10 @@ INVALID_ARGUMENTS = "INVALID_JSON"  # Anthropic's documentation uses this key fo
 
 
 def forms(messages: Messages, spell: Speller) -> Iterator[Messages]:
-    """Yield forms of a conversation, the most widely accepted first. `spell`: writes calls in the model's format."""
+    """Yield forms of a conversation, the most widely accepted first.
+
+    `spell`: writes calls in the model's format.
+    """
     seen: list[Messages] = []
     with_calls_as_text = partial(_with_calls_as_text, spell=spell)
     for place in (_as_they_are, _with_system_folded, partial(_with_system_folded, keeps_first=False)):
@@ -62,7 +65,10 @@ def _as_they_are(messages: Messages) -> Messages:
 
 
 def _with_text_apart(messages: Messages) -> Messages:
-    """Return the messages with the text before calls in a separate message, because templates of Llama 3 omit it."""
+    """Return the messages with the text before calls in a separate message.
+
+    Templates of Llama 3, Command and Hermes omit text beside calls.
+    """
     separated: list[dict[str, Any]] = []
     for message in messages:
         if message.get("tool_calls") and message["content"]:
@@ -73,12 +79,18 @@ def _with_text_apart(messages: Messages) -> Messages:
 
 
 def _with_bare_calls(messages: Messages) -> Messages:
-    """Return the messages with None as the content of calls, without which DeepSeek R1's template omits them."""
+    """Return the messages with None as the content of calls.
+
+    DeepSeek R1's template omits calls with any other content.
+    """
     return _with_content_of_calls(_with_text_apart(messages), None)
 
 
 def _without_text(messages: Messages) -> Messages:
-    """Return the messages without the text before calls, for templates that accept it nowhere, such as Mistral Nemo's."""
+    """Return the messages without the text before calls.
+
+    Mistral Nemo's template omits it beside calls, and refuses it as a message if an answer follows the results.
+    """
     return _with_content_of_calls(messages, "")
 
 

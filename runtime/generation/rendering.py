@@ -38,7 +38,10 @@ class Rendering:
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate, cpu_s: float, spell: Speller, *, is_trusted: bool
     ) -> None:
-        """`cpu_s` limits the CPU time of a rendering in a child process. `spell`: writes calls that the template omits."""
+        """`cpu_s` limits the CPU time of a rendering in a child process.
+
+        `spell`: writes calls that the template omits.
+        """
         self._tokenizer = tokenizer
         self._spell = spell
         self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template, cpu_s)

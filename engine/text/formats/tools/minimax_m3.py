@@ -1,4 +1,4 @@
-"""Tool calls in the format of MiniMax-M3: a tag for each argument, and for each part of a value, after a token that no text contains.
+"""Tool calls in the format of MiniMax-M3: tags after a token, also for each part of a value.
 
 ]<]minimax[>[<tool_call>
 ]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<days>]<]minimax[>[<item>3]<]minimax[>[</item>]<]minimax[>[</days>]<]minimax[>[</invoke>
@@ -21,7 +21,7 @@ from pilotlight.engine.text.formats.tools import tagged
 MARK = "]<]minimax[>["
 TAGS = (MARK,)
 OPEN, CLOSE, INVOKE, INVOKE_END = "<tool_call>", "</tool_call>", '<invoke name="', "</invoke>"
-MOST_DEPTH = 32  # of objects and arrays in a value; what is deeper is text
+MOST_DEPTH = 32  # of objects and arrays in a value; deeper parts are text
 
 NAME = re.compile(r'[^<>"\n\ud800-\udfff]+')
 
