@@ -9,6 +9,7 @@ module is imported when a template is compiled (chat_template.py), because Jinja
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -71,6 +72,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Iterator):  # llama.cpp's filters such as `map` make lists
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -172,3 +172,26 @@ async def test_a_template_of_parts_loses_no_message(make_site: SiteMaker, model_
         for content in ("Hello there", [{"type": "text", "text": "Hello there"}]):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
             assert await prompt_of(site, messages=messages) == "[system]Be brief.[user]Hello there"
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        ("{# <|tool_call|> #}", '[user]Hi[assistant]<|tool_call|>[{"name": "f", "arguments": {"a": 1}}][tool]2'),
+        ("", '[user]Hi[assistant]<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>[tool]2'),
+    ],
+)
+async def test_calls_that_a_template_leaves_out_are_text_in_the_models_format(
+    make_site: SiteMaker, model_directory: Path, source: str, prompt: str
+) -> None:
+    source += "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    (model_directory / "chat_template.jinja").write_text(source)
+    turn = {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    }
+    async with make_site() as site:
+        assert (
+            await prompt_of(site, messages=[ASKED, turn, {"role": "tool", "tool_call_id": "1", "content": "2"}])
+            == prompt
+        )

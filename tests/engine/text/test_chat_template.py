@@ -126,6 +126,13 @@ def test_a_template_changes_lists_of_its_own_or_a_copy_of_the_callers() -> None:
     assert (messages, tools, kept) == ([{"id": "a"}, {"id": "b"}], [["t"]], {"kept": ["k"]})
 
 
+def test_a_filters_result_can_be_written_as_json() -> None:
+    source = "{{ messages | map(attribute='id') | tojson }} {{ messages | selectattr('id', 'eq', 'b') | tojson }}"
+    assert ChatTemplate({"default": source}, {}).render([{"id": "a"}, {"id": "b"}]) == '["a", "b"] [{"id": "b"}]'
+    with pytest.raises(ChatTemplateError, match="not JSON serializable"):
+        ChatTemplate({"default": "{{ nothing | tojson }}"}, {}).render([])
+
+
 def test_operators_compute_what_they_do_elsewhere() -> None:
     source = "{{ 2 ** 10 }} {{ 2.5 ** 2 }} {{ '-' * 8 }} {{ 7 % 4 }} {{ '%s: %05.1f%%' % ('a', 1.25) }} {{ 3 * [1] }} {{ 1.5 * 2 }}"
     assert ChatTemplate({"default": source}, {}).render([]) == "1024 6.25 -------- 3 a: 001.2% [1, 1, 1] 3.0"
