@@ -94,7 +94,7 @@ class RouterApp(Starlette):
             router.backends, guard, places, hosts, router_state_directory(), router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
-        operations = SiteOperations(router.backends, router.orders)
+        operations = SiteOperations(router.backends, router.orders, router.set_drained)
         joining = JoinRoutes(router.network, router.secret, file, router.backends, router.apply)
         self.page = PageRoutes(
             self.feed,
@@ -106,7 +106,7 @@ class RouterApp(Starlette):
             has_keys=True,
             has_joining=joining.is_open,
         )
-        keys = IssuedKeys(router.keys_file, lambda: router.configured, lambda: router.apply(router.configured))
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.reload_all)
         self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics, router.objectives)

@@ -38,6 +38,7 @@ from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.services.batches.batch_store import BatchLimits
 from pilotlight.edge_router.services.batches.queue import BatchQueue
+from pilotlight.edge_router.services.drained_sites import DrainedSites
 from pilotlight.edge_router.services.finetune_registry import FinetuneTimings, SiteFinetunes
 from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
@@ -84,6 +85,7 @@ class EdgeRouter:
         kept = network.ledger
         network = network if role is None else role.configured(network)
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
+        self.drained = DrainedSites(router_state_directory() / "drained.json")
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
         limits = limits or RouterLimits()
@@ -92,6 +94,7 @@ class EdgeRouter:
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
         self.discovery = Discovery(network, clock)
+        self.discovery.cordon(self.drained.names())
         self.backends = self.discovery.backends
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
@@ -177,6 +180,15 @@ class EdgeRouter:
         self.reload(found)
         self.tell_workers()
 
+    async def set_drained(self, site: str, is_drained: bool) -> None:
+        """Start or end the drain of a site, in all workers. Raises ApiError."""
+        await self.drained.change(site, is_drained=is_drained)
+        self.reload_all()
+
+    def reload_all(self) -> None:
+        """Read the files of the state directory again, in all workers. Raises ConfigError."""
+        self.apply(self.configured)
+
     def tell_workers(self) -> None:
         """Make the other workers, if any, read changed files again."""
         if self.role is not None:
@@ -185,6 +197,7 @@ class EdgeRouter:
     def set_sites(self, network: NetworkConfig) -> None:
         """Apply the sites of the file, and the data rules."""
         self.discovery.reload(network)
+        self.discovery.cordon(self.drained.names())
         self.proxy.selector.places.update_from(DataPlaces(network))
         self.proxy.set_stages(self.stages.present())
         if self._monitor is not None:

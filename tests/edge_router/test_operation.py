@@ -122,7 +122,7 @@ async def test_a_decision_comes_with_the_age_of_its_news() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, probe_interval_s=60.0) as running:
         backend = running.proxy.selector.backends["ams1"]
         backend.published.at -= 100.0
-        backend.cordon(False)  # a change, after which it is looked at anew
+        backend.cordon("")  # a change, after which it is looked at anew
         async with running.http.get(running.url + "/debug/route?model=ember") as response:
             ranking = (await response.json())["ranking"]
         ages = {entry["site"]: entry["status_age_s"] for entry in ranking}
