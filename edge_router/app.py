@@ -106,7 +106,7 @@ class RouterApp(Starlette):
             has_keys=True,
             has_joining=joining.is_open,
         )
-        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.reload_all)
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.check, router.reload_all)
         self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics, router.objectives)

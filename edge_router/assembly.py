@@ -44,7 +44,7 @@ from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.tracing import Tracing
-from pilotlight.edge_router.workers.role import WorkerRole, abandoned_ledgers
+from pilotlight.edge_router.workers.role import WorkerRole, abandoned_ledgers, check_workers
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.sites.network import LedgerConfig, NetworkConfig
 from pilotlight.support import background
@@ -88,6 +88,7 @@ class EdgeRouter:
         self.drained = DrainedSites(router_state_directory() / "drained.json")
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
+        self.check(network)
         limits = limits or RouterLimits()
         self._forget_every_s = limits.forget_every_s
         relay = network.relay
@@ -167,6 +168,7 @@ class EdgeRouter:
         Raises ConfigError.
         """
         merged = with_issued_keys(found, self.keys_file)
+        self.check(merged)
         self.configured = found
         self.admission.access.update_from(access_of(merged))
         self.admission.limits.set(merged.door, merged.tenant_limits, merged.accounts)
@@ -174,6 +176,11 @@ class EdgeRouter:
         self.accounting.prices.update_from(PriceList(merged.prices, self.network.ledger.currency))
         self.accounting.quotas.set(merged.accounts)
         self.set_sites(merged)
+
+    def check(self, network: NetworkConfig) -> None:
+        """Raise ConfigError if this router's workers together cannot keep to the configuration."""
+        if self.role is not None:
+            check_workers(network, self.role.count)
 
     def apply(self, found: NetworkConfig) -> None:
         """Apply settings, and keys that were created or revoked, in all workers. Raises ConfigError."""
