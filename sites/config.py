@@ -103,9 +103,11 @@ class HopConfig(Table, frozen=True, kw_only=True):
         if self.secret_file is None:
             return ""
         try:
-            return Path(self.secret_file).read_text(encoding="ascii").strip()
+            secret = Path(self.secret_file).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"hop.secret_file {self.secret_file} cannot be read: {error}") from None
+        _check_secret(f"the secret in hop.secret_file {self.secret_file}", secret)
+        return secret
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
@@ -187,14 +189,15 @@ def check_secrets(*names: str) -> None:
     """Raise ConfigError if a secret in these environment variables is too short.
     Unset variables are accepted."""
     for name in names:
-        if any(
-            len(each.encode()) < MIN_SECRET_BYTES
-            for each in os.environ.get(name, "").split(",")
-            if os.environ.get(name)
-        ):
-            raise ConfigError(
-                f"{name} has fewer than {MIN_SECRET_BYTES} bytes: set it to the output of `openssl rand -hex 32`"
-            )
+        if secret := os.environ.get(name):
+            _check_secret(name, secret)
+
+
+def _check_secret(name: str, secret: str) -> None:
+    if any(len(each.encode()) < MIN_SECRET_BYTES for each in secret.split(",")):
+        raise ConfigError(
+            f"{name} has fewer than {MIN_SECRET_BYTES} bytes: set it to the output of `openssl rand -hex 32`"
+        )
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:

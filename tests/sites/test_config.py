@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from load_tests.config_schema import FILES, HERE, render
-from pilotlight.sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse, state_directory
+from pilotlight.sites.config import MIN_SECRET_BYTES, ConfigError, HopConfig, check_secrets, parse, state_directory
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_keys, load_site
 
@@ -160,6 +160,17 @@ def test_a_secret_that_could_be_guessed_is_refused_by_its_name(monkeypatch: pyte
     monkeypatch.setenv("PILOTLIGHT_TEST_SECRET", "x" * (MIN_SECRET_BYTES - 1))
     with pytest.raises(ConfigError, match="PILOTLIGHT_TEST_SECRET has fewer than 16 bytes"):
         check_secrets("PILOTLIGHT_TEST_SECRET")
+
+
+@pytest.mark.parametrize("secret", ["short", "", f"{'x' * 32},short"])
+def test_a_short_secret_of_a_file_is_refused_with_the_name_of_the_file(secret: str, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    with pytest.raises(ConfigError, match=rf"hop\.secret_file {file} has fewer than 16 bytes"):
+        HopConfig(secret_file=str(file)).secret()
+    file.write_text("x" * 32 + "\n")
+    assert HopConfig(secret_file=str(file)).secret() == "x" * 32
+
 
 
 def test_a_file_of_keys_is_judged_as_those_of_a_site_are(tmp_path: Path) -> None:
