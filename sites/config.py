@@ -142,7 +142,7 @@ class TelemetryConfig(Table, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of the messages that are logged."""
     access_log: bool = False
-    """Log a line for each completed request, except probes of health and status."""
+    """Log a line for each completed request, except probes of health and status, and polls between routers and sites."""
     otlp: str | None = None
     """URL of a collector for traces that accepts OTLP over HTTP, such as http://127.0.0.1:4318. Needs pilotlight-inference[telemetry]. Unset: no
     traces."""
