@@ -109,7 +109,9 @@ async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypa
             async with running.chat() as response:
                 assert await response.read() == WHOLE
         await running.until_states(ams1="unhealthy")
-        assert "refuses this router's signature" in running.proxy.selector.backends["ams1"].detail
+        detail = running.proxy.selector.backends["ams1"].detail
+        assert "refuses this router's signature" in detail
+        assert f"{fakes[0].url} the address of ams1" in detail  # another site's address has the same effect
         assert fakes[0].seen == []
         fakes[0].secret = "s3cret"
         await running.until_states(ams1="healthy")
