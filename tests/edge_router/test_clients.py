@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_in_mid_stream_closes_the_upstream() -> None:
 
 
 async def test_a_client_that_leaves_at_the_last_event_has_its_whole_answer() -> None:
-    """As the libraries of OpenAI and Anthropic do. The site's last chunk may come later."""
+    """OpenAI's library leaves at this event, and the site's last chunk may come later."""
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), DONE, end="hang")
         async with running.chat() as response:
