@@ -10,7 +10,6 @@ from pilotlight.edge_router.backends.rtt import RoundTrip, seed_rtt_ms
 from pilotlight.sites.network import NetworkConfig, SiteRef
 from pilotlight.wire.hop.status import Place
 
-
 DRAINED = "drained by an operator at this router, until `pilotlight manage resume {}`"
 REMOVED = "removed from the router's file"
 

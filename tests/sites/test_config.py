@@ -172,7 +172,6 @@ def test_a_short_secret_of_a_file_is_refused_with_the_name_of_the_file(secret: s
     assert HopConfig(secret_file=str(file)).secret() == "x" * 32
 
 
-
 def test_a_file_of_keys_is_judged_as_those_of_a_site_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[keys]]\nname = "k"\nkey_sha256 = "%s"\naccount = "a"\n' % ("0" * 64))
