@@ -45,7 +45,7 @@ from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.tracing import Tracing
 from pilotlight.edge_router.workers.role import WorkerRole, abandoned_ledgers, check_workers
-from pilotlight.sites.config import ConfigError, router_state_directory
+from pilotlight.sites.config import ConfigError, drained_sites_file, router_state_directory
 from pilotlight.sites.network import LedgerConfig, NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
@@ -85,7 +85,7 @@ class EdgeRouter:
         kept = network.ledger
         network = network if role is None else role.configured(network)
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
-        self.drained = DrainedSites(router_state_directory() / "drained.json")
+        self.drained = DrainedSites(drained_sites_file())
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
         self.check(network)

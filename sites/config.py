@@ -185,6 +185,11 @@ def router_state_directory() -> Path:
     return Path(given).expanduser() if given else state_directory("router")
 
 
+def drained_sites_file() -> Path:
+    """Return the file with the names of the sites that an operator has drained at the router."""
+    return router_state_directory() / "drained.json"
+
+
 def check_secrets(*names: str) -> None:
     """Raise ConfigError if a secret in these environment variables is too short.
     Unset variables are accepted."""

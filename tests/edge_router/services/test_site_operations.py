@@ -11,7 +11,7 @@ import pytest
 from pilotlight.edge_router.backends.discovery import DRAINED
 from pilotlight.edge_router.backends.site_control import SiteAnswer
 from pilotlight.edge_router.services.site_operations import SiteOperations
-from pilotlight.sites.config import router_state_directory
+from pilotlight.sites.config import drained_sites_file
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import (
     CATALOGUE_PATH,
@@ -57,7 +57,7 @@ async def test_a_site_that_is_drained_here_gets_nothing_new_until_it_is_resumed(
 
 async def test_a_drain_that_cannot_be_stored_is_refused() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
-        file = router_state_directory() / "drained.json"
+        file = drained_sites_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("[")
         status, told = await act(running, "ams1", action="drain")
