@@ -170,6 +170,8 @@ def _rendered_by(router: EdgeRouter) -> Callable[[], Awaitable[bytes]]:
 def _keeping(network: NetworkConfig) -> RetentionPolicy:
     """Return how long and where responses are kept. Raises ConfigError."""
     kept = network.responses
+    if kept.store is None:
+        kept.make_directory()
     database = None if kept.store is None else configured("responses.store", partial(_postgres, kept.store))
     path, max_bytes = kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30)
     return RetentionPolicy(path, max_bytes, kept.keep_days * 86_400, database)

@@ -168,6 +168,15 @@ class ResponsesConfig(Table, frozen=True, kw_only=True):
         found = state_directory(name) if self.directory is None else Path(self.directory).expanduser()
         return found / "responses.sqlite"
 
+    def make_directory(self) -> None:
+        """Make the directory, if one is set. Raises ConfigError if it cannot be used."""
+        if self.directory is None or not self.max_gib:
+            return
+        try:
+            Path(self.directory).expanduser().mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"responses.directory {self.directory} cannot be used: {error}") from None
+
 
 def state_directory(name: str) -> Path:
     """Return the default directory for persistent data of the site or router called `name`.
