@@ -94,6 +94,7 @@ class DeployedFunctions:
         # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
+        self._tried: dict[str, str] = {}  # accounts of functions that are being tried
         self._accepted: set[str] = set()  # pools that own their resources
         self._without_secrets: set[str] = set()  # functions whose secrets could not be fetched or stored
         # By pool, held while it starts, and by digest, held while the bundle is fetched. Unused locks are removed.
@@ -147,18 +148,23 @@ class DeployedFunctions:
     def account_of(self, name: str) -> str:
         """Return the account that owns a function; empty if the network owns it or it is not deployed."""
         deployment = self._known.get(name)
-        return "" if deployment is None or name in self._taken else deployment.account
+        if name in self._taken:
+            return ""
+        return self._tried.get(name, "") if deployment is None else deployment.account
 
-    async def tried(self, name: str, version: Version) -> Tried:
-        """Fetch, start and health-check a version before it gets any traffic."""
+    async def tried(self, name: str, version: Version, account: str) -> Tried:
+        """Fetch, start and health-check a version of an account's function before it gets any traffic."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
-        await self._fetch_secrets(name)
+        self._tried[name] = account
         try:
+            await self._fetch_secrets(name)
             pool = await self._started(name, version)
         except Failure as failure:
             return Tried(False, failure.detail or failure.message, misfits=failure.code == MISFITS)
+        finally:
+            self._tried.pop(name, None)
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:

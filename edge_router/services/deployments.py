@@ -474,7 +474,7 @@ class DeploymentApi:
         """
         version = deployment.version(deployment.shares[0].number)
         assert version is not None
-        body = encode(Try(deployment.name, version))
+        body = encode(Try(deployment.name, version, deployment.account))
         for site, tried in (await self._ask_sites(deployment.home, TRY_PATH, body, self._serve_timeout_s)).items():
             if tried.misfits:
                 raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
@@ -483,7 +483,7 @@ class DeploymentApi:
         """Try a version at all sites where it runs; return the migrations that it will carry out.
         Raises ApiError unless each of these sites that can be asked has started the version and found it healthy."""
         name, home = deployment.name, deployment.home
-        results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
+        results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version, deployment.account)), TRY_TIMEOUT_S)
         if not results and home:
             sentence = (
                 f"{name} runs only at {home}, because its data is there, and that site is not healthy or accepts no deployed functions; "

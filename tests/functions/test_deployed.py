@@ -289,15 +289,28 @@ async def test_a_version_whose_health_call_fails_takes_no_traffic_here(
 ) -> None:
     version = site.version(1)
     site.functions.status, site.functions.failure = status, failure
-    told = await site.deployed.tried("f", version)
+    told = await site.deployed.tried("f", version, "acme")
     assert told.healthy is is_served
     assert (pool_name("f", version) in site.functions.pools) is is_served
     assert (site.folder / version.digest).with_suffix(HEALTHY).exists() is is_served
     if not is_served:
         assert told.detail == ("where" if failure else "its health call GET / answered 500")
         site.functions.status, site.functions.failure = 200, None
-        assert (await site.deployed.tried("f", version)).healthy, "a new trial is not delayed"
-    assert not (await site.deployed.tried("taken", version)).healthy
+        assert (await site.deployed.tried("f", version, "acme")).healthy, "a new trial is not delayed"
+    assert not (await site.deployed.tried("taken", version, "acme")).healthy
+
+
+async def test_what_a_functions_first_health_call_uses_is_its_accounts(site: Site) -> None:
+    seen = []
+    fetch = site.functions.fetch
+
+    async def noted(pool: str, event: FetchEvent) -> Response:
+        seen.append(site.deployed.account_of("f"))
+        return await fetch(pool, event)
+
+    site.functions.fetch = noted
+    assert (await site.deployed.tried("f", site.version(1), "acme")).healthy
+    assert (seen, site.deployed.account_of("f")) == (["acme"], "")
 
 
 async def test_a_version_that_names_anothers_store_is_not_served_and_the_one_before_answers(site: Site) -> None:

@@ -120,6 +120,7 @@ class Try(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     version: Version
+    account: str = ""  # the owner of the function, which a site may not know yet
 
 
 class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

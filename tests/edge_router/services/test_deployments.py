@@ -566,6 +566,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         revision = (await call(app, url, authorization=f"Bearer {operator}")).json["revision"]
         changed = await deployed(app, data, revision, key=operator)
         assert (changed.status, changed.json["account"]) == (201, "alice"), "the owner does not change"
+    assert {each["account"] for each in fake.tried} == {"alice"}, "health calls are the owner's, too"
     again = router_app(fake, tmp_path, keys=keys)
     assert (await call(again, url, **bob)).status == 403, "and after a restart"
 
