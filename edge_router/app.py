@@ -91,7 +91,14 @@ class RouterApp(Starlette):
         places, hosts = proxy.selector.places, router.hosts
         guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), router.secret, access, router.clocks)
         self.deployments = DeploymentApi(
-            router.backends, guard, places, hosts, router_state_directory(), router.tls, router.tell_workers
+            router.backends,
+            guard,
+            places,
+            hosts,
+            router_state_directory(),
+            router.tls,
+            router.tell_workers,
+            router.is_limited,
         )
         has_usage = router.accounting.ledger is not None
         operations = SiteOperations(router.backends, router.orders, router.set_drained)

@@ -55,6 +55,9 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.http.certificate import client_context
 from pilotlight.wire.http.websocket import SocketTimings
 
+# What a router applies to an account's requests for models.
+LIMITS = ("models", "requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", "cost_per_day")
+
 
 class RouterLimits(NamedTuple):
     """Limits and intervals that a network's file does not set."""
@@ -86,7 +89,7 @@ class EdgeRouter:
         network = network if role is None else role.configured(network)
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
         self.drained = DrainedSites(drained_sites_file())
-        self.network = network = with_issued_keys(network, self.keys_file)
+        self.network = self.merged = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
         self.check(network)
         limits = limits or RouterLimits()
@@ -172,6 +175,7 @@ class EdgeRouter:
         self.configured = found
         self.admission.access.update_from(access_of(merged))
         self.admission.limits.set(merged.door, merged.tenant_limits, merged.accounts)
+        self.merged = merged
         self.hosts.reload(merged)
         self.accounting.prices.update_from(PriceList(merged.prices, self.network.ledger.currency))
         self.accounting.quotas.set(merged.accounts)
@@ -181,6 +185,17 @@ class EdgeRouter:
         """Raise ConfigError if this router's workers together cannot keep to the configuration."""
         if self.role is not None:
             check_workers(network, self.role.count)
+
+    def is_limited(self, account: str) -> bool:
+        """Tell whether an account has limits, or may not use all models.
+
+        Without the network's secret no site can name the account to this router, so there are none."""
+        if not account or not self.secret:
+            return False
+        own = [each for each in self.merged.accounts if each.name == account]
+        return any(
+            getattr(each, name, None) is not None for each in (*own, self.merged.tenant_limits) for name in LIMITS
+        )
 
     def apply(self, found: NetworkConfig) -> None:
         """Apply settings, and keys that were created or revoked, in all workers. Raises ConfigError."""
