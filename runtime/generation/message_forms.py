@@ -17,12 +17,12 @@ from pilotlight.engine.text.formats import Speller
 INVALID_ARGUMENTS = "INVALID_JSON"  # Anthropic's documentation uses this key for arguments that are not a JSON object
 
 
-def forms(messages: Messages, spell: Speller) -> Iterator[Messages]:
-    """Yield forms of a conversation, the most widely accepted first.
+def other_forms(messages: Messages, spell: Speller) -> Iterator[Messages]:
+    """Yield other forms of a conversation, the most widely accepted first.
 
     `spell`: writes calls in the model's format.
     """
-    seen: list[Messages] = []
+    seen = [messages]
     with_calls_as_text = partial(_with_calls_as_text, spell=spell)
     for place in (_as_they_are, _with_system_folded, partial(_with_system_folded, keeps_first=False)):
         placed = place(messages)

@@ -5,7 +5,7 @@ Templates of embedded models are trusted and run here: short conversations in th
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from pilotlight.engine.text.chat_template import (
 )
 from pilotlight.engine.text.formats import Speller
 from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, SHIELD_END, Tokenizer, unmarked
-from pilotlight.runtime.generation.message_forms import forms, with_single_calls
+from pilotlight.runtime.generation.message_forms import other_forms, with_single_calls
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
 RENDER_BYTES = 512 << 20
@@ -76,7 +76,7 @@ class Rendering:
         continued = messages[-1]["content"] if conversation.continues_last else None
         render = partial(self._text, continued=continued, is_short=is_short)
         refusal: ChatTemplateError | None = None
-        for form in forms(messages, self._spell):
+        for form in self._forms(messages):
             try:
                 return await render(asked._replace(messages=form))
             except (BrokenTemplateError, _StoppedError):
@@ -84,6 +84,10 @@ class Rendering:
             except ChatTemplateError as error:
                 refusal = refusal or error
         raise ChatTemplateError(unmarked(str(refusal)))
+
+    def _forms(self, messages: Messages) -> Iterator[Messages]:
+        yield messages
+        yield from other_forms(messages, self._spell)
 
     async def _text(self, asked: "_TemplateInput", *, continued: str | None, is_short: bool) -> str:
         """`continued`: content of the last message if the answer continues it."""
