@@ -154,8 +154,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Collect garbage after each test, so that a file or a connection left open fails the test that opened it, and none that runs later."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Collect garbage after each test, so that a file or a connection left open fails the test that opened it, and none that runs later.
+
+    At the end of a file leave what its tests imported and cached out of later collections.
+    """
     WATCH.stop()
     yield
     gc.collect()
+    if nextitem is None or nextitem.path != item.path:
+        gc.freeze()
