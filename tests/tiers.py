@@ -147,10 +147,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         )
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is imported out of later collections, so that one takes less than a millisecond."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage during imports, and leave what is imported out of later collections, so that one takes less than a millisecond."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

@@ -59,11 +59,11 @@ def test_the_same_seed_draws_the_same_mutants_and_none_twice(tmp_path: Path) -> 
 
 
 def test_what_no_test_meets_counts_as_not_noticed() -> None:
-    outcomes = ("noticed", "unmet", "unjudged")
+    outcomes = ("noticed", "unmet")
     found = {f"wire/{outcome}.py:1:2 not": {"outcome": outcome} for outcome in outcomes}
     assert summary(found) == {
         "judged": 2,
         "noticed": 1,
         "noticed_share": 0.5,
-        "packages": {"wire": {"noticed": 1, "unmet": 1, "unjudged": 1}},
+        "packages": {"wire": {"noticed": 1, "unmet": 1}},
     }
