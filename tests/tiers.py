@@ -54,8 +54,9 @@ class Watch:
         self.seen = None
 
     def _hear(self, event: str, _arguments: object) -> None:
-        what = OPENING.get(event)
-        if what is not None and self.seen is not None and threading.get_ident() not in self._others:
+        if self.seen is None or (what := OPENING.get(event)) is None:  # `seen` first: at exit Python clears this module
+            return
+        if threading.get_ident() not in self._others:
             place = _place(traceback.extract_stack())
             if not place.removeprefix("pilotlight/").startswith(SHARED):
                 self.seen.append(f"{what} in {place}")
