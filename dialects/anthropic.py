@@ -39,6 +39,7 @@ from pilotlight.dialects.body.parsing import (
     parse_body,
     refused,
     string_in,
+    thinking_variables,
 )
 from pilotlight.dialects.body.text_files import NO_PDF, file_in
 from pilotlight.dialects.prefix_pieces import canonical, without_billing, without_pixels
@@ -371,7 +372,7 @@ def _thinking(body: MessagesBody) -> dict[str, Any]:
         if kind not in ("enabled", "disabled", "adaptive"):
             raise refused('must be "enabled", "disabled" or "adaptive"', "thinking.type")
         if kind != "adaptive":
-            told = {"enable_thinking": kind == "enabled", "thinking": kind == "enabled"}
+            told = thinking_variables(kind == "enabled")
     effort = (body.output_config or {}).get("effort")
     if effort is not None:
         if effort not in ("low", "medium", "high", "xhigh", "max"):

@@ -31,7 +31,15 @@ from pilotlight.dialects.body.bodies import (
     not_deep,
 )
 from pilotlight.dialects.body.images import image_of_base64
-from pilotlight.dialects.body.parsing import Resolve, conversation_of, known_model, naming, parse_body, refused
+from pilotlight.dialects.body.parsing import (
+    Resolve,
+    conversation_of,
+    known_model,
+    naming,
+    parse_body,
+    refused,
+    thinking_variables,
+)
 from pilotlight.dialects.embeddings_api import read_inputs
 from pilotlight.dialects.prefix_pieces import canonical, digest_of, pieces
 from pilotlight.dialects.requests import (
@@ -304,7 +312,7 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
         return {}
     if think not in _THINKS:
         raise refused('must be true, false, "low", "medium", "high" or "max"', "think")
-    told: dict[str, Any] = {"enable_thinking": bool(think), "thinking": bool(think)}
+    told = thinking_variables(bool(think))
     return told if isinstance(think, bool) else {**told, "reasoning_effort": think}
 
 

@@ -31,6 +31,7 @@ from pilotlight.dialects.body.parsing import (
     parse_body,
     prompt_options,
     sampling_of,
+    thinking_variables,
 )
 from pilotlight.dialects.custom_tools import function_of
 from pilotlight.dialects.requests import ValidGeneration
@@ -156,8 +157,7 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
         message = f"chat_template_kwargs: {min(taken)!r} cannot be set here: the template gets it from the request's other parameters"
         raise ApiError("invalid_request", message, param="chat_template_kwargs")
     if body.reasoning_effort is not None:
-        thinks = body.reasoning_effort != "none"  # the templates of Qwen, GLM, DeepSeek and Kimi read this
-        told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+        told = {"reasoning_effort": body.reasoning_effort, **thinking_variables(body.reasoning_effort != "none")}
         variables = {**told, **variables}
     if body.verbosity is not None:
         variables = {"verbosity": body.verbosity, **variables}

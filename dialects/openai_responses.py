@@ -33,6 +33,7 @@ from pilotlight.dialects.body.parsing import (
     read_arguments,
     refused,
     string_in,
+    thinking_variables,
 )
 from pilotlight.dialects.body.text_files import file_in
 from pilotlight.dialects.custom_tools import InputReader, arguments_of, input_of
@@ -132,8 +133,7 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
         tool_choice=choice,
     )
     effort = body.reasoning.effort if body.reasoning is not None else None
-    thinks = effort != "none"
-    variables = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    variables = {} if effort is None else {"reasoning_effort": effort, **thinking_variables(effort != "none")}
     if body.text is not None and body.text.verbosity is not None:
         variables["verbosity"] = body.text.verbosity
     return ValidResponse(

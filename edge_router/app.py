@@ -91,10 +91,17 @@ class RouterApp(Starlette):
         places, hosts = proxy.selector.places, router.hosts
         guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), router.secret, access, router.clocks)
         self.deployments = DeploymentApi(
-            router.backends, guard, places, hosts, router_state_directory(), router.tls, router.tell_workers
+            router.backends,
+            guard,
+            places,
+            hosts,
+            router_state_directory(),
+            router.tls,
+            router.tell_workers,
+            router.is_limited,
         )
         has_usage = router.accounting.ledger is not None
-        operations = SiteOperations(router.backends, router.orders)
+        operations = SiteOperations(router.backends, router.orders, router.set_drained)
         joining = JoinRoutes(router.network, router.secret, file, router.backends, router.apply)
         self.page = PageRoutes(
             self.feed,
@@ -106,7 +113,7 @@ class RouterApp(Starlette):
             has_keys=True,
             has_joining=joining.is_open,
         )
-        keys = IssuedKeys(router.keys_file, lambda: router.configured, lambda: router.apply(router.configured))
+        keys = IssuedKeys(router.keys_file, lambda: router.configured, router.check, router.reload_all)
         self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics, router.objectives)
@@ -170,6 +177,8 @@ def _rendered_by(router: EdgeRouter) -> Callable[[], Awaitable[bytes]]:
 def _keeping(network: NetworkConfig) -> RetentionPolicy:
     """Return how long and where responses are kept. Raises ConfigError."""
     kept = network.responses
+    if kept.store is None:
+        kept.make_directory()
     database = None if kept.store is None else configured("responses.store", partial(_postgres, kept.store))
     path, max_bytes = kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30)
     return RetentionPolicy(path, max_bytes, kept.keep_days * 86_400, database)

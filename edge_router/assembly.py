@@ -38,13 +38,14 @@ from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.routing.views import Policy
 from pilotlight.edge_router.services.batches.batch_store import BatchLimits
 from pilotlight.edge_router.services.batches.queue import BatchQueue
+from pilotlight.edge_router.services.drained_sites import DrainedSites
 from pilotlight.edge_router.services.finetune_registry import FinetuneTimings, SiteFinetunes
 from pilotlight.edge_router.services.issued_keys import with_issued_keys
 from pilotlight.edge_router.telemetry.metrics import RouterMetrics
 from pilotlight.edge_router.telemetry.recent_requests import RecentRequests
 from pilotlight.edge_router.telemetry.tracing import Tracing
-from pilotlight.edge_router.workers.role import WorkerRole, abandoned_ledgers
-from pilotlight.sites.config import ConfigError, router_state_directory
+from pilotlight.edge_router.workers.role import WorkerRole, abandoned_ledgers, check_workers
+from pilotlight.sites.config import ConfigError, drained_sites_file, router_state_directory
 from pilotlight.sites.network import LedgerConfig, NetworkConfig
 from pilotlight.support import background
 from pilotlight.support.database import DatabaseError
@@ -53,6 +54,9 @@ from pilotlight.wire.credentials import Access, known_keys
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.http.certificate import client_context
 from pilotlight.wire.http.websocket import SocketTimings
+
+# What a router applies to an account's requests for models.
+LIMITS = ("models", "requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", "cost_per_day")
 
 
 class RouterLimits(NamedTuple):
@@ -84,14 +88,17 @@ class EdgeRouter:
         kept = network.ledger
         network = network if role is None else role.configured(network)
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
-        self.network = network = with_issued_keys(network, self.keys_file)
+        self.drained = DrainedSites(drained_sites_file())
+        self.network = self.merged = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
+        self.check(network)
         limits = limits or RouterLimits()
         self._forget_every_s = limits.forget_every_s
         relay = network.relay
         self.secret = hop_secret()
         self.tls = client_context(network.hop.authority)
         self.discovery = Discovery(network, clock)
+        self.discovery.cordon(self.drained.names())
         self.backends = self.discovery.backends
         self.metrics = RouterMetrics(self.backends.values())
         self.shared = shared_quotas(network.quotas, clock)
@@ -164,18 +171,45 @@ class EdgeRouter:
         Raises ConfigError.
         """
         merged = with_issued_keys(found, self.keys_file)
+        self.check(merged)
         self.configured = found
         self.admission.access.update_from(access_of(merged))
         self.admission.limits.set(merged.door, merged.tenant_limits, merged.accounts)
+        self.merged = merged
         self.hosts.reload(merged)
         self.accounting.prices.update_from(PriceList(merged.prices, self.network.ledger.currency))
         self.accounting.quotas.set(merged.accounts)
         self.set_sites(merged)
 
+    def check(self, network: NetworkConfig) -> None:
+        """Raise ConfigError if this router's workers together cannot keep to the configuration."""
+        if self.role is not None:
+            check_workers(network, self.role.count)
+
+    def is_limited(self, account: str) -> bool:
+        """Tell whether an account has limits, or may not use all models.
+
+        Without the network's secret no site can name the account to this router, so there are none."""
+        if not account or not self.secret:
+            return False
+        own = [each for each in self.merged.accounts if each.name == account]
+        return any(
+            getattr(each, name, None) is not None for each in (*own, self.merged.tenant_limits) for name in LIMITS
+        )
+
     def apply(self, found: NetworkConfig) -> None:
         """Apply settings, and keys that were created or revoked, in all workers. Raises ConfigError."""
         self.reload(found)
         self.tell_workers()
+
+    async def set_drained(self, site: str, is_drained: bool) -> None:
+        """Start or end the drain of a site, in all workers. Raises ApiError."""
+        await self.drained.change(site, is_drained=is_drained)
+        self.reload_all()
+
+    def reload_all(self) -> None:
+        """Read the files of the state directory again, in all workers. Raises ConfigError."""
+        self.apply(self.configured)
 
     def tell_workers(self) -> None:
         """Make the other workers, if any, read changed files again."""
@@ -185,6 +219,7 @@ class EdgeRouter:
     def set_sites(self, network: NetworkConfig) -> None:
         """Apply the sites of the file, and the data rules."""
         self.discovery.reload(network)
+        self.discovery.cordon(self.drained.names())
         self.proxy.selector.places.update_from(DataPlaces(network))
         self.proxy.set_stages(self.stages.present())
         if self._monitor is not None:

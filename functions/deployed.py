@@ -25,7 +25,7 @@ from pilotlight.functions.manifest import Manifest, ManifestError, MisfitError, 
 from pilotlight.functions.router_client import RouterClient
 from pilotlight.support import atomic_files, background
 from pilotlight.wire.hop.bundles import BundleError, digest_of, unpack
-from pilotlight.wire.hop.deployments import PATH, Deployment, Tried, Version, decode_deployments, encode
+from pilotlight.wire.hop.deployments import PATH, Deployment, Tried, Try, Version, decode_deployments, encode
 from pilotlight.wire.hop.sealed_secrets import UnsealedError, unseal
 
 log = logging.getLogger("pilotlight.function")
@@ -94,6 +94,7 @@ class DeployedFunctions:
         # The deployments that clients see. A new one is added only once its version is live, because bindings of that version use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
+        self._tried: dict[str, Try] = {}  # functions that are being tried
         self._accepted: set[str] = set()  # pools that own their resources
         self._without_secrets: set[str] = set()  # functions whose secrets could not be fetched or stored
         # By pool, held while it starts, and by digest, held while the bundle is fetched. Unused locks are removed.
@@ -146,19 +147,28 @@ class DeployedFunctions:
 
     def account_of(self, name: str) -> str:
         """Return the account that owns a function; empty if the network owns it or it is not deployed."""
-        deployment = self._known.get(name)
-        return "" if deployment is None or name in self._taken else deployment.account
+        known = self._known.get(name) or self._tried.get(name)
+        return "" if known is None or name in self._taken else known.account
 
-    async def tried(self, name: str, version: Version) -> Tried:
+    def is_limited(self, name: str) -> bool:
+        """Tell whether the calls of a function to models go through the router."""
+        known = self._known.get(name) or self._tried.get(name)
+        return known is not None and name not in self._taken and known.is_limited
+
+    async def tried(self, wanted: Try) -> Tried:
         """Fetch, start and health-check a version before it gets any traffic."""
+        name, version = wanted.name, wanted.version
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
-        await self._fetch_secrets(name)
+        self._tried[name] = wanted
         try:
+            await self._fetch_secrets(name)
             pool = await self._started(name, version)
         except Failure as failure:
             return Tried(False, failure.detail or failure.message, misfits=failure.code == MISFITS)
+        finally:
+            self._tried.pop(name, None)
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:

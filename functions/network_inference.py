@@ -1,7 +1,8 @@
 """Models of the whole network for a site's functions.
 
-The site's own models run here; other models run at another site, through the router that the site's file names. The router bills such a call to the
-account that deployed the function, which the signed request names; usage of local models is counted here (bindings/usage.py).
+The site's own models run here; other models run at another site, through the router that the site's file names. So do calls that name an account in a
+header, because that account has limits, which the router applies. The router bills a call to the account that deployed the function, which the signed
+request names; usage of local models is counted here (bindings/usage.py).
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -14,7 +15,7 @@ import msgspec
 from pilotlight.functions.inference import Inference, InferenceResponse
 from pilotlight.functions.router_client import RouterClient, whole
 from pilotlight.wire.errors import ApiError, Dialect
-from pilotlight.wire.hop.headers import forwardable
+from pilotlight.wire.hop.headers import ACCOUNT, forwardable
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.sse import CONTENT_TYPE
 
@@ -33,7 +34,7 @@ class NetworkInference:
         self.serves = own.serves
 
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
-        if self._own.serves(model):
+        if self._own.serves(model) and ACCOUNT not in headers:
             return await self._own.run(account, model, inputs, headers)
         path = f"/client/v4/accounts/{account}/ai/run/{model}"
         named = {"content-type": "application/json", **headers}

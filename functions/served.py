@@ -106,7 +106,8 @@ class ServedFunctions:
 
     async def __aenter__(self) -> "ServedFunctions":
         async with AsyncExitStack() as stack:
-            self.usage = stack.enter_context(closing(FunctionUsage(self._state_dir, self._site, self._account_of)))
+            usage = FunctionUsage(self._state_dir, self._site, self._account_of, is_limited=self._is_limited)
+            self.usage = stack.enter_context(closing(usage))
             secret, token = os.environ.get(HOP_SECRET_ENV, ""), os.environ.get(DEPLOY_TOKEN_ENV, "")
             inference, router = self._inference, None
             if self.config.deployments is not None:
@@ -145,8 +146,10 @@ class ServedFunctions:
             self.usage.computed(function, cpu_s)
 
     def _account_of(self, function: str) -> str:
-        loader = function.partition("+")[0]  # a dynamic worker is named LOADER+ID
-        return "" if self.deployed is None else self.deployed.account_of(loader)
+        return "" if self.deployed is None else self.deployed.account_of(_loader_of(function))
+
+    def _is_limited(self, function: str) -> bool:
+        return self.deployed is not None and self.deployed.is_limited(_loader_of(function))
 
     def add(
         self,
@@ -254,6 +257,11 @@ def client_key(scope: Scope) -> str:
     client = scope.get("client")
     is_direct = header(scope, HOPS) is None and client is not None
     return f"address={client[0]}" if is_direct and client is not None else uuid.uuid4().hex
+
+
+def _loader_of(function: str) -> str:
+    """Return the deployed function that has loaded a dynamic worker, which is named LOADER+ID."""
+    return function.partition("+")[0]
 
 
 def _with_version(manifest: Manifest, pool: str | None) -> Manifest:

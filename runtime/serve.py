@@ -118,8 +118,8 @@ def run(
     try:
         if not follow_parent():
             return 1
-        if secret := site.hop.secret():
-            os.environ.setdefault(HOP_SECRET_ENV, secret)
+        if HOP_SECRET_ENV not in os.environ and (secret := site.hop.secret()):
+            os.environ[HOP_SECRET_ENV] = secret
         check_secrets(HOP_SECRET_ENV, DEPLOY_TOKEN_ENV)
         raise_file_limit()
         if site.models and find_spec("torch") is None:

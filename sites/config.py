@@ -103,9 +103,11 @@ class HopConfig(Table, frozen=True, kw_only=True):
         if self.secret_file is None:
             return ""
         try:
-            return Path(self.secret_file).read_text(encoding="ascii").strip()
+            secret = Path(self.secret_file).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"hop.secret_file {self.secret_file} cannot be read: {error}") from None
+        _check_secret(f"the secret in hop.secret_file {self.secret_file}", secret)
+        return secret
 
 
 class AccessConfig(Table, frozen=True, kw_only=True):
@@ -140,7 +142,7 @@ class TelemetryConfig(Table, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of the messages that are logged."""
     access_log: bool = False
-    """Log a line for each completed request, except probes of health and status."""
+    """Log a line for each completed request, except probes of health and status, and polls between routers and sites."""
     otlp: str | None = None
     """URL of a collector for traces that accepts OTLP over HTTP, such as http://127.0.0.1:4318. Needs pilotlight-inference[telemetry]. Unset: no
     traces."""
@@ -166,6 +168,15 @@ class ResponsesConfig(Table, frozen=True, kw_only=True):
         found = state_directory(name) if self.directory is None else Path(self.directory).expanduser()
         return found / "responses.sqlite"
 
+    def make_directory(self) -> None:
+        """Make the directory, if one is set. Raises ConfigError if it cannot be used."""
+        if self.directory is None or not self.max_gib:
+            return
+        try:
+            Path(self.directory).expanduser().mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"responses.directory {self.directory} cannot be used: {error}") from None
+
 
 def state_directory(name: str) -> Path:
     """Return the default directory for persistent data of the site or router called `name`.
@@ -183,18 +194,24 @@ def router_state_directory() -> Path:
     return Path(given).expanduser() if given else state_directory("router")
 
 
+def drained_sites_file() -> Path:
+    """Return the file with the names of the sites that an operator has drained at the router."""
+    return router_state_directory() / "drained.json"
+
+
 def check_secrets(*names: str) -> None:
     """Raise ConfigError if a secret in these environment variables is too short.
     Unset variables are accepted."""
     for name in names:
-        if any(
-            len(each.encode()) < MIN_SECRET_BYTES
-            for each in os.environ.get(name, "").split(",")
-            if os.environ.get(name)
-        ):
-            raise ConfigError(
-                f"{name} has fewer than {MIN_SECRET_BYTES} bytes: set it to the output of `openssl rand -hex 32`"
-            )
+        if secret := os.environ.get(name):
+            _check_secret(name, secret)
+
+
+def _check_secret(name: str, secret: str) -> None:
+    if any(len(each.encode()) < MIN_SECRET_BYTES for each in secret.split(",")):
+        raise ConfigError(
+            f"{name} has fewer than {MIN_SECRET_BYTES} bytes: set it to the output of `openssl rand -hex 32`"
+        )
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:

@@ -24,7 +24,7 @@ def read_again(running: TableT, file: Path, load: Callable[[Path], TableT], live
     except ConfigError as error:
         log.error("SIGHUP: %s is invalid, so the previous configuration stays in use: %s", file, error)
         return None
-    waiting = [name for name in _differences(running, found) if name not in live]
+    waiting = [name for name in _differences(running, found) if name not in live and name.split(".")[0] not in live]
     if waiting:
         log.warning("SIGHUP: %s was read again; a restart is needed for %s", file, ", ".join(waiting))
     else:

@@ -243,7 +243,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
 
 ToolFormatName = Literal[
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "harmony", "kimi_k2", "deepseek_v3", "deepseek_v31", "mistral", "mistral_v11", "glm45",
-    "gemma4", "granite", "nemotron_json", "hunyuan_a13b", "apertus", "lfm2", "olmo3",
+    "gemma4", "granite", "nemotron_json", "hunyuan_a13b", "apertus", "lfm2", "olmo3", "apriel", "solar_open", "minimax_m3",
     "minimax_m2", "seed_oss", "deepseek_v32", "deepseek_v4", "cohere_command3", "cohere_command4",
 ]  # fmt: skip
 

@@ -54,8 +54,9 @@ class Watch:
         self.seen = None
 
     def _hear(self, event: str, _arguments: object) -> None:
-        what = OPENING.get(event)
-        if what is not None and self.seen is not None and threading.get_ident() not in self._others:
+        if self.seen is None or (what := OPENING.get(event)) is None:  # `seen` first: at exit Python clears this module
+            return
+        if threading.get_ident() not in self._others:
             place = _place(traceback.extract_stack())
             if not place.removeprefix("pilotlight/").startswith(SHARED):
                 self.seen.append(f"{what} in {place}")
@@ -147,15 +148,26 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         )
 
 
-def pytest_collection_finish() -> None:
-    """Leave what is imported out of later collections, so that one takes less than a millisecond."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage during imports, and leave what is imported out of later collections, so that one takes less than a millisecond."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Collect garbage after each test, so that a file or a connection left open fails the test that opened it, and none that runs later."""
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Collect garbage after each test, so that a file or a connection left open fails the test that opened it, and none that runs later.
+
+    At the end of a file leave what its tests imported and cached out of later collections.
+    """
     WATCH.stop()
     yield
     gc.collect()
+    if nextitem is None or nextitem.path != item.path:
+        gc.freeze()

@@ -150,6 +150,13 @@ def prompt_options(body: SamplingBody) -> dict[str, Any]:
     return {"cache_salt": body.cache_salt or "", "most_prompt_tokens": most}
 
 
+def thinking_variables(thinks: bool) -> dict[str, Any]:
+    """Return the variables with which chat templates turn reasoning on or off."""
+    # The templates of Qwen, GLM, DeepSeek and Kimi read the first two, MiniMax-M3's the third, and Seed-OSS's the last.
+    variables = {"enable_thinking": thinks, "thinking": thinks, "thinking_mode": "enabled" if thinks else "disabled"}
+    return variables if thinks else {**variables, "thinking_budget": 0}
+
+
 def conversation_of(
     messages: list[MessageBody],
     tools: Sequence[ToolBody] | None,
@@ -212,7 +219,8 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         called = ((call.id, call.function) for call in message.tool_calls)
         rendered["tool_calls"] = [_call(id, function.name, function.arguments) for id, function in called]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
+    further = {"name": message.name, "tool_call_id": message.tool_call_id}
+    further |= {"reasoning_content": reasoning, "reasoning": reasoning}  # Solar Open's template reads only the second
     # gpt-oss's template reads reasoning from `thinking`, and accepts only one of text and reasoning before calls.
     if not (message.tool_calls and content):
         further["thinking"] = reasoning

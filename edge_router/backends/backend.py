@@ -28,7 +28,7 @@ class Backend:
         self.place = Place(site.place.city, site.place.latitude, site.place.longitude)
         self.round_trip = round_trip
         self.published = PublishedStatus()
-        self.is_cordoned = False
+        self._cordoned = ""  # why this router sends no new requests to the site; empty if it does
         self._health = health
         self._clock = clock
         self.probed = ProbedState(health, clock)
@@ -41,16 +41,16 @@ class Backend:
 
     @property
     def state(self) -> State:
-        return "draining" if self.is_cordoned and self.probed.state == "healthy" else self.probed.state
+        return "draining" if self._cordoned and self.probed.state == "healthy" else self.probed.state
 
     @property
     def detail(self) -> str:
         """Return the reason for the site's state."""
-        return self.probed.detail or ("cordoned by an operator at this router" if self.is_cordoned else "")
+        return self.probed.detail or self._cordoned
 
-    def cordon(self, is_cordoned: bool) -> None:
-        """Stop sending new requests from this router to the site, or start again."""
-        self.is_cordoned = is_cordoned
+    def cordon(self, reason: str) -> None:
+        """Stop sending new requests from this router to the site, or start again if the reason is empty."""
+        self._cordoned = reason
         self._view = None
 
     @property

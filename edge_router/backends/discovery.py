@@ -3,12 +3,15 @@
 The file may be read again while the router runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.rtt import RoundTrip, seed_rtt_ms
 from pilotlight.sites.network import NetworkConfig, SiteRef
 from pilotlight.wire.hop.status import Place
+
+DRAINED = "drained by an operator at this router, until `pilotlight manage resume {}`"
+REMOVED = "removed from the router's file"
 
 
 class Discovery:
@@ -27,8 +30,6 @@ class Discovery:
         """
         here = router_place(network)
         named = {site.name: site for site in network.sites}
-        for name in self._known.keys() - named.keys():
-            self.backends[name].cordon(True)
         for name, site in named.items():
             if self._known.get(name) != site:
                 there = Place(site.place.city, site.place.latitude, site.place.longitude)
@@ -36,6 +37,12 @@ class Discovery:
                 self.backends[name] = Backend(site, round_trip, network.health, self._clock)
                 self.urls[name] = site.url
         self._known = named
+
+    def cordon(self, drained: Collection[str]) -> None:
+        """Send no new requests to removed sites, and to those that an operator has drained."""
+        for name, backend in self.backends.items():
+            is_removed = name not in self._known
+            backend.cordon(REMOVED if is_removed else DRAINED.format(name) if name in drained else "")
 
     def sweep(self) -> None:
         """Drop removed sites that have no open requests."""

@@ -117,7 +117,8 @@ class HealthMonitor:
             backend.failed(f"/status is malformed: {error}")
         except _HopRefused:
             backend.refused_hop(
-                f"it refuses this router's signature: {HOP_SECRET_ENV} must be the same at the router and its sites"
+                f"it refuses this router's signature: {HOP_SECRET_ENV} must be the same at the router and its sites, "
+                f"and {backend.url} the address of {backend.name}"
             )
         except (ProbeError, aiohttp.ClientError, OSError) as error:
             backend.failed(reason_of(error))

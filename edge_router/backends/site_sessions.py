@@ -1,13 +1,12 @@
 """HTTP sessions for probes and control requests to sites."""
 
-import os
 import ssl
 from types import SimpleNamespace
 
 import aiohttp
 
 from pilotlight.sites.network import RelayConfig
-from pilotlight.wire.http.client import KEEP_ALIVE_S
+from pilotlight.wire.http.client import KEEP_ALIVE_S, connect_reason
 
 
 def connection_trace() -> aiohttp.TraceConfig:
@@ -45,6 +44,6 @@ def client_session(
 def reason_of(error: BaseException) -> str:
     """Return the reason of a failure.
     For a failed connection aiohttp's own message begins with its TLS setting."""
-    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
-        return f"cannot connect: {os.strerror(error.os_error.errno)}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {connect_reason(error.os_error)}"
     return str(error) or type(error).__name__

@@ -63,6 +63,9 @@ class ResponseWriter(Protocol):
     def write_now(self, batch: bytes) -> bool:
         """Send whole events if that needs no wait. Returns whether they were sent."""
 
+    def note_last_event(self) -> None:
+        """Record that the last event was sent: a client that leaves after it has its whole answer."""
+
     async def end_stream(self) -> None: ...
 
     async def refuse(self, error: ApiError) -> None: ...
@@ -199,6 +202,9 @@ class Downstream:
     def write_now(self, batch: bytes) -> bool:
         """Send whole events, if the server can without a wait. Returns whether they were sent."""
         return self._now is not None and self._now(batch)
+
+    def note_last_event(self) -> None:
+        self._has_all = True
 
     async def end_stream(self) -> None:
         self._has_all = True

@@ -254,7 +254,7 @@ class Proxy:
                     case StreamBroken():
                         raise StreamLost(event.cause, event.detail)
                     case StreamDone():
-                        pass
+                        client.note_last_event()
                     case _:
                         assert_never(event)
         self.metrics.ended(site, _outcome(response.status))

@@ -233,14 +233,17 @@ class DeploymentApi:
         directory: Path,
         tls: ssl.SSLContext | None = None,
         on_change: Callable[[], None] = lambda: None,
+        is_limited: Callable[[str], bool] = lambda account: False,
         serve_timeout_s: float = SERVE_TIMEOUT_S,
     ) -> None:
+        """`is_limited` tells whether an account has limits, which its functions must not pass by."""
         self._backends = backends
         self._places = places
         self._hosts = hosts
         self._guard = guard
         self._tls = tls
         self._on_change = on_change
+        self._is_limited = is_limited
         self._serve_timeout_s = serve_timeout_s
         self._deployments = Deployments(directory)
         hosts.serve(self._deployments.known)
@@ -268,7 +271,8 @@ class DeploymentApi:
     async def all(self, request: Request) -> Response:
         author = self._guard.author_or_site(request)
         seen = [deployment for deployment in self._deployments.known.values() if may_see(author, deployment)]
-        return Response(encode(seen), media_type=JSON)
+        found = [replace(each, is_limited=self._is_limited(each.account)) for each in seen]
+        return Response(encode(found), media_type=JSON)
 
     async def bundle(self, request: Request) -> Response:
         digest = request.path_params["digest"]
@@ -474,16 +478,19 @@ class DeploymentApi:
         """
         version = deployment.version(deployment.shares[0].number)
         assert version is not None
-        body = encode(Try(deployment.name, version))
+        body = self._try(deployment, version)
         for site, tried in (await self._ask_sites(deployment.home, TRY_PATH, body, self._serve_timeout_s)).items():
             if tried.misfits:
                 raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
+
+    def _try(self, deployment: Deployment, version: Version) -> bytes:
+        return encode(Try(deployment.name, version, deployment.account, self._is_limited(deployment.account)))
 
     async def _try_everywhere(self, deployment: Deployment, version: Version) -> list[str]:
         """Try a version at all sites where it runs; return the migrations that it will carry out.
         Raises ApiError unless each of these sites that can be asked has started the version and found it healthy."""
         name, home = deployment.name, deployment.home
-        results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
+        results = await self._ask_sites(home, TRY_PATH, self._try(deployment, version), TRY_TIMEOUT_S)
         if not results and home:
             sentence = (
                 f"{name} runs only at {home}, because its data is there, and that site is not healthy or accepts no deployed functions; "

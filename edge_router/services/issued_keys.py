@@ -24,11 +24,18 @@ DAILY = {"tokens_per_day", "cost_per_day"}
 
 
 class IssuedKeys:
-    def __init__(self, file: Path, configured: Callable[[], NetworkConfig], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        file: Path,
+        configured: Callable[[], NetworkConfig],
+        check: Callable[[NetworkConfig], None],
+        changed: Callable[[], None],
+    ) -> None:
         """`configured` returns the configuration of the router's file.
-        `changed` is called after each change."""
+        `check` raises ConfigError if the router cannot keep to a configuration; `changed` is called after each change."""
         self._file = file
         self._configured = configured
+        self._check = check
         self._changed = changed
         self._changing = asyncio.Lock()
 
@@ -82,7 +89,8 @@ class IssuedKeys:
             raise ConfigError("a daily limit needs a ledger: set ledger.directory in the router's file")
         if not is_known and (limits or new.account):
             table = f"{toml_table('accounts', {'name': account, **limits})}\n{table}"
-        parse(IssuedKeysFile, tomllib.loads(table), "the new key")
+        added = parse(IssuedKeysFile, tomllib.loads(table), "the new key")
+        self._check(replace(configured, accounts=(*configured.accounts, *issued.accounts, *added.accounts)))
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         append(self._file, new.name, table)
         return key

@@ -4,7 +4,7 @@ The router forwards them to the site; a drain changes only where this router sen
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -40,9 +40,13 @@ AnswerT = TypeVar("AnswerT")
 class SiteOperations:
     """Requests for operations at sites. Methods raise ApiError, with the site's reason if it has one."""
 
-    def __init__(self, backends: Mapping[str, Backend], orders: SiteControl) -> None:
+    def __init__(
+        self, backends: Mapping[str, Backend], orders: SiteControl, set_drained: Callable[[str, bool], Awaitable[None]]
+    ) -> None:
+        """`set_drained` starts or ends the drain of a site by its name."""
         self._backends = backends
         self._orders = orders
+        self._set_drained = set_drained
 
     async def catalogues(self) -> dict[str, Catalogue | str]:
         """Return the catalogue of each site; for a site that is down or fails, the reason."""
@@ -53,8 +57,7 @@ class SiteOperations:
     async def perform(self, site: str, operation: SiteOperation) -> None:
         backend = self._backend(site)
         if operation.action in ("drain", "resume"):
-            backend.cordon(operation.action == "drain")
-            return
+            return await self._set_drained(backend.name, operation.action == "drain")
         await self._answer(site, OPERATION_PATH, operation, OPERATION_TIMEOUT_S)
 
     async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:

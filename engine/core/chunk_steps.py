@@ -39,7 +39,7 @@ def step_of(
     num_decodes = len(chunks)
     while num_decodes and not chunks[num_decodes - 1].is_decode:
         num_decodes -= 1
-    checks_drafts = any([chunk.drafts for chunk in chunks])
+    checks_drafts = any([chunk.num_tokens > 1 for chunk in chunks[:num_decodes]])
     num_single = 0 if checks_drafts else num_decodes
     single, longer = chunks[:num_single], chunks[num_single:]
     token_ids = array("q", [chunk.sequence.token_ids[chunk.start] for chunk in single])

@@ -62,6 +62,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None if penalties and biases are off
     may_be_masked: bool = field(init=False)  # True if some tokens may be forbidden
+    replays: bool = False  # see SchedulerLimits
     length_limit: int = 0  # number of tokens, including the prompt, at which the sequence ends
     waited_s: float = 0.0  # seconds that its request waited at hosts or sites that are lost
     arrival: Arrival = _NOT_SUBMITTED
@@ -93,7 +94,7 @@ class Sequence:
         self.may_be_masked = self.constraint is not None or self.sampling.min_tokens > 0
         self.counts = None
         if self.sampling.adjusts_logits:
-            self.counts = TokenCounts(self.sampling, self.num_prompt_tokens - self.num_delivered_tokens)
+            self.counts = TokenCounts(self.sampling, self.first_output)
 
     @property
     def lacks_grammar(self) -> bool:
@@ -110,7 +111,12 @@ class Sequence:
     @property
     def min_length(self) -> int:
         """Return the total number of tokens below which it must not end."""
-        return self.num_prompt_tokens - self.num_delivered_tokens + self.sampling.min_tokens
+        return self.first_output + self.sampling.min_tokens
+
+    @property
+    def first_output(self) -> int:
+        """Return the index of the first output token, delivered or not."""
+        return self.num_prompt_tokens - self.num_delivered_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -128,8 +134,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """True if only its newest token is missing from the cache."""
-        return self.num_computed_tokens > 0 and self.num_uncomputed_tokens == 1
+        """True if only its newest token is missing from the cache, and kernels of decodes compute it."""
+        first = self.first_output if self.replays else 1
+        return self.num_computed_tokens >= first and self.num_uncomputed_tokens == 1
 
     @property
     def is_pending(self) -> bool:

@@ -69,7 +69,7 @@ class ImageInput(NamedTuple):
 
 class StepInput(NamedTuple):
     num_decodes: int  # number of decode chunks, which come first
-    checks_drafts: bool  # True if some decodes have several tokens, including drafts
+    checks_drafts: bool  # True if some decodes have several tokens: drafts, or replayed output
     lengths: tuple[int, ...]  # number of tokens of each chunk, including drafts
     context_lens: tuple[int, ...]  # per chunk: its cached tokens plus its own
     token_ids: "array[int]"

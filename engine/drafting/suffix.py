@@ -53,7 +53,7 @@ class SuffixDrafter:
         """Keep the output of an ended sequence for its tenant's later sequences."""
         if self._own.pop(sequence, None) is None:
             return
-        num_prompt = sequence.num_prompt_tokens - sequence.num_delivered_tokens
+        num_prompt = sequence.first_output
         text = sequence.token_ids[max(0, num_prompt - _BEFORE_OUTPUT) : known_tokens(sequence)]
         outputs = self._outputs.pop(sequence.tenant, None) or NgramIndex()
         most = self._most_tenant_tokens

@@ -30,7 +30,7 @@ class TokenMasks:
         """Return the grammar that a sequence has to wait for, or None. `clock`: the scheduler's clock."""
         if sequence.constraint is None or sequence.matcher is not None or self._grammars is None:
             return None
-        delivered = sequence.token_ids[sequence.num_prompt_tokens - sequence.num_delivered_tokens :]
+        delivered = sequence.token_ids[sequence.first_output :]
         return AwaitedGrammar(
             sequence, self._grammars.compile(sequence.constraint, delivered, sequence.tenant), clock()
         )

@@ -324,6 +324,8 @@ class ModelLoading(NamedTuple):
             whole_prompts,
             math.inf if whole_prompts else UNMEASURED_TOKENS,
             self.config.image_needs(self.dtype().itemsize).step_tokens,
+            # Other devices' products have other bits for other numbers of rows; states of replayed tokens would have to be kept.
+            replays=self.arena.device.type == "cpu" and not has_states,
         )
 
 

@@ -29,6 +29,9 @@ class SchedulerLimits(NamedTuple):
     whole_prompts: bool = False
     most_unmeasured: float = math.inf  # limit of a step's prompt tokens while the model's speed is unknown
     most_image_tokens: int = 0  # most tokens of an image that one step must compute; 0 if steps may divide images
+    # True if output tokens are computed again, after a preemption or a move, by the kernels that computed them, a few in each step. So they have the
+    # same bits as before. No other tokens are computed by these kernels.
+    replays: bool = False
 
     @property
     def groups(self) -> CacheGroups:
@@ -58,10 +61,12 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """True if it computes one token after computed ones: a new token, or one of a prompt.
+        """True if kernels of decodes compute it, and only then may it have drafts.
 
-        Only such a chunk has drafts.
+        These are single tokens after computed ones, or all output tokens if those are replayed.
         """
+        if self.sequence.replays:
+            return self.start >= self.sequence.first_output
         return self.end - self.start == 1 and self.start > 0
 
     @property

@@ -28,7 +28,7 @@ from pilotlight.engine.kv.pool.block_pool import BlockPool
 from pilotlight.engine.kv.pool.cached_prefix import CachedPrefix, PrefixLookup
 from pilotlight.engine.kv.tier_protocol import Tiers
 from pilotlight.engine.scheduling.awaited import Awaited
-from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits, Speculation, StepPlan
+from pilotlight.engine.scheduling.plan import ROW_TILE, Chunk, SchedulerLimits, Speculation, StepPlan
 from pilotlight.engine.scheduling.preemption import Preemption
 from pilotlight.engine.scheduling.prompt_shares import PromptShares
 from pilotlight.engine.scheduling.scheduler_counts import SchedulerCounts
@@ -92,7 +92,7 @@ class Scheduler:
 
         `leader`: an open sequence with the same prompt. `awaited`: the wait that must end before it can be admitted, if any.
         """
-        sequence.added_at = self._clock()
+        sequence.added_at, sequence.replays = self._clock(), self.limits.replays
         sequence.arrival = Arrival(sequence.added_at - sequence.waited_s, next(self._arrivals))
         if leader is not None and (leader.has_computed_prompt or not self._prefixes.num_sharable(sequence)):
             leader = None
@@ -381,7 +381,9 @@ class Scheduler:
 def _num_in_step(sequence: Sequence, start: int) -> int:
     """Return how many tokens of a sequence from `start` on a step may have.
 
-    A prompt that is handed over ends with a short chunk, of LAST_CHUNK_TOKENS.
+    A prompt that is handed over ends with a short chunk, of LAST_CHUNK_TOKENS. Replayed output tokens are in separate chunks.
     """
     uncomputed = len(sequence.token_ids) - start
+    if sequence.replays:
+        uncomputed = min(uncomputed, sequence.first_output - start if start < sequence.first_output else ROW_TILE)
     return uncomputed - LAST_CHUNK_TOKENS if sequence.hands_over and uncomputed > LAST_CHUNK_TOKENS else uncomputed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
-from pilotlight.engine.text.content_parts import LATER_SYSTEM, lost_place, lost_places, part_roles, with_parts
+from pilotlight.engine.text.content_parts import lost_place, lost_places, part_roles, with_parts
 from pilotlight.engine.tokenizer.tokenizer import read_json, read_special_tokens
 
 if TYPE_CHECKING:
@@ -98,19 +98,16 @@ class ChatTemplate:
         name = self._choose(tools)
         assert self._templates is not None
         if place := lost_place(messages, self._lost[name, bool(tools)]):
-            which = (
-                "system messages after the first message" if place == LATER_SYSTEM else f"messages of the role {place}"
-            )
-            raise ChatTemplateError(f"the model's chat template leaves out {which}; send none")
+            raise ChatTemplateError(f"the model's chat template leaves out {place}; send none")
         from jinja2 import TemplateError
 
         try:
             text: str = self._templates[name].render(
-                messages=with_parts(messages, self._part_roles[name]),
-                tools=tools,
+                messages=_copied(with_parts(messages, self._part_roles[name])),
+                tools=_copied(tools),
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **{**(variables or {}), **self._special_tokens},
+                **_copied({**(variables or {}), **self._special_tokens}),
             )
             return text
         except TemplateError as error:
@@ -174,6 +171,13 @@ def render_template(
 @lru_cache(_MOST_COMPILED)
 def _template(template: str) -> ChatTemplate:
     return ChatTemplate(*json.loads(template))
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a JSON value, because templates can change lists."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _brief(error: Exception) -> str:

@@ -1,9 +1,10 @@
-"""Probes of a chat template: whether it expects content as text or parts, and which messages it omits.
+"""Probes of a chat template: whether content is text or parts, and what the template omits.
 
 This module is independent of where templates come from, and of the rest of a conversation.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,58 +17,93 @@ _TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
 }
-LATER_SYSTEM = "later system"  # system messages after the first message
+REASONING = "reasoning"  # of the assistant, which Ministral's templates expect as a part of content
+MESSAGES_OF = "messages of the role"
+LATER_SYSTEM = "system messages after the first message"
+CALLS = "tool calls"  # of messages whose content is an empty string
+BARE_CALLS = "tool calls without content"
+CALLS_WITH_TEXT = "tool calls with text, or the text"
 _ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's probe has messages of earlier roles
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:
     """Return the roles whose content the template expects as a list of parts.
 
-    For these roles it renders content only if that is in parts.
+    For these roles it renders content only if that is in parts. The result contains REASONING if reasoning must be one of the parts.
     """
     roles: frozenset[str] = frozenset()
     for role in _ROLES:
         if not _shows(template, special_tokens, role, roles) and _shows(template, special_tokens, role, roles | {role}):
             roles |= {role}
-    return roles
+    shown, as_part, as_other_part = (
+        _rendered(template, special_tokens, messages, roles)
+        for messages in (_reasoning(), _reasoning_part("thinking"), _reasoning_part("other"))
+    )
+    # Some templates print parts that they do not expect.
+    return roles | {REASONING} if shown is False and as_part and not as_other_part else roles
 
 
 def with_parts(messages: Messages, roles: frozenset[str]) -> Messages:
     """Return the messages, with the content of these roles as a list of parts."""
-    if not roles:
-        return messages
-    return [
-        {**message, "content": [{"type": "text", "text": content}]}
-        if message.get("role") in roles and isinstance(content := message.get("content"), str)
-        else message
-        for message in messages
-    ]
+    return [_with_parts(message, roles) for message in messages] if roles else messages
+
+
+def _with_parts(message: dict[str, Any], roles: frozenset[str]) -> dict[str, Any]:
+    content, thoughts = message.get("content"), message.get("reasoning_content") if REASONING in roles else None
+    if not (thoughts or message.get("role") in roles) or not isinstance(content, str):
+        return message
+    parts = [{"type": "thinking", "thinking": thoughts}] if thoughts else []
+    return {**message, "content": [*parts, {"type": "text", "text": content}]}
 
 
 def lost_places(
     template: "Template", special_tokens: dict[str, str], roles: frozenset[str], *, with_tools: bool
 ) -> frozenset[str]:
-    """Return the places whose messages the template omits without an error: roles, and LATER_SYSTEM.
+    """Return the places that the template omits without an error.
 
-    `roles`: roles whose content the template expects as parts. `with_tools`: whether tools are declared.
+    Places are roles, later system messages and kinds of calls. `roles`: roles whose content the template expects as parts. `with_tools`: whether
+    tools are declared.
     """
     tools = [_TOOL] if with_tools else None
-    lost = {role for role in _ROLES if _rendered(template, special_tokens, _probing(role), roles, tools) is False}
-    if "user" in lost:  # the template transforms all content, so its output contains no probe
+
+    def shows(messages: Messages) -> bool | None:
+        return _rendered(template, special_tokens, messages, roles, tools)
+
+    def omits(messages: Messages) -> bool:
+        return shows(messages) is False
+
+    def omits_call(content: str | None, arguments: dict[str, str]) -> bool:
+        shown = shows(_calling(content, arguments))
+        # Some templates need arguments as text.
+        return omits(_calling(content, json.dumps(arguments))) if shown is None else not shown
+
+    lost = {f"{MESSAGES_OF} {role}" for role in _ROLES if omits(_probing(role))}
+    if f"{MESSAGES_OF} user" in lost:  # the template transforms all content, so its output contains no probe
         return frozenset()
-    if any(_rendered(template, special_tokens, messages, roles, tools) is False for messages in _later_systems()):
+    if any(map(omits, _later_systems())):
         lost.add(LATER_SYSTEM)
+    given = {"a": _PROBE}
+    if omits_call("", given):
+        lost.add(CALLS)
+    if omits_call(None, given):
+        lost.add(BARE_CALLS)
+    if omits_call("Hi", given) or omits_call(_PROBE, {}):
+        lost.add(CALLS_WITH_TEXT)
     return frozenset(lost)
 
 
 def lost_place(messages: Messages, lost: frozenset[str]) -> str | None:
-    """Return the first place in `lost` where the conversation has content, or None."""
+    """Return the first place in `lost` where the conversation has content or calls, or None."""
+    return next((place for place in _places(messages) if place in lost), None)
+
+
+def _places(messages: Messages) -> Iterator[str]:
     for number, message in enumerate(messages):
-        role = message.get("role")
-        place = LATER_SYSTEM if role == "system" and number else role
-        if place in lost and message.get("content"):
-            return place
-    return None
+        role, content = message.get("role"), message.get("content")
+        if content:
+            yield LATER_SYSTEM if role == "system" and number else f"{MESSAGES_OF} {role}"
+        if message.get("tool_calls"):
+            yield CALLS_WITH_TEXT if content else BARE_CALLS if content is None else CALLS
 
 
 def _shows(template: "Template", special_tokens: dict[str, str], role: str, roles: frozenset[str]) -> bool:
@@ -108,7 +144,23 @@ def _probing(role: str) -> Messages:
         return [{"role": role, "content": _PROBE}, user]
     if role == "assistant":
         return [user, {"role": role, "content": _PROBE}, user]
+    return _calling("", {}, result=_PROBE)
+
+
+def _reasoning() -> Messages:
+    user, asking, result = _calling("", {})
+    return [user, {**asking, "reasoning_content": _PROBE, "reasoning": _PROBE, "thinking": _PROBE}, result]
+
+
+def _reasoning_part(kind: str) -> Messages:
+    return _calling([{"type": kind, "thinking": _PROBE}, {"type": "text", "text": ""}], {})
+
+
+def _calling(content: str | list[dict[str, str]] | None, arguments: Any, result: str = "Done") -> Messages:
     name = "call12345"  # nine characters, as Mistral's templates require
-    call = {"id": name, "type": "function", "function": {"name": "f", "arguments": {}}}
-    asking = {"role": "assistant", "content": "", "tool_calls": [call]}
-    return [user, asking, {"role": role, "content": _PROBE, "name": "f", "tool_call_id": name}]
+    call = {"id": name, "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": result, "name": "f", "tool_call_id": name},
+    ]

@@ -1,13 +1,15 @@
 """The Jinja environment in which chat templates run.
 
-Templates come with checkpoints, so they are untrusted code: they run in Jinja's immutable sandbox, see only plain JSON values, and no operator can
-make a large value from small ones. A process in which a template runs long or needs much memory is killed (runtime/generation/rendering.py).
+Templates come with checkpoints, so they are untrusted code: they run in Jinja's immutable sandbox, see only copies of plain JSON values, and no
+operator can make a large value from small ones. A process in which a template runs long or needs much memory is killed
+(runtime/generation/rendering.py).
 Templates get trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `{% generation %}`, break and continue. This
 module is imported when a template is compiled (chat_template.py), because Jinja is slow to import. This module is independent of messages.
 """
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -26,9 +28,13 @@ _WIDE = re.compile(
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, with operators that refuse to make large values."""
+    """Jinja's immutable sandbox, with lists that can grow, and operators that refuse to make large values."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow `append` and `pop` of lists, which some templates of Kimi K2 use."""
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if _is_explosive(operator, left, right):
@@ -66,6 +72,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Iterator):  # llama.cpp's filters such as `map` make lists
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

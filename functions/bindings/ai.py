@@ -206,7 +206,8 @@ class AI(Binding):
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
-        if not self._inference.serves(model):  # if another site has the model, the router records the usage
+        # If another site has the model, or the account has limits, the router records the usage.
+        if not self._inference.serves(model) or self._usage.is_limited(self._function):
             account = self._usage.account_of(self._function)
             return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
         name, adapter = self._inference.own_names(model)

@@ -37,12 +37,15 @@ class FunctionUsage:
         account_of: Callable[[str], str],
         clock: Callable[[], float] = time.time,
         max_unwritten: int = MAX_UNWRITTEN,
+        is_limited: Callable[[str], bool] = lambda function: False,
     ) -> None:
         """`account_of` maps a function to its account; `clock` returns the Unix time in seconds.
+        `is_limited` tells whether a function's calls to models go through the router, which then records them.
         Raises ConfigError if the file cannot be used."""
         self._path = directory / "function-usage"
         self._site = site
         self.account_of = account_of
+        self.is_limited = is_limited
         self._clock = clock
         self._max_unwritten = max_unwritten
         # a record's id consists of a random name for this start of the site, and a number

@@ -52,7 +52,7 @@ class FunctionDeploymentRoutes:
 
     async def try_version(self, request: Request) -> Response:
         deployed, wanted = await self._wanted(request, Try)
-        return json_response(encode(await deployed.tried(wanted.name, wanted.version)))
+        return json_response(encode(await deployed.tried(wanted)))
 
     async def serve(self, request: Request) -> Response:
         deployed, wanted = await self._wanted(request, Serve)

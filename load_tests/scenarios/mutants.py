@@ -3,9 +3,10 @@
 `make mutants` runs python -m load_tests.scenarios.mutants --number 300 --seed 1.
 
 Mutants (load_tests/mutation.py) are drawn by the seed: a package by its risk, then a place in it. The tests that judge a mutant are part of `make
-test`, run its line, and come from files that name its module or are in the corresponding folder of tests/. So the share of noticed mutants is a lower
-bound for the whole suite. A mutant is noticed at the first failure, or if its tests take too long. All work is done in a copy of the tree. `--state
-FOLDER` keeps the results: the same command continues after an interruption.
+test` and not `long`, run its line, and come from files that name its module, have its name or are in the corresponding folder of tests/. So the share
+of noticed mutants is a lower bound for the whole suite. A mutant is noticed at the first failure, or if its tests take too long. Each test file runs
+once under coverage, when a mutant first needs it. All work is done in a copy of the tree. `--state FOLDER` keeps the results: the same command
+continues after an interruption.
 """
 
 import argparse
@@ -14,7 +15,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from typing import Any
 
 from load_tests.house import ROOT, House, Module
 from load_tests.mutation import Mutant, compiles, mutants_of
+from load_tests.mutation_runs import run_pytest
 from load_tests.records import write_record
 
 # Weights by the cost of a fault: tokens, money and isolation rank above the display of a process's state.
@@ -32,8 +33,9 @@ RISK = {
 }  # fmt: skip
 # Code that these tests cannot reach: a GPU's kernels, and modules that run in a function's process.
 OUT_OF_REACH = ("kernels/triton/", "functions/sdk/", "functions/host/isolates/")
-MOST_TESTS = 60  # most tests per mutant; tests of different functions come first
-COVER_S = 600.0
+MOST_TESTS = 60  # most tests per mutant
+COVER_S = 400.0
+SLOWEST_START_S = 60.0  # until the first test, on a busy machine
 Outcome = dict[str, Any]
 
 
@@ -85,7 +87,8 @@ class Bench:
 
     def __init__(self, state: Path) -> None:
         self.results = state / "found.json"
-        self._state = state
+        self._lines = state / "lines"
+        self._lines.mkdir(exist_ok=True)
         self.tree = state / "tree"
         shutil.rmtree(self.tree, ignore_errors=True)
         self.tree.mkdir()
@@ -95,84 +98,82 @@ class Bench:
             shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
 
     def judge(self, module: Module, mutant: Mutant) -> Outcome:
-        lines = self._tests_that_meet(module)
-        if lines is None:
-            return {"outcome": "unjudged", "tests": 0}  # finding the tests of the line took too long
-        tests = lines.get(str(mutant.line), [])
-        if not tests:
-            return {"outcome": "unmet", "tests": 0}
-        chosen = _different_functions(tests)
+        """Run the tests of the mutant's line, file by file, until one fails."""
         file = self.tree / module.file
-        whole = file.read_text(encoding="utf-8")
-        file.write_text(mutant.applied_to(whole), encoding="utf-8")
-        began = time.monotonic()
-        try:
-            code = self._pytest(["-x", *chosen], timeout_s=60.0 + 2.0 * len(chosen))
-        finally:
-            file.write_text(whole, encoding="utf-8")
-        outcome = {0: "survived", 1: "noticed", 2: "noticed", None: "noticed"}.get(code, "unmet")
-        return {"outcome": outcome, "tests": len(chosen), "seconds": round(time.monotonic() - began, 1)}
+        whole, changed = file.read_text(encoding="utf-8"), file.stat().st_mtime
+        run, began, is_noticed = 0, time.monotonic(), False
+        for tests_of in tests_for(self.tree, module):
+            tests = self._tests_that_meet(module.file, mutant.line, tests_of)[: MOST_TESTS - run]
+            if not tests:
+                continue
+            run += len(tests)
+            file.write_text(mutant.applied_to(whole), encoding="utf-8")
+            os.utime(file, (changed + mutant.start + 1,) * 2)  # Python must not take another version's bytecode
+            try:
+                limit_s = SLOWEST_START_S + 10.0 * sum(seconds for seconds, _ in tests)
+                is_noticed = run_pytest(self.tree, ["-x", *(test for _, test in tests)], limit_s) not in (0, 5)
+            finally:
+                file.write_text(whole, encoding="utf-8")
+                os.utime(file, (changed, changed))
+            if is_noticed or run == MOST_TESTS:
+                break
+        outcome = "noticed" if is_noticed else "survived" if run else "unmet"
+        return {"outcome": outcome, "tests": run, "seconds": round(time.monotonic() - began, 1)}
 
-    def _tests_that_meet(self, module: Module) -> dict[str, list[str]] | None:
-        kept = self._state / f"{module.name}.lines.json"
+    def _tests_that_meet(self, file: str, line: int, tests_of: Path) -> list[tuple[float, str]]:
+        """Return seconds and names of a file's tests that run a line, the fastest first.
+
+        Of each function only the fastest case is among them.
+        """
+        kept = self._lines / f"{str(tests_of).replace('/', '.')}.json"
         if not kept.exists():
-            written = self._state / "lines.json"
-            written.unlink(missing_ok=True)
-            own = {"MUTANT_FILE": str(self.tree / module.file), "MUTANT_COVERAGE": str(written)}
-            files = [str(path) for path in tests_for(self.tree, module)]
-            if files and self._pytest(["-p", "load_tests.mutation_contexts", *files], timeout_s=COVER_S, **own) is None:
-                return None
-            kept.write_text(written.read_text() if written.exists() else "{}")
-        found: dict[str, list[str]] = json.loads(kept.read_text())
-        return found
-
-    def _pytest(self, words: list[str], timeout_s: float, **environment: str) -> int | None:
-        """Return pytest's exit code; None if it took too long."""
-        tier = ["-m", "not slow and not network", "--sample", "8", "--seed", "mutants"]
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tier, *words]
-        own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"} | environment
-        quiet = subprocess.DEVNULL
-        process = subprocess.Popen(
-            command, cwd=self.tree, env=own, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-        )
-        try:
-            return process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+            code = run_pytest(self.tree, [str(tests_of)], COVER_S, record=kept)
+            if not kept.exists():
+                print(
+                    f"{tests_of} judges no mutant: {'it takes too long' if code is None else f'pytest ended with {code}'}"
+                )
+                kept.write_text('{"seconds": {}, "lines": {}}')
+        found = json.loads(kept.read_text())
+        timed = [(seconds, test) for test, seconds in found["seconds"].items()]
+        fastest: dict[str, tuple[float, str]] = {}
+        for seconds, test in sorted(timed[number] for number in found["lines"].get(file, {}).get(str(line), [])):
+            fastest.setdefault(test.partition("[")[0], (seconds, test))
+        return [*fastest.values()]
 
 
 def tests_for(tree: Path, module: Module) -> list[Path]:
-    """Return the test files that name a module or mirror its folder; if none, those of its package."""
+    """Return the test files that belong to a module, the closest first: by name, by imports, by folder.
+
+    If there are none, return those of its package.
+    """
     folder = tree / "tests" / Path(module.file).parent
     name = f"pilotlight.{module.name}"
-    named = [path for path in (tree / "tests").rglob("test_*.py") if name in path.read_text(encoding="utf-8")]
-    found = [*named, *folder.glob("test_*.py")] or (tree / "tests" / Path(module.file).parts[0]).glob("test_*.py")
-    return sorted({path.relative_to(tree) for path in found})
-
-
-def _different_functions(tests: list[str]) -> list[str]:
-    first = {test.partition("[")[0]: test for test in reversed(tests)}
-    return sorted([*first.values()][:MOST_TESTS])
+    mirror = f"test_{Path(module.file).name}"
+    named = {
+        path
+        for path in (tree / "tests").rglob("test_*.py")
+        if path.name == mirror or name in path.read_text(encoding="utf-8")
+    }
+    found = named.union(folder.glob("test_*.py")) or (tree / "tests" / Path(module.file).parts[0]).glob("test_*.py")
+    return sorted(
+        (path.relative_to(tree) for path in found),
+        key=lambda path: (path.name != mirror, tree / path not in named, tree / path.parent != folder, path),
+    )
 
 
 def summary(found: dict[str, Outcome]) -> dict[str, Any]:
     """Count outcomes, in all and by package.
 
-    A mutant whose line no test runs counts as not noticed; an unjudged one does not count.
+    A mutant whose line no test runs counts as not noticed.
     """
     packages: dict[str, Counter[str]] = {}
     for key, each in found.items():
         packages.setdefault(key.partition("/")[0], Counter())[each["outcome"]] += 1
     noticed = sum(counts["noticed"] for counts in packages.values())
-    judged = sum(each["outcome"] != "unjudged" for each in found.values())
     return {
-        "judged": judged,
+        "judged": len(found),
         "noticed": noticed,
-        "noticed_share": round(noticed / max(1, judged), 3),
+        "noticed_share": round(noticed / max(1, len(found)), 3),
         "packages": {name: dict(counts) for name, counts in sorted(packages.items())},
     }
 

@@ -18,7 +18,7 @@ from pilotlight.runtime.cli.api import DEFAULT_URL
 from pilotlight.runtime.cli.child import KILL_AFTER_S, Child
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.local_token import make_local_token
-from pilotlight.sites.config import state_directory
+from pilotlight.sites.config import drained_sites_file, state_directory
 from pilotlight.sites.network import NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_site
 from pilotlight.support.signals import STOP_SIGNALS, TERMINAL, release_signals
@@ -112,11 +112,15 @@ def make_children(
     source: str | None = None,
     deployments: str | None = None,
 ) -> list[Child]:
-    """Return the processes of the sites and the router, not started yet.
+    """Return the processes of the sites and the router, not started yet, and end drains of sites.
 
     `source` is the model that all sites serve; None keeps the models in their files. `deployments` is the URL of the router whose deployed functions
     the sites serve."""
     logs = log_directory()
+    with suppress(OSError):
+        drained_sites_file().unlink(
+            missing_ok=True
+        )  # else a network whose sites are all drained would not become ready
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
     changes = [] if source is None else ["--model", source]
     if deployments is not None:

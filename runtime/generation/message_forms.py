@@ -1,30 +1,38 @@
-"""Alternative forms of a conversation, for chat templates that refuse some of them.
+"""Forms of a conversation, for chat templates that refuse some of them or leave out a part.
 
 Arguments of calls are objects or JSON text. Arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
-object. A system message after the first message stays separate, or is merged into the user's message next to it. Several calls share a message, or
-each has a separate one.
+object. A system message stays separate, or is merged into the user's message next to it. Several calls share a message, or each has a separate one;
+so does text before calls. For templates that render no calls, calls become text in the model's format.
 """
 
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pilotlight.engine.text.chat_template import Messages
+from pilotlight.engine.text.formats import Speller
 
 INVALID_ARGUMENTS = "INVALID_JSON"  # Anthropic's documentation uses this key for arguments that are not a JSON object
 
 
-def other_forms(messages: Messages) -> Iterator[Messages]:
-    """Yield other forms of a conversation, the most widely accepted first."""
+def other_forms(messages: Messages, spell: Speller) -> Iterator[Messages]:
+    """Yield other forms of a conversation, the most widely accepted first.
+
+    `spell`: writes calls in the model's format.
+    """
     seen = [messages]
-    for place in (_as_they_are, _with_system_folded):
+    with_calls_as_text = partial(_with_calls_as_text, spell=spell)
+    for place in (_as_they_are, _with_system_folded, partial(_with_system_folded, keeps_first=False)):
         placed = place(messages)
-        for write in (_as_they_are, _with_arguments_as_text, _with_arguments_as_objects):
-            form = write(placed)
-            if form not in seen:
-                seen.append(form)
-                yield form
+        for separate in (_as_they_are, _with_text_apart, _with_bare_calls, with_calls_as_text, _without_text):
+            separated = separate(placed)
+            for write in (_as_they_are, _with_arguments_as_text, _with_arguments_as_objects):
+                form = write(separated)
+                if form not in seen:
+                    seen.append(form)
+                    yield form
 
 
 def with_single_calls(messages: Messages) -> Messages:
@@ -56,6 +64,52 @@ def _as_they_are(messages: Messages) -> Messages:
     return messages
 
 
+def _with_text_apart(messages: Messages) -> Messages:
+    """Return the messages with the text before calls in a separate message.
+
+    Templates of Llama 3, Command and Hermes omit text beside calls.
+    """
+    separated: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            separated.append({name: value for name, value in message.items() if name != "tool_calls"})
+            message = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
+        separated.append(message)
+    return tuple(separated)
+
+
+def _with_bare_calls(messages: Messages) -> Messages:
+    """Return the messages with None as the content of calls.
+
+    DeepSeek R1's template omits calls with any other content.
+    """
+    return _with_content_of_calls(_with_text_apart(messages), None)
+
+
+def _without_text(messages: Messages) -> Messages:
+    """Return the messages without the text before calls.
+
+    Mistral Nemo's template omits it beside calls, and refuses it as a message if an answer follows the results.
+    """
+    return _with_content_of_calls(messages, "")
+
+
+def _with_content_of_calls(messages: Messages, content: str | None) -> Messages:
+    return tuple({**message, "content": content} if message.get("tool_calls") else message for message in messages)
+
+
+def _with_calls_as_text(messages: Messages, spell: Speller) -> Messages:
+    """Return the messages with calls as text at the end of their message."""
+    written: list[dict[str, Any]] = []
+    for message in _with_arguments_as_objects(messages):
+        if calls := message.get("tool_calls"):
+            named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+            others = {name: value for name, value in message.items() if name != "tool_calls"}
+            message = {**others, "content": (f"{message['content']}\n" if message["content"] else "") + spell(named)}
+        written.append(message)
+    return tuple(written)
+
+
 def _with_arguments_as_text(messages: Messages) -> Messages:
     """Return the messages with the arguments of calls as JSON text, which DeepSeek's templates need."""
     return _rewritten(
@@ -81,15 +135,18 @@ def _with_arguments(call: dict[str, Any], write: Callable[[Any], Any]) -> dict[s
     return {**call, "function": {**function, "arguments": write(function["arguments"])}}
 
 
-def _with_system_folded(messages: Messages) -> Messages:
-    """Join system messages at the start, and merge each later one into the previous or next user message."""
+def _with_system_folded(messages: Messages, *, keeps_first: bool = True) -> Messages:
+    """Join system messages at the start, and merge each later one into the previous or next user message.
+
+    `keeps_first`: False to merge those at the start, too, because Gemma's templates refuse them.
+    """
     folded: list[dict[str, Any]] = []
     pending: str | None = None  # content of system messages for the next user message
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "system" and folded and folded[-1]["role"] in ("system", "user") and pending is None:
             folded[-1] = {**folded[-1], "content": _joined(folded[-1]["content"], content)}
-        elif role == "system" and folded:
+        elif role == "system" and (folded or not keeps_first):
             pending = content if pending is None else _joined(pending, content)
         else:
             if pending is not None and role != "user":

@@ -5,8 +5,7 @@ Templates of embedded models are trusted and run here: short conversations in th
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +22,7 @@ from pilotlight.engine.text.chat_template import (
     import_environment,
     render_template,
 )
+from pilotlight.engine.text.formats import Speller
 from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, SHIELD_END, Tokenizer, unmarked
 from pilotlight.runtime.generation.message_forms import other_forms, with_single_calls
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
@@ -35,9 +35,15 @@ _END = SHIELD_BEGIN + SHIELD_END
 
 
 class Rendering:
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, cpu_s: float, *, is_trusted: bool) -> None:
-        """`cpu_s` limits the CPU time of a rendering in a child process."""
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, cpu_s: float, spell: Speller, *, is_trusted: bool
+    ) -> None:
+        """`cpu_s` limits the CPU time of a rendering in a child process.
+
+        `spell`: writes calls that the template omits.
+        """
         self._tokenizer = tokenizer
+        self._spell = spell
         self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template, cpu_s)
         self._has_single_calls = template.mentions("tool_calls[0]")  # it renders only the first call of a message
         self._checking = asyncio.Lock()
@@ -61,30 +67,34 @@ class Rendering:
         Special tokens in a client's text are escaped."""
         if not self.is_checked or self.why_broken is not None:
             await self.check()
-        messages = with_single_calls(conversation.messages) if self._has_single_calls else conversation.messages
-        try:
-            return await self._text(conversation, messages, is_short)
-        except BrokenTemplateError:
-            raise
-        except ChatTemplateError as error:
-            for other in other_forms(messages):
-                with suppress(ChatTemplateError):
-                    return await self._text(conversation, other, is_short)
-            raise error from None
-
-    async def _text(self, conversation: Conversation, messages: Messages, is_short: bool) -> str:
-        told = (messages, conversation.tools, dict(conversation.variables))
+        told = (conversation.messages, conversation.tools or None, dict(conversation.variables))
         shield = self._tokenizer.shield
         messages, tools, variables = shield(told) if is_short else await asyncio.to_thread(shield, told)
-        continued = messages[-1]["content"] if conversation.continues_last else ""
-        if conversation.continues_last:
-            messages = _with_end(messages)
-        asked = _TemplateInput(messages, tools or None, conversation.adds_generation_prompt, variables)
-        try:
-            text = await self._renderer.render(asked, is_short=is_short)
-        except ChatTemplateError as error:
-            raise type(error)(unmarked(str(error))) from None
-        return _left_open(text, continued) if conversation.continues_last else text
+        if self._has_single_calls:
+            messages = with_single_calls(messages)
+        asked = _TemplateInput(messages, tools, conversation.adds_generation_prompt, variables)
+        continued = messages[-1]["content"] if conversation.continues_last else None
+        render = partial(self._text, continued=continued, is_short=is_short)
+        refusal: ChatTemplateError | None = None
+        for form in self._forms(messages):
+            try:
+                return await render(asked._replace(messages=form))
+            except (BrokenTemplateError, _StoppedError):
+                raise
+            except ChatTemplateError as error:
+                refusal = refusal or error
+        raise ChatTemplateError(unmarked(str(refusal)))
+
+    def _forms(self, messages: Messages) -> Iterator[Messages]:
+        yield messages
+        yield from other_forms(messages, self._spell)
+
+    async def _text(self, asked: "_TemplateInput", *, continued: str | None, is_short: bool) -> str:
+        """`continued`: content of the last message if the answer continues it."""
+        if continued is None:
+            return await self._renderer.render(asked, is_short=is_short)
+        text = await self._renderer.render(asked._replace(messages=_with_end(asked.messages)), is_short=is_short)
+        return _left_open(text, continued)
 
 
 def expect_conversation(*, is_trusted: bool) -> None:
@@ -93,6 +103,10 @@ def expect_conversation(*, is_trusted: bool) -> None:
         import_ahead()
     else:
         children().submit(GuardedJob(JobCall(import_environment), IMPORT_CPU_S, RENDER_BYTES))
+
+
+class _StoppedError(ChatTemplateError):
+    """The template was stopped by a limit."""
 
 
 class _TemplateInput(NamedTuple):
@@ -143,7 +157,7 @@ class _InChild:
             text: str = await self._run(call)
         except JobEndedError as error:
             message = f"the model's chat template was stopped while it rendered this conversation: {error}; shorten it"
-            raise ChatTemplateError(message) from None
+            raise _StoppedError(message) from None
         return text
 
     async def _run(self, call: JobCall) -> Any:
@@ -158,7 +172,7 @@ class _InChild:
 def _with_end(messages: Messages) -> Messages:
     """Return the messages with `_END` after the last one's content, but before white space at its end."""
     *others, last = messages
-    content = last["content"]
+    content = last["content"] or ""
     core = content.rstrip()
     return (*others, {**last, "content": f"{core}{_END}{content[len(core) :]}"})
 

@@ -66,7 +66,10 @@ class TextSide(NamedTuple):
         template = ChatTemplate.from_directory(directory)
         defaults = sampling_defaults(read_json(directory / "generation_config.json"))
         tokenizer = Tokenizer.from_directory(directory)
-        rendering = Rendering(tokenizer, template, render_cpu_s, is_trusted=directory.is_relative_to(EMBEDDED))
+        answers = AnswerFormat.of(tokenizer, template, tool_format)
+        rendering = Rendering(
+            tokenizer, template, render_cpu_s, answers.speller, is_trusted=directory.is_relative_to(EMBEDDED)
+        )
         return cls(
             directory,
             tokenizer,
@@ -75,7 +78,7 @@ class TextSide(NamedTuple):
             PairTemplate.of_checkpoint(
                 directory, partial(rendering.text, is_short=True), has_template=bool(template.sources)
             ),
-            AnswerFormat.of(tokenizer, template, tool_format),
+            answers,
             defaults,
             _placeholders(directory, tokenizer),
             FillIn.of_vocabulary(tokenizer.added_token_id),

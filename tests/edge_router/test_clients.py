@@ -59,6 +59,20 @@ async def test_a_client_that_leaves_in_mid_stream_closes_the_upstream() -> None:
         )
 
 
+async def test_a_client_that_leaves_at_the_last_event_has_its_whole_answer() -> None:
+    """OpenAI's library leaves at this event, and the site's last chunk may come later."""
+    async with sites("ams1") as fakes, router(fakes) as running:
+        fakes[0].behave = raw_stream(event(0), DONE, end="hang")
+        async with running.chat() as response:
+            told = b""
+            while not told.endswith(DONE):
+                told += await response.content.readany()
+            response.close()
+        await running.until(lambda: not running.proxy.under_way)
+        assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 1
+        assert running.counted("pilotlight_router_requests_total", site="", outcome="client_gone") == 0
+
+
 async def test_a_client_that_stops_reading_holds_back_the_site() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         written = 0

@@ -109,7 +109,9 @@ async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypa
             async with running.chat() as response:
                 assert await response.read() == WHOLE
         await running.until_states(ams1="unhealthy")
-        assert "refuses this router's signature" in running.proxy.selector.backends["ams1"].detail
+        detail = running.proxy.selector.backends["ams1"].detail
+        assert "refuses this router's signature" in detail
+        assert f"{fakes[0].url} the address of ams1" in detail  # another site's address has the same effect
         assert fakes[0].seen == []
         fakes[0].secret = "s3cret"
         await running.until_states(ams1="healthy")
@@ -122,7 +124,7 @@ async def test_a_decision_comes_with_the_age_of_its_news() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, probe_interval_s=60.0) as running:
         backend = running.proxy.selector.backends["ams1"]
         backend.published.at -= 100.0
-        backend.cordon(False)  # a change, after which it is looked at anew
+        backend.cordon("")  # a change, after which it is looked at anew
         async with running.http.get(running.url + "/debug/route?model=ember") as response:
             ranking = (await response.json())["ranking"]
         ages = {entry["site"]: entry["status_age_s"] for entry in ranking}

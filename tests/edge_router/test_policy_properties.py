@@ -260,6 +260,6 @@ def test_clocks_that_jump_leave_every_figure_in_its_range(steps: list[tuple[str,
         assert seen.status_is_fresh in (True, False)
         assert 0 <= seen.slow_start <= 1
         assert (seen.outstanding, seen.pending_requests, seen.pending_tokens) == (0, 0, 0)
-        site.cordon(False)  # a change, after which it is looked at anew
+        site.cordon("")  # a change, after which it is looked at anew
         assert seen == site.view()
         CostPolicy().rank(RouteRequest("ember", 10, b"k"), [seen])

@@ -34,6 +34,7 @@ def memory() -> KvMemory:
     return make_kv_memory(CONFIG)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "kind"), [(LlamaConfig, Kind.Q4_1), (LlamaConfig, Kind.Q8_0), (Qwen2Config, Kind.Q5_0)]
 )

@@ -61,6 +61,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
 def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> None:

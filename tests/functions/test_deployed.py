@@ -16,7 +16,7 @@ from pilotlight.functions.deployed import ASK_AGAIN_S, HEALTHY, PAUSE_AFTER_FAIL
 from pilotlight.functions.host.site_functions import Response
 from pilotlight.functions.manifest import Manifest
 from pilotlight.wire.hop.bundles import digest_of, pack
-from pilotlight.wire.hop.deployments import PATH, Deployment, Share, Version, decode_deployments, encode
+from pilotlight.wire.hop.deployments import PATH, Deployment, Share, Try, Version, decode_deployments, encode
 from tests.asgi import eventually
 from tests.full_disk import files_of_at_most
 
@@ -52,10 +52,11 @@ class Router:
         account: str = "",
         home: str = "",
         secrets: str = "",
+        is_limited: bool = False,
     ) -> None:
         versions = tuple(version for version, _ in shares)
         parts = tuple(Share(v.number, percent) for v, percent in shares)
-        told = Deployment(name, revision, versions, parts, account, home, secrets=secrets)
+        told = Deployment(name, revision, versions, parts, account, home, secrets, is_limited)
         self.deployments = [*(each for each in self.deployments if each.name != name), told]
 
 
@@ -289,15 +290,38 @@ async def test_a_version_whose_health_call_fails_takes_no_traffic_here(
 ) -> None:
     version = site.version(1)
     site.functions.status, site.functions.failure = status, failure
-    told = await site.deployed.tried("f", version)
+    told = await site.deployed.tried(Try("f", version))
     assert told.healthy is is_served
     assert (pool_name("f", version) in site.functions.pools) is is_served
     assert (site.folder / version.digest).with_suffix(HEALTHY).exists() is is_served
     if not is_served:
         assert told.detail == ("where" if failure else "its health call GET / answered 500")
         site.functions.status, site.functions.failure = 200, None
-        assert (await site.deployed.tried("f", version)).healthy, "a new trial is not delayed"
-    assert not (await site.deployed.tried("taken", version)).healthy
+        assert (await site.deployed.tried(Try("f", version))).healthy, "a new trial is not delayed"
+    assert not (await site.deployed.tried(Try("taken", version))).healthy
+
+
+async def test_what_a_functions_first_health_call_uses_is_its_accounts(site: Site) -> None:
+    seen = []
+    fetch = site.functions.fetch
+
+    async def noted(pool: str, event: FetchEvent) -> Response:
+        seen.append((site.deployed.account_of("f"), site.deployed.is_limited("f")))
+        return await fetch(pool, event)
+
+    site.functions.fetch = noted
+    assert (await site.deployed.tried(Try("f", site.version(1), "acme", is_limited=True))).healthy
+    assert (seen, site.deployed.account_of("f")) == ([("acme", True)], "")
+
+
+async def test_an_account_that_gets_limits_has_them_without_another_deployment(site: Site) -> None:
+    version = site.version(1)
+    for is_limited in (False, True):
+        site.router.deploy("f", (version, 100.0), account="acme", is_limited=is_limited)
+        site.now += 60.0
+        await site.deployed.served("f", 1)
+        assert site.deployed.is_limited("f") is is_limited
+    assert not site.deployed.is_limited("unknown")
 
 
 async def test_a_version_that_names_anothers_store_is_not_served_and_the_one_before_answers(site: Site) -> None:

@@ -22,6 +22,7 @@ from tests.runtime.conftest import Site, site  # noqa: F401
 
 pytestmark = pytest.mark.process
 
+LIMITED: set[str] = set()  # functions whose account has limits
 MODEL, ASKED = "@far/Größe 1%", {"prompt": "Hi"}
 CHUNKS = [b'data: {"response":"a"}\n\n', b'data: {"resp', b'onse":"b"}\n\ndata: [DONE]\n\n']
 
@@ -67,7 +68,12 @@ async def far() -> AsyncIterator[Router]:
 @pytest.fixture
 async def ai(far: Router, site: Site, wire: Wire, tmp_path: Path) -> AsyncIterator[Any]:  # noqa: F811
     client = RouterClient(far.url, "secret")
-    usage = FunctionUsage(tmp_path / "usage", "ams1", lambda function: "acme" if function == "hello" else "")
+    usage = FunctionUsage(
+        tmp_path / "usage",
+        "ams1",
+        lambda function: "acme" if function == "hello" else "",
+        is_limited=LIMITED.__contains__,
+    )
     usage.hand_out(UsageAsked("ledger", ()))
     inference = NetworkInference(SiteInference(site.app.site), client)
     made = await wire(("ai", "AI", {}), inference=inference, usage=usage, function="hello")
@@ -87,6 +93,15 @@ async def test_a_model_that_is_not_here_is_asked_of_the_router_in_the_name_of_th
     hop = Hop("POST", request.path, request.headers[REQUEST_ID], FOR_ROUTERS)
     assert signed_body(request.headers[HOP], "secret", time.time(), hop) is not None
     assert body == b'{"prompt":"Hi"}'
+
+
+async def test_a_limited_accounts_calls_to_a_model_that_is_here_go_through_the_router(ai: Any, far: Router) -> None:
+    LIMITED.add("hello")
+    try:
+        assert (await ai.run("tiny", ASKED)).response == "from afar"
+    finally:
+        LIMITED.clear()
+    assert far.seen[0][0].headers[ACCOUNT] == "acme"
 
 
 async def test_a_stream_from_afar_is_a_stream_here(ai: Any, far: Router) -> None:

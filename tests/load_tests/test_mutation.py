@@ -1,11 +1,13 @@
 """Mutants of a few lines: each changes one operator or value, and code without effect on behaviour has no mutants."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from load_tests.house import House
+from load_tests.house import ROOT, House
 from load_tests.mutation import mutants_of
+from load_tests.mutation_runs import run_pytest
 from load_tests.scenarios.mutants import RISK, draw, summary
 
 
@@ -59,11 +61,24 @@ def test_the_same_seed_draws_the_same_mutants_and_none_twice(tmp_path: Path) -> 
 
 
 def test_what_no_test_meets_counts_as_not_noticed() -> None:
-    outcomes = ("noticed", "unmet", "unjudged")
+    outcomes = ("noticed", "unmet")
     found = {f"wire/{outcome}.py:1:2 not": {"outcome": outcome} for outcome in outcomes}
     assert summary(found) == {
         "judged": 2,
         "noticed": 1,
         "noticed_share": 0.5,
-        "packages": {"wire": {"noticed": 1, "unmet": 1, "unjudged": 1}},
+        "packages": {"wire": {"noticed": 1, "unmet": 1}},
     }
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_a_run_records_the_lines_that_each_test_runs(tmp_path: Path) -> None:
+    record = tmp_path / "lines.json"
+    assert run_pytest(ROOT, ["tests/wire/test_lines.py"], 100, record) == 0
+    recorded = json.loads(record.read_text())
+    tests = [*recorded["seconds"]]
+    run_by = {tests[number] for numbers in recorded["lines"]["wire/lines.py"].values() for number in numbers}
+    assert run_by
+    assert run_by <= set(tests)
+    assert run_pytest(ROOT, ["-x", "tests/wire/test_lines.py::test_there_is_none"], 100) not in (0, 5)

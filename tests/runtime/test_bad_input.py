@@ -234,7 +234,7 @@ async def test_a_template_that_refuses_is_a_400(make_site: SiteMaker, model_dire
         "{% if messages[0].role != 'user' %}{{ raise_exception('the first message must come from the user') }}{% endif %}x"
     )
     async with make_site() as site:
-        answer = await call(site.app, CHAT, {"model": "tiny", "messages": [{"role": "system", "content": "a"}]})
+        answer = await call(site.app, CHAT, {"model": "tiny", "messages": [{"role": "assistant", "content": "a"}]})
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
         assert "the first message must come from the user" in answer.json["error"]["message"]
         assert (await call(site.app, CHAT, HELLO)).status == 200

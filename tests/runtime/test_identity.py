@@ -174,6 +174,7 @@ async def test_a_sites_access_line_has_the_routers_request_id(
         answer = await call(app, CHAT, HELLO, **signed("r2"))
         await call(app, "/nothing")
         await call(app, "/readyz")
+        await call(app, "/internal/usage", {})
     chat, nothing = [record.__dict__["fields"] for record in caplog.records if record.name == "pilotlight.access"]
     assert (chat["request_id"], chat["status"], chat["path"], chat["site"]) == ("r2", 200, CHAT, "ams1")
     assert chat["bytes"] == len(answer.body)

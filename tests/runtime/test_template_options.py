@@ -49,6 +49,26 @@ async def test_a_prompt_is_rendered_as_the_request_says(
         assert await prompt_of(site, **fields) == prompt
 
 
+@pytest.mark.parametrize(
+    ("source", "prompts"),
+    [
+        ("{{ enable_thinking }}", ("", "True", "False")),
+        ("{{ thinking }}", ("", "True", "False")),
+        ("{{ thinking_mode }}", ("", "enabled", "disabled")),
+        ("{{ thinking_budget if thinking_budget is defined else -1 }}", ("-1", "-1", "0")),
+    ],
+)
+async def test_reasoning_is_turned_on_and_off_by_the_variable_that_a_template_reads(
+    make_site: SiteMaker, model_directory: Path, source: str, prompts: tuple[str, str, str]
+) -> None:
+    (model_directory / "chat_template.jinja").write_text("{{ messages[0].content }}:" + source)
+    async with make_site() as site:
+        for fields, prompt in zip(
+            ({}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}), prompts, strict=True
+        ):
+            assert await prompt_of(site, **fields) == f"Hi:{prompt}"
+
+
 async def test_an_effort_is_refused_that_the_format_has_no_word_for(
     make_site: SiteMaker, model_directory: Path
 ) -> None:
@@ -152,3 +172,26 @@ async def test_a_template_of_parts_loses_no_message(make_site: SiteMaker, model_
         for content in ("Hello there", [{"type": "text", "text": "Hello there"}]):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
             assert await prompt_of(site, messages=messages) == "[system]Be brief.[user]Hello there"
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        ("{# <|tool_call|> #}", '[user]Hi[assistant]<|tool_call|>[{"name": "f", "arguments": {"a": 1}}][tool]2'),
+        ("", '[user]Hi[assistant]<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>[tool]2'),
+    ],
+)
+async def test_calls_that_a_template_leaves_out_are_text_in_the_models_format(
+    make_site: SiteMaker, model_directory: Path, source: str, prompt: str
+) -> None:
+    source += "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    (model_directory / "chat_template.jinja").write_text(source)
+    turn = {
+        "role": "assistant",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    }
+    async with make_site() as site:
+        assert (
+            await prompt_of(site, messages=[ASKED, turn, {"role": "tool", "tool_call_id": "1", "content": "2"}])
+            == prompt
+        )

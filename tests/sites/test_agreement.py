@@ -20,6 +20,7 @@ KEY = {"name": "k", "key_sha256": "0" * 64}
 SOON = datetime(2027, 1, 1, tzinfo=UTC)
 ROTATED = {**KEY, "former_sha256": "1" * 64, "former_expires": SOON}
 PAIR, KV = [["cuda:0", "cuda:1"]], {"kv_host_gib": 0.1}
+FOUR = [["cuda:0", "cuda:1", "cuda:2", "cuda:3"]]
 SPLIT = [{"device": "cuda:0", "role": "prefill"}, {"device": "cuda:1", "role": "decode"}]
 Tables = dict[str, Any]
 
@@ -128,6 +129,11 @@ SITES: list[tuple[str, Tables, Tables]] = [
         engine(devices=PAIR, redundant_experts=4, expert_parallel=True),
     ),
     (
+        "redundant_experts is 3, but must be a multiple of 2",
+        engine(devices=FOUR, stages=2, redundant_experts=3, expert_parallel=True),
+        engine(devices=FOUR, stages=2, redundant_experts=2, expert_parallel=True),
+    ),
+    (
         "data_parallel needs expert_parallel",
         engine(devices=PAIR, data_parallel=2),
         engine(devices=PAIR, data_parallel=2, expert_parallel=True),
@@ -136,6 +142,11 @@ SITES: list[tuple[str, Tables, Tables]] = [
         "data_parallel is 3, but must divide the 2 devices",
         engine(devices=PAIR, data_parallel=3, expert_parallel=True),
         engine(devices=PAIR, data_parallel=1, expert_parallel=True),
+    ),
+    (
+        "data_parallel is 4, but must divide the 2 devices",
+        engine(devices=FOUR, stages=2, data_parallel=4, expert_parallel=True),
+        engine(devices=FOUR, stages=2, data_parallel=2, expert_parallel=True),
     ),
     ("stages needs a group of devices", engine(devices=["cuda:0", "cuda:1"], stages=2), engine(devices=PAIR, stages=2)),
     ("2 devices cannot be divided into 3 equal stages", engine(devices=PAIR, stages=3), engine(devices=PAIR, stages=1)),

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from load_tests.config_schema import FILES, HERE, render
-from pilotlight.sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse, state_directory
+from pilotlight.sites.config import (
+    MIN_SECRET_BYTES,
+    ConfigError,
+    HopConfig,
+    ResponsesConfig,
+    check_secrets,
+    parse,
+    state_directory,
+)
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_keys, load_site
 
@@ -162,6 +170,16 @@ def test_a_secret_that_could_be_guessed_is_refused_by_its_name(monkeypatch: pyte
         check_secrets("PILOTLIGHT_TEST_SECRET")
 
 
+@pytest.mark.parametrize("secret", ["short", "", f"{'x' * 32},short"])
+def test_a_short_secret_of_a_file_is_refused_with_the_name_of_the_file(secret: str, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    with pytest.raises(ConfigError, match=rf"hop\.secret_file {file} has fewer than 16 bytes"):
+        HopConfig(secret_file=str(file)).secret()
+    file.write_text("x" * 32 + "\n")
+    assert HopConfig(secret_file=str(file)).secret() == "x" * 32
+
+
 def test_a_file_of_keys_is_judged_as_those_of_a_site_are(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text('[[keys]]\nname = "k"\nkey_sha256 = "%s"\naccount = "a"\n' % ("0" * 64))
@@ -192,3 +210,13 @@ def test_a_collectors_url_is_taken_with_or_without_its_last_slash(otlp: str | No
 )
 def test_a_value_beyond_its_bounds_is_refused_with_them(changes: dict[str, object], complaint: str) -> None:
     assert complaint in refusal(site(**changes))
+
+
+def test_a_directory_of_responses_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    responses = ResponsesConfig(directory=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=rf"responses\.directory {tmp_path}/file cannot be used: .*File exists"):
+        responses.make_directory()
+    ResponsesConfig(directory=responses.directory, max_gib=0.0).make_directory()
+    ResponsesConfig(directory=str(tmp_path / "a" / "b")).make_directory()
+    assert (tmp_path / "a" / "b").is_dir()

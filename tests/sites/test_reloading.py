@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.edge_router.serve import LIVE
 from pilotlight.sites.network import NetworkConfig, load_network
 from pilotlight.sites.reloading import read_again
 
@@ -36,6 +37,16 @@ def test_what_cannot_be_taken_over_is_named(
         found = read_again(running, file, load_network, ("door.max_open_per_client",))
     assert found == load_network(file)
     assert caplog.messages == [f"SIGHUP: {file} {says}"]
+
+
+def test_a_table_that_is_taken_over_needs_no_restart_for_a_key_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "network.toml"
+    running = network(file)
+    network(file, head="tenant_limits = { requests_per_min = 5 }")
+    read_again(running, file, load_network, LIVE)
+    assert caplog.messages == [f"SIGHUP: {file} was read again"]
 
 
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

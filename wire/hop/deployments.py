@@ -54,6 +54,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     home: str = ""  # the only site where it runs, because its data is there; empty if it runs everywhere
     # changes whenever its secrets change, so that sites fetch them; empty without secrets from a router
     secrets: str = ""
+    is_limited: bool = False  # its account has limits, so its calls to models go through the router, which applies them
 
     @property
     def services(self) -> set[str]:
@@ -120,6 +121,8 @@ class Try(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     version: Version
+    account: str = ""  # the owner of the function, which a site may not know yet
+    is_limited: bool = False  # as in Deployment
 
 
 class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

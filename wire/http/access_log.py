@@ -8,6 +8,8 @@ from urllib.parse import quote
 from pilotlight.support.logs import REQUEST
 
 PROBES = ("/livez", "/readyz", "/health", "/ping", "/status", "/metrics")
+# What sites and routers ask each other every second or two (wire/hop/). Lines about it would be most of a quiet network's log.
+POLLS = (("GET", "/deployments"), ("POST", "/internal/usage"))
 _SITE = b"x-pilotlight-site"  # as in wire/hop/headers.py
 
 log = logging.getLogger("pilotlight.access")
@@ -20,7 +22,7 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
+        if scope["type"] not in ("http", "websocket") or _is_routine(scope):
             return await self._app(scope, receive, send)  # type: ignore[no-any-return]
         began, status, num_bytes, site = time.perf_counter(), 0, 0, ""
         path, method = quote(scope["path"], safe="/:@!$&'()*+,;=~"), scope.get("method", "WEBSOCKET")
@@ -52,3 +54,7 @@ class AccessLog:
             }
             line = "%(client)s %(method)s %(path)s %(status)d %(bytes)d B %(duration_ms)s ms"
             log.info(line + (" by %(site)s" if site else ""), fields, extra={"fields": fields})
+
+
+def _is_routine(scope: Any) -> bool:
+    return scope["path"] in PROBES or (scope.get("method"), scope["path"]) in POLLS

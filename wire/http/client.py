@@ -395,7 +395,7 @@ class ConnectionPool:
         except (OSError, ssl.SSLError) as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise NoDescriptors("the router has no file descriptors left") from None
-            raise CannotConnect(f"cannot connect: {_reason(error)}") from None
+            raise CannotConnect(f"cannot connect: {connect_reason(error)}") from None
         self._open.add(connection)
         return connection
 
@@ -408,7 +408,7 @@ class ConnectionPool:
         connection.close()
 
 
-def _reason(error: OSError) -> str:
+def connect_reason(error: OSError) -> str:
     """Return the reason of a failed connection, without the site's address."""
     if isinstance(error, ssl.SSLError | socket.gaierror):
         return error.strerror or str(error)

@@ -45,12 +45,16 @@ class SiteUsage:
         self._written: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
 
     async def run(self) -> None:
+        logged = ""
         while True:
             await asyncio.sleep(self._ask_every_s)
             try:
                 await self.collect()
+                logged = ""
             except UsageStoreError as error:
-                log.warning("usage of functions stays at their sites until it can be written: %s", error)
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("usage of functions stays at their sites until it can be written: %s", logged)
             except Exception:
                 log.exception("collecting usage of functions from sites failed inside the router")
 

@@ -113,6 +113,9 @@ class BatchAnswer:
     def write_now(self, batch: bytes) -> bool:
         raise AssertionError("no stream begins")
 
+    def note_last_event(self) -> None:
+        raise AssertionError("no stream begins")
+
     async def end_stream(self) -> None:
         raise AssertionError("no stream begins")
 

@@ -10,12 +10,13 @@ from pilotlight.engine.text.formats.parts import (
     CallPart,
     Part,
     ReasoningPart,
+    Speller,
     TextPart,
     Thinking,
     merged,
 )
 
 __all__ = [
-    "AnswerFormat", "AnswerParser", "AnswerRules", "ArgumentsPart", "CallEndPart", "CallPart", "CallableTool", "Part", "ReasoningPart", "TextPart",
-    "Thinking", "merged", "raw_parser",
+    "AnswerFormat", "AnswerParser", "AnswerRules", "ArgumentsPart", "CallEndPart", "CallPart", "CallableTool", "Part", "ReasoningPart", "Speller",
+    "TextPart", "Thinking", "merged", "raw_parser",
 ]  # fmt: skip

@@ -9,8 +9,9 @@ from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, 
 from pilotlight.engine.text.formats.grammars import Grammar
 from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parser import AnswerParser, Reader, plain
-from pilotlight.engine.text.formats.parts import AnswerRules, Thinking
+from pilotlight.engine.text.formats.parts import AnswerRules, Speller, Thinking
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
+from pilotlight.engine.text.formats.tools import hermes
 from pilotlight.engine.text.formats.tools import thinking as thinking_tags
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 from pilotlight.engine.tokenizer.tokenizer import Tokenizer
@@ -41,6 +42,11 @@ class AnswerFormat:
         """
         named = next((each for each in FORMATS if each.name == tool_format), None)
         return cls(tokenizer, named or tool_format_of(template), think_tags_of(template))
+
+    @property
+    def speller(self) -> Speller:
+        """The function that writes calls of earlier messages if the template omits them."""
+        return self.tools.spell if self.tools else hermes.spell
 
     @property
     def can_reason(self) -> bool:

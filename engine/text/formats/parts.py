@@ -1,8 +1,11 @@
 """The parts of an answer (text, reasoning, tool calls with their arguments) and the rules for one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
+
+Calls = Sequence[tuple[str, dict[str, Any]]]  # names and arguments
+Speller = Callable[[Calls], str]  # writes the calls of a message as the model does
 
 
 class TextPart(NamedTuple):

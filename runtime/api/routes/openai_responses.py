@@ -30,6 +30,7 @@ class ResponsesEndpoint:
         build = partial(BlockBuilder, ResponsesWriter)
         self._endpoint = Endpoint(generator, Dialect.OPENAI_RESPONSES, parse_response, build, limits)
         self._count = TokenCount(generator, parse_response, limits, object="response.input_tokens")
+        kept.make_directory()
         keeping = RetentionPolicy(kept.file_of(config.name), int(kept.max_gib * 2**30), kept.keep_days * 86_400)
         self.keeping = ResponsesApp(self._answer, OpenDoor(access), limits.max_body_bytes, keeping)
         self.sockets = ResponseSockets(self.keeping)

@@ -90,7 +90,7 @@ def sleep(model: ModelArgument, site: SiteOption = None, url: UrlOption = DEFAUL
 
 @manage.command("drain")
 def drain(site: SiteArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Drain a site: send it no further requests; open ones finish."""
+    """Drain a site until `resume`: send it no further requests; open ones finish."""
     _manager(url).change(site, "drain")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
@@ -28,6 +29,7 @@ from pilotlight.support.directory_locks import alone_in
 
 MAGIC = b"SQLite format 3\0"
 R2_INDEX = "index.sqlite"  # this index names files in its folder
+CODE = "deployed"  # folder of a site's state with the files of deployed functions
 SIDE_FILES = ("-wal", "-shm", "-journal")
 BUSY_S = 30.0
 MOST_TRIES = 5
@@ -101,11 +103,26 @@ def _restore_file(backups: BackupFolder, root: Path, file: SavedFile) -> None:
     path = root / file.path
     if not path.resolve().is_relative_to(root.resolve()):
         raise CliError(f"the snapshot names {file.path}, which leads out of {root}.")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_folders(root, path)
     with open(path, "xb") as opened:
         os.fchmod(opened.fileno(), file.mode)
         for data in backups.content(file):
             opened.write(data)
+
+
+def _make_folders(root: Path, path: Path) -> None:
+    """Make the folders between a root and a file.
+
+    Isolates, whose user may be another, read functions' code; all else is private.
+    """
+    *between, _ = path.relative_to(root).parts
+    is_code = between[:1] == [CODE]
+    if is_code:
+        root.chmod(root.stat().st_mode | 0o011)
+    for folder in accumulate(between, Path.joinpath, initial=root):
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if is_code and folder != root:
+            folder.chmod(0o755)
 
 
 def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
@@ -224,7 +241,7 @@ def _is_database(root: StateRoot, path: Path) -> bool:
     """Tell whether a file is a database of ours.
     Of functions' folders and of objects of buckets, which may be databases of others, every byte counts."""
     parts = path.relative_to(root.path).parts
-    if parts[0] == "deployed" or (parts[:2] == ("bindings", "r2") and parts[3:4] == ("files",)):
+    if parts[0] == CODE or (parts[:2] == ("bindings", "r2") and parts[3:4] == ("files",)):
         return False
     try:
         with open(path, "rb") as file:

@@ -639,7 +639,7 @@ def test_an_echoed_answer_keeps_what_templates_know() -> None:
     body = {"model": "tiny", "messages": [message, result, {"role": "developer", "content": "Be brief."}]}
     assert parse("chat", orjson.dumps(body)).prompt.messages == (
         {
-            "role": "assistant", "content": "", "name": "bot", "reasoning_content": "hm", "thinking": "hm", "tool_calls": [
+            "role": "assistant", "content": "", "name": "bot", "reasoning_content": "hm", "reasoning": "hm", "thinking": "hm", "tool_calls": [
                 {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": None}}},
                 {"type": "function", "function": {"name": "g", "arguments": {"b": [None]}}},
             ],

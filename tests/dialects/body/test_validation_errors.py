@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pilotlight.dialects.anthropic import MessagesBody
 from pilotlight.dialects.body.bodies import Body, names_of
 from pilotlight.dialects.body.further_parameters import HARMLESS, UNSUPPORTED
+from pilotlight.dialects.body.invalid_values import unsupported
 from pilotlight.dialects.embeddings_api import EmbeddingBody
 from pilotlight.dialects.openai_chat import ChatBody
 from pilotlight.dialects.openai_completions import CompletionBody
@@ -107,6 +108,10 @@ VALUES = st.sampled_from(EDGES) | st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
     max_leaves=6,
 )
+
+
+def test_a_sentence_does_not_contain_its_code() -> None:
+    assert str(unsupported("videos are not read")) == "videos are not read"
 
 
 @given(st.sampled_from(sorted(BODIES)), st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))

@@ -463,13 +463,13 @@ async def test_a_site_that_comes_back_is_given_its_share_little_by_little() -> N
 async def test_an_operators_cordon_lets_a_healthy_site_drain_and_says_so() -> None:
     probes = Probes()
     backend = probes.backend
-    backend.cordon(True)
+    backend.cordon("drained by an operator")
     assert (backend.state, backend.detail) == ("unknown", "not yet asked")
     await probes.good()
     assert backend.state == "draining"
-    assert backend.detail == "cordoned by an operator at this router"
+    assert backend.detail == "drained by an operator"
     assert backend.view().state == "draining"
-    backend.cordon(False)
+    backend.cordon("")
     assert (backend.state, backend.detail, backend.view().state) == ("healthy", "", "healthy")
 
 

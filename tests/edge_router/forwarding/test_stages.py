@@ -1,14 +1,19 @@
 """The stages of a request: only those that the configuration needs."""
 
+from pathlib import Path
+
 import pytest
 
 from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.edge_router.forwarding.request_state import Close, RequestState
 from pilotlight.edge_router.requests.request import Head, RequestParser
 from pilotlight.edge_router.routing.cost import CostPolicy
+from pilotlight.edge_router.workers.role import WorkerRole
+from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import RelayConfig
 from pilotlight.wire.credentials import Account, Key
 from pilotlight.wire.errors import ApiError
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from tests.edge_router.builders import Clock, network
 
 URLS = {"ams1": "http://127.0.0.1:9"}
@@ -54,6 +59,28 @@ async def test_limits_that_a_reload_brings_hold_for_the_next_request() -> None:
     assert names(router) == ["_check_model"]
     router.reload(network(URLS))
     assert names(router) == []
+
+
+def test_limits_that_several_workers_cannot_keep_to_are_refused_by_a_reload_as_at_the_start(tmp_path: Path) -> None:
+    role = WorkerRole(0, 2, 0, tmp_path)
+    router = EdgeRouter(network(URLS), CostPolicy(), Clock(), role)
+    with pytest.raises(ConfigError, match=r"set quotas\.store"):
+        router.reload(network(URLS, **LIMITED, keys=[{"name": "k", "key_sha256": "0" * 64}]))
+    assert (names(router), router.configured.keys) == ([], ())
+    with pytest.raises(ConfigError, match=r"set quotas\.store"):
+        EdgeRouter(network(URLS, **LIMITED), CostPolicy(), Clock(), role)
+
+
+def test_an_account_is_limited_by_its_table_or_by_the_limits_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not made(**LIMITED).is_limited("acme"), "a site could not name it"
+    monkeypatch.setenv(HOP_SECRET_ENV, "s" * 32)
+    for tables in (CLOSED, LIMITED, {"accounts": [{"name": "acme", "max_open": 3}]}):
+        router = made(**tables)
+        assert [router.is_limited(account) for account in ("acme", "other", "")] == [True, False, False]
+        router.reload(network(URLS))
+        assert not router.is_limited("acme")
+    router.reload(network(URLS, tenant_limits={"requests_per_min": 5}))
+    assert [router.is_limited(account) for account in ("acme", "")] == [True, False]
 
 
 async def test_a_model_that_the_account_may_not_use_is_refused_and_requests_without_a_model_are_not() -> None:

@@ -184,17 +184,20 @@ def router_app(
     further: Sequence[FakeSite] = (),
     allowed: frozenset[str] | None = None,
     serve_timeout_s: float = SERVE_TIMEOUT_S,
+    limited: str = "",
     **tables: Any,
 ) -> Starlette:
     """Return an application with a router's routes of deployments only.
 
-    `allowed` are the sites for accounts' data; `tables` are additional tables of the router's file.
+    `allowed` are the sites for accounts' data; `limited` is an account with limits; `tables` are additional tables of the router's file.
     """
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
     where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
     hosts = FunctionHosts(network({"ams1": "http://127.0.0.1:1"}, **tables))
-    api = DeploymentApi(sites, guard, where, hosts, tmp_path / "router", serve_timeout_s=serve_timeout_s)
+    api = DeploymentApi(
+        sites, guard, where, hosts, tmp_path / "router", is_limited=limited.__eq__, serve_timeout_s=serve_timeout_s
+    )
     app = Starlette(routes=api.routes(), exception_handlers=FAILURES)
     app.state.api = api
     return app
@@ -538,7 +541,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
         known("root", "admin"),
         known("asker", "models"),
     ]
-    app, data = router_app(fake, tmp_path, keys=keys), bundle(tmp_path)
+    app, data = router_app(fake, tmp_path, keys=keys, limited="alice"), bundle(tmp_path)
     assert (await put(app, data, key="alice")).status == 201
     assert (await deployed(app, data, 0, key="alice")).status == 201
     url, bob = f"{PATH}/f", {"authorization": "Bearer bob"}
@@ -561,11 +564,13 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     assert (await put(app, data, key="asker")).status == 403
     assert (await put(app, data, key="nobody")).status == 401
     (seen,) = (await call(app, PATH, authorization="Bearer alice")).json
-    assert (seen["name"], seen["account"]) == ("f", "alice")
+    assert (seen["name"], seen["account"], seen["is_limited"]) == ("f", "alice", True)
     for operator in ("root", "token"):
         revision = (await call(app, url, authorization=f"Bearer {operator}")).json["revision"]
         changed = await deployed(app, data, revision, key=operator)
         assert (changed.status, changed.json["account"]) == (201, "alice"), "the owner does not change"
+    tried = {(each["account"], each["is_limited"]) for each in fake.tried}
+    assert tried == {("alice", True)}, "health calls are the owner's, too"
     again = router_app(fake, tmp_path, keys=keys)
     assert (await call(again, url, **bob)).status == 403, "and after a restart"
 

@@ -218,7 +218,7 @@ async def test_a_name_is_an_accounts_once_in_the_whole_network(tmp_path: Path) -
         async with asyncio.timeout(60):
             while await listed(running) != ["tone"]:
                 await asyncio.sleep(0.01)
-        running.proxy.selector.backends[holder].cordon(True)
+        running.proxy.selector.backends[holder].cordon("drained")
         refused = await create(running)
         assert "there is a fine-tune named 'tone' already" in refused["errors"][0]["message"]
 

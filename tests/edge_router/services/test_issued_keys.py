@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pilotlight.edge_router.services.issued_keys import with_issued_keys
+from pilotlight.edge_router.workers.role import WorkerRole
 from pilotlight.sites.config import ROUTER_STATE_ENV, ConfigError
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import Router, answer, router, sites
@@ -133,3 +134,11 @@ def test_a_name_in_both_files_stops_the_start_with_its_name(tmp_path: Path) -> N
     taken = {"keys": [{"name": "a", "key_sha256": "2" * 64}]}
     with pytest.raises(ConfigError, match="key name"):
         with_issued_keys(network({"ams1": "http://x:1"}, **taken), file)
+
+
+async def test_limits_that_several_workers_cannot_keep_to_are_refused(running: Router, tmp_path: Path) -> None:
+    running.edge.role = WorkerRole(0, 2, 0, tmp_path)
+    status, told = await create(running, name="alice", scopes=["models"], requests_per_min=5)
+    assert status == 400
+    assert "set quotas.store" in told["error"]["message"]
+    assert not (tmp_path / "state" / "keys.toml").exists()

@@ -8,8 +8,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from pilotlight.edge_router.backends.discovery import DRAINED
 from pilotlight.edge_router.backends.site_control import SiteAnswer
 from pilotlight.edge_router.services.site_operations import SiteOperations
+from pilotlight.sites.config import drained_sites_file
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import (
     CATALOGUE_PATH,
@@ -26,6 +28,7 @@ from pilotlight.wire.hop.management import (
 )
 from tests.edge_router.fakes import Router, answer, router, sites
 from tests.edge_router.telemetry.test_activity import whole
+from tests.full_disk import files_of_at_most
 
 pytestmark = pytest.mark.process
 
@@ -42,8 +45,28 @@ async def test_a_site_that_is_drained_here_gets_nothing_new_until_it_is_resumed(
             async with running.chat() as told:
                 assert "site=iad1;" in told.headers["x-pilotlight-route"]
         (row,) = [site for site in (await whole(running))["sites"] if site["name"] == "ams1"]
-        assert (row["state"], row["detail"]) == ("draining", "cordoned by an operator at this router")
+        assert (row["state"], row["detail"]) == ("draining", DRAINED.format("ams1"))
+        running.edge.reload(running.edge.configured)  # SIGHUP
+        async with router(fakes, until={"ams1": "draining", "iad1": "healthy"}):
+            pass  # another worker, or the router after a restart
         assert (await act(running, "ams1", action="resume"))[0] == 202
+        await running.until_states(ams1="healthy")
+        async with router(fakes):
+            pass
+
+
+async def test_a_drain_that_cannot_be_stored_is_refused() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        file = drained_sites_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("[")
+        status, told = await act(running, "ams1", action="drain")
+        assert (status, told["error"]["code"]) == (500, "internal_error")
+        assert "remove it" in told["error"]["message"]
+        file.write_text("[]")
+        with files_of_at_most(0):
+            status, told = await act(running, "ams1", action="drain")
+        assert (status, told["error"]["code"]) == (503, "overloaded")
         await running.until_states(ams1="healthy")
 
 
@@ -118,7 +141,7 @@ async def test_stores_are_listed_of_healthy_sites_that_serve_functions() -> None
 
     backends = {"ams1": backend("healthy", 1), "iad1": backend("healthy", 1), "sin1": backend("healthy", None)}
     backends |= {"gru1": backend("unhealthy", 1), "new1": SimpleNamespace(state="healthy", status=None)}
-    found = await SiteOperations(backends, cast("Any", Orders())).stores()
+    found = await SiteOperations(backends, cast("Any", Orders()), cast("Any", None)).stores()
     assert found == {"ams1": (FunctionStore("kv", "notes", "f", 10),), "iad1": "no answer"}
 
 
@@ -145,7 +168,8 @@ async def test_an_operator_hears_what_a_site_says_or_why_it_does_not(
         except ApiError as error:
             return f"{error.word}: {error.message}"
 
-    operations = SiteOperations({"ams1": cast("Any", SimpleNamespace(name="ams1"))}, cast("Any", Orders()))
+    backends = {"ams1": cast("Any", SimpleNamespace(name="ams1"))}
+    operations = SiteOperations(backends, cast("Any", Orders()), cast("Any", None))
     assert await told(operations.timeline("ams1")) == timeline
     assert await told(operations.perform("ams1", SiteOperation("wake", "ember"))) == order
 

@@ -7,6 +7,7 @@ from pilotlight.engine.planning.cpu_speed import measured_cpu
 from pilotlight.engine.planning.devices import cpu
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_speeds_of_this_machine_are_measured(dtype: torch.dtype) -> None:
     device = measured_cpu(dtype)

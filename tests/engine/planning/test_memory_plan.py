@@ -169,6 +169,7 @@ def test_a_plan_weighs_copies_of_the_attention_on_several_ranks_too(plan_of_sixt
     assert paces == sorted(paces, reverse=True)
 
 
+@pytest.mark.long
 def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens(plan_of_sixteen: ModelPlan) -> None:
     plan = plan_of_sixteen
     by_split = {split.parallelism: split for split in plan.splits}

@@ -13,7 +13,7 @@ from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.kv.pool.block_pool import BlockPool
 from pilotlight.engine.kv.pool.block_table import BlockTable
-from pilotlight.engine.scheduling.plan import SchedulerLimits
+from pilotlight.engine.scheduling.plan import Chunk, SchedulerLimits
 from pilotlight.engine.scheduling.scheduler import Scheduler
 from tests.engine.driver import drain, submit
 from tests.engine.fake_runner import FakeRunner, fake_engine
@@ -230,6 +230,29 @@ def seeing(name: str, length: int, *images: tuple[int, int]) -> Sequence:
     prompt = [ord(name[0]) + i for i in range(length)]
     sampling = SamplingParams(5)
     return Sequence(name, prompt, sampling, b"", length_limit=length + 9, tenant=name.encode(), images=tuple(made))
+
+
+def test_replayed_output_is_computed_by_kernels_of_decodes_in_chunks_of_its_own() -> None:
+    made = scheduler(80, replays=True)
+    prompt = list(range(50))
+    made.add(Sequence("a", prompt, SamplingParams(5), b"", num_delivered_tokens=20, length_limit=60))
+    made.add(Sequence("b", prompt[:17], SamplingParams(5), b"", length_limit=60))
+    found = []
+    for _ in range(3):
+        chunks = made.schedule()
+        found.append([(chunk.sequence.sequence_id, chunk.num_tokens, chunk.is_decode) for chunk in chunks])
+        for chunk in chunks:
+            made.launch(chunk)
+            made.complete(chunk)
+    assert found[:2] == [[("a", 30, False), ("b", 17, False)], [("a", 16, True)]]
+    assert found[2] == [("a", 4, True)]
+
+
+def test_a_prompts_last_token_after_cached_ones_is_no_decode_if_output_is_replayed() -> None:
+    sequence = Sequence("a", list(range(33)), SamplingParams(5), b"", length_limit=60, replays=True)
+    sequence.num_computed_tokens = 32
+    assert not sequence.is_decoding
+    assert not Chunk.next_of(sequence, 1).is_decode
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ LOOPS = """\
     {% if message.role == 'nobody' %}
         {% continue %}
     {% endif %}
-    [{{ message['role'] | upper }}] {{ message.content | trim }}
+    [{{ message['role'] | upper }}] {{ message.content | trim }}{{ message.tool_calls | tojson if message.tool_calls }}
     {% if message.role == 'assistant' %}
         {% generation %}{{ message.content }}{% endgeneration %}
     {% endif %}
@@ -89,7 +89,7 @@ def test_a_template_may_refuse() -> None:
     "attack",
     [
         "{{ messages.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.extend([1]) }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ messages[0].update({'role': 'x'}) }}",
         "{% include '/etc/passwd' %}",
@@ -111,6 +111,26 @@ def test_a_hostile_or_broken_template_is_an_error_and_nothing_more(attack: str) 
     with pytest.raises(ChatTemplateError):
         ChatTemplate({"default": attack}, {}).render(messages)
     assert messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_template_changes_lists_of_its_own_or_a_copy_of_the_callers() -> None:
+    """Some templates of Kimi K2 keep the ids of calls in a list until their results come."""
+    source = (
+        "{% set own = namespace(ids=[]) %}{% for message in messages %}{% set _ = own.ids.append(message.id) %}{% endfor %}"
+        "{{ own.ids.pop(0) }} {{ own.ids | join }} {% set _ = messages.append(tools[0].pop()) %}{{ messages | length }} {{ kept.pop() }}"
+    )
+    messages, tools, kept = ([{"id": "a"}, {"id": "b"}], [["t"]], {"kept": ["k"]})
+    template = ChatTemplate({"default": source}, {})
+    for _ in range(2):
+        assert template.render(messages, tools, variables=kept) == "a b 3 k"
+    assert (messages, tools, kept) == ([{"id": "a"}, {"id": "b"}], [["t"]], {"kept": ["k"]})
+
+
+def test_a_filters_result_can_be_written_as_json() -> None:
+    source = "{{ messages | map(attribute='id') | tojson }} {{ messages | selectattr('id', 'eq', 'b') | tojson }}"
+    assert ChatTemplate({"default": source}, {}).render([{"id": "a"}, {"id": "b"}]) == '["a", "b"] [{"id": "b"}]'
+    with pytest.raises(ChatTemplateError, match="not JSON serializable"):
+        ChatTemplate({"default": "{{ nothing | tojson }}"}, {}).render([])
 
 
 def test_operators_compute_what_they_do_elsewhere() -> None:

@@ -5,12 +5,20 @@ from typing import Any
 import pytest
 
 from pilotlight.engine.text.chat_template import ChatTemplate, ChatTemplateError
-from pilotlight.engine.text.content_parts import LATER_SYSTEM, lost_places, part_roles
+from pilotlight.engine.text.content_parts import (
+    BARE_CALLS,
+    CALLS,
+    CALLS_WITH_TEXT,
+    LATER_SYSTEM,
+    lost_places,
+    part_roles,
+)
 from pilotlight.engine.text.template_environment import ENVIRONMENT
 from tests.fakes import CHATML
 
 PARTS = "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
-LOOP = "{% for message in messages %}<{{ message.role }}>CONTENT{% endfor %}"
+CALLS_SHOWN = "{{ message.tool_calls[0].function.arguments | tojson if message.tool_calls }}"
+LOOP = "{% for message in messages %}<{{ message.role }}>CONTENT" + CALLS_SHOWN + "{% endfor %}"
 EITHER = "{% if message.content is string %}{{ message.content }}{% else %}" + PARTS + "{% endif %}"
 USERS_ALONE = "{% if message.role == 'user' %}" + PARTS + "{% else %}{{ message.content }}{% endif %}"
 TOOLS_ALONE = "{% if message.role == 'tool' %}" + PARTS + "{% else %}{{ message.content }}{% endif %}"
@@ -57,7 +65,7 @@ def test_a_templates_special_tokens_are_there_when_it_is_probed() -> None:
 def test_every_text_of_a_conversation_is_rendered(content: str) -> None:
     messages = [dict(message) for message in CONVERSATION]
     rendered = ChatTemplate({"default": LOOP.replace("CONTENT", content)}, {}).render(messages)
-    assert rendered == "<system>Be brief.<user>Weather?<assistant><tool>sunny<assistant>It is sunny."
+    assert rendered == "<system>Be brief.<user>Weather?<assistant>{}<tool>sunny<assistant>It is sunny."
     assert messages == CONVERSATION, "rendering does not change the caller's messages"
 
 
@@ -66,6 +74,39 @@ def test_each_named_template_is_probed_for_itself() -> None:
     template = ChatTemplate(sources, {})
     for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
         assert template.render([{"role": "user", "content": "Hi"}], tools) == "<user>Hi"
+
+
+BLOCKS = """{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
+{%- if part.type == 'text' %}{{ part.text }}{% elif part.type == 'thinking' %}[{{ part.thinking }}]{% endif %}{% endfor %}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (
+            "{% if message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}{{ message.content }}",
+            "[Hm.]",
+        ),
+        ("{% if message.reasoning %}[{{ message.reasoning }}]{% endif %}{{ message.content }}", "[Hm.]"),
+        ("{% if message.thinking %}[{{ message.thinking }}]{% endif %}{{ message.content }}", "[Hm.]"),
+        (BLOCKS, "[Hm.]"),
+        (
+            BLOCKS.replace(
+                "{% if part",
+                "{% if part.type not in ['text', 'thinking'] %}{{ raise_exception('unknown') }}{% elif part",
+            ),
+            "[Hm.]",
+        ),
+        ("{{ message.content }}", ""),
+        ("{{ message.content if message.content is string else message.content | tojson }}", ""),
+        ("{{ message.content if message.content is string else raise_exception('no parts') }}", ""),
+    ],
+)
+def test_earlier_reasoning_is_rendered_where_the_template_reads_it(content: str, shown: str) -> None:
+    thoughts = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "Hm.")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So.", **thoughts}]
+    rendered = ChatTemplate({"default": LOOP.replace("CONTENT", content)}, {}).render(messages)
+    assert rendered.replace("\n", "") == f"<user>Hi<assistant>{shown}So."
 
 
 def test_parts_with_images_stay_as_they_are() -> None:
@@ -84,6 +125,7 @@ def test_templates_of_texts_get_the_very_messages() -> None:
 
 FIRST_SYSTEM = "{% if message.role != 'system' or loop.first %}{{ message.content }}{% endif %}"
 NO_TOOLS = "{% if message.role != 'tool' %}{{ message.content }}{% endif %}"
+TOOL = "messages of the role tool"
 DECLARED_TOOLS = "{% if message.role != 'tool' or tools %}{{ message.content }}{% endif %}"
 
 
@@ -94,8 +136,8 @@ DECLARED_TOOLS = "{% if message.role != 'tool' or tools %}{{ message.content }}{
         (PARTS, set(), set()),
         (NO_SYSTEM, set(), set()),
         (FIRST_SYSTEM, {LATER_SYSTEM}, {LATER_SYSTEM}),
-        (NO_TOOLS, {"tool"}, {"tool"}),
-        (DECLARED_TOOLS, {"tool"}, set()),
+        (NO_TOOLS, {TOOL}, {TOOL}),
+        (DECLARED_TOOLS, {TOOL}, set()),
         ("", set(), set()),
     ],
 )
@@ -105,6 +147,30 @@ def test_places_are_found_whose_messages_a_template_leaves_out(
     template = ENVIRONMENT.from_string(LOOP.replace("CONTENT", content))
     for with_tools, expected in ((False, lost), (True, lost_with_tools)):
         assert lost_places(template, {}, part_roles(template, {}), with_tools=with_tools) == expected
+
+
+ARGUMENTS = "message.tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("content", "lost"),
+    [
+        ("{{ message.content }}", {CALLS, BARE_CALLS, CALLS_WITH_TEXT}),
+        ("{{ ARGUMENTS if message.tool_calls else message.content }}", {CALLS_WITH_TEXT}),
+        ("{{ message.content or ARGUMENTS }}", {CALLS_WITH_TEXT}),
+        ("{{ message.content if message.content is not none else ARGUMENTS }}", {CALLS, CALLS_WITH_TEXT}),
+        ("{{ message.content if message.content is not none else '' + ARGUMENTS }}", {CALLS, CALLS_WITH_TEXT}),
+        ("{{ message.content + (ARGUMENTS | tojson if message.tool_calls else '') }}", set()),
+        ("{{ message.content + ('' + ARGUMENTS if message.tool_calls else '') }}", set()),
+        ("{{ message.content }}{% for key in ARGUMENTS.items() %}{{ key }}{% endfor %}", set()),
+        ("{{ message.content }}{% if message.tool_calls %}{{ raise_exception('no calls') }}{% endif %}", set()),
+    ],
+)
+def test_calls_and_texts_beside_them_are_found_that_a_template_leaves_out(content: str, lost: set[str]) -> None:
+    source = "{% for message in messages %}" + content.replace("ARGUMENTS", ARGUMENTS) + "{% endfor %}"
+    template = ENVIRONMENT.from_string(source)
+    for with_tools in (False, True):
+        assert lost_places(template, {}, frozenset(), with_tools=with_tools) == lost
 
 
 def test_a_conversation_of_which_a_message_would_be_left_out_is_refused() -> None:

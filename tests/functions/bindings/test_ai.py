@@ -402,6 +402,9 @@ class Counting:
         self.told: list[Any] = []
         self.is_full = False
 
+    def is_limited(self, function: str) -> bool:
+        return False
+
     def begin(self, *asked: Any) -> Any:
         if self.is_full:
             raise ApiError("overloaded", "ask again later")

@@ -33,6 +33,16 @@ def test_repacked_mxfp4_has_the_same_values() -> None:
     assert torch.equal(unpack_mxfp4_weight(Mxfp4Weight(repack_mxfp4(blocks), scales), torch.float32), expected)
 
 
+def test_a_permuted_weight_is_unpacked_in_the_models_order() -> None:
+    permutation = torch.randperm(42)
+    sorted_columns = Int4Weight(pack_int4(torch.randint(0, 16, (42, 42)).byte()), torch.rand(42, 1), None, 42, 64)
+    weight = replace(sorted_columns, permutation=permutation)
+    unpacked = weight.unpack(torch.float32)
+    assert torch.equal(unpacked[:, permutation], sorted_columns.unpack(torch.float32))
+    x = torch.randn(3, 42)
+    assert torch.allclose(weight.linear(x), x @ unpacked.T, atol=1e-4 * float(unpacked.abs().sum(1).max()))
+
+
 def test_an_experts_weight_is_its_part_of_the_whole() -> None:
     codes = torch.randint(0, 256, (3, 6, 16)).byte()
     weights: list[Weight] = [

@@ -12,7 +12,7 @@ import pytest
 
 from pilotlight.runtime.cli import up
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.sites.config import parse
+from pilotlight.sites.config import drained_sites_file, parse
 from pilotlight.sites.site import SiteConfig
 from tests.edge_router.builders import network
 
@@ -144,7 +144,7 @@ def test_a_user_who_presses_ctrl_c_while_servers_are_started_gets_no_traceback()
     assert (server.how, other.how) == ("ended", "ended")
 
 
-def test_the_drain_timeouts_of_servers_are_those_of_their_files(
+def test_servers_have_the_drain_timeouts_of_their_files_and_no_site_stays_drained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -153,7 +153,10 @@ def test_the_drain_timeouts_of_servers_are_those_of_their_files(
     values = {"name": "ams1", "place": place, "listen": {"port": 8791}, "models": models}
     site = parse(SiteConfig, {**values, "limits": {"drain_timeout_s": 90.0}}, "ams1.toml")
     router = network({"ams1": "http://127.0.0.1:8791"}, relay={"drain_timeout_s": 70.0})
+    drained_sites_file().parent.mkdir(parents=True)
+    drained_sites_file().write_text('["ams1"]')
     children = up.make_children(
         tmp_path / "network.toml", router, 8000, [(tmp_path / "ams1.toml", site)], verbose=False
     )
     assert {child.name: child.drain_timeout_s for child in children} == {"ams1": 90.0, "router": 70.0}
+    assert not drained_sites_file().exists()

@@ -13,6 +13,9 @@ from pilotlight.engine.api import guarded_pool
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.guarded_pool import JobEndedError
 from pilotlight.engine.text.chat_template import BrokenTemplateError, ChatTemplate, ChatTemplateError
+from pilotlight.engine.text.formats import Speller
+from pilotlight.engine.text.formats.tools import hermes
+from pilotlight.engine.text.formats.tools.json_lists import GRANITE
 from pilotlight.engine.tokenizer.tokenizer import SHIELD_BEGIN, Tokenizer, unmarked
 from pilotlight.runtime.fetching.short_names import EMBEDDED
 from pilotlight.runtime.generation.rendering import MAX_CHILDREN, Rendering
@@ -32,9 +35,9 @@ BYE = Conversation(({"role": "user", "content": "Bye"},))
 KINDS = pytest.mark.parametrize("is_trusted", [True, False])
 
 
-def made(source: str, cpu_s: float = 10.0, *, is_trusted: bool = False) -> Rendering:
+def made(source: str, cpu_s: float = 10.0, *, spell: Speller = hermes.spell, is_trusted: bool = False) -> Rendering:
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
-    return Rendering(tokenizer, ChatTemplate({"default": source}, {}), cpu_s, is_trusted=is_trusted)
+    return Rendering(tokenizer, ChatTemplate({"default": source}, {}), cpu_s, spell, is_trusted=is_trusted)
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +97,10 @@ async def test_a_template_that_joins_arguments_to_text_has_them_as_text() -> Non
     written = "{{ 'f' + messages[1].tool_calls[0].function.arguments }}"
     assert unmarked(await made(written).text(CALLED, is_short=True)) == 'f{"a": "\u00e9 <|im_end|>"}'
     assert SHIELD_BEGIN in await made(written).text(CALLED, is_short=True)
-    listed = "{% for key in messages[1].tool_calls[0].function.arguments %}{{ key }}{% endfor %}"
-    assert await made(listed).text(CALLED, is_short=True) == "a"
+    listed = (
+        "{% for key, value in messages[1].tool_calls[0].function.arguments.items() %}{{ key }}{{ value }}{% endfor %}"
+    )
+    assert unmarked(await made(listed).text(CALLED, is_short=True)) == "a\u00e9 <|im_end|>"
 
 
 @pytest.mark.process
@@ -107,14 +112,14 @@ async def test_a_conversation_that_the_template_refuses_either_way_is_refused_in
 
 SINGLE = (
     "{% for m in messages %}{% if m.tool_calls|length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
-    "{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].id }}{% endif %};{% endfor %}"
+    "{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a }}{% endif %};{% endfor %}"
 )
 
 
 @KINDS
 async def test_a_template_with_one_call_per_message_gets_each_call_before_its_result(is_trusted: bool) -> None:
     """Several calls that Llama 3 made at once were refused in the next request, whose history contains them."""
-    calls = [{"id": name, "function": {"name": "f", "arguments": {}}} for name in "abb"]
+    calls = [{"id": name, "function": {"name": "f", "arguments": {"a": name}}} for name in "abb"]
     results = [{"role": "tool", "tool_call_id": name, "content": f"r{name}"} for name in "bac"]
     assistant = {"role": "assistant", "content": "I look.", "tool_calls": calls}
     conversation = Conversation((*SAID.messages, assistant, *results, *BYE.messages))
@@ -179,6 +184,65 @@ async def test_a_system_message_that_the_template_would_leave_out_amid_messages_
         await made(without_tools).text(said, is_short=True)
 
 
+SHOWN = "{% for m in messages %}{{ m.role[0] }}:{{ CONTENT }};{% endfor %}"
+NAMED = "f(' ~ m.tool_calls[0].function.arguments.a ~ ')"
+ALTERNATING = """{% set ns = namespace(n=0) %}{% for m in messages %}
+{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+{%- if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.n = ns.n + 1 %}{% endif %}{% endfor %}"""
+LISTED = '[{"name": "f", "arguments": {"a": "<e>"}}]'
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("content", "spell", "bare", "said"),
+    [
+        ("m.content ~ (' NAMED' if m.tool_calls else '')", hermes.spell, " f(<e>)", "I look. f(<e>)"),
+        ("m.content if m.content is not none else 'NAMED'", hermes.spell, "f(<e>)", "I look.;a:f(<e>)"),
+        ("'NAMED' if m.tool_calls else m.content", hermes.spell, "f(<e>)", "I look.;a:f(<e>)"),
+        ("m.content", GRANITE.spell, f"<|tool_call|>{LISTED}", f"I look.\n<|tool_call|>{LISTED}"),
+    ],
+)
+async def test_every_call_and_text_of_a_history_is_shown(
+    content: str, spell: Speller, bare: str, said: str, is_trusted: bool
+) -> None:
+    """Templates show content of calls only if it is None, or no text beside calls, or no calls."""
+    template = made(SHOWN.replace("CONTENT", content.replace("NAMED", NAMED)), spell=spell, is_trusted=is_trusted)
+    for text, expected in (("", bare), ("I look.", said)):
+        called = {**CALLED.messages[1], "content": text}
+        called["tool_calls"] = [{"function": {"name": "f", "arguments": {"a": "<e>"}}}]
+        history = Conversation((*SAID.messages, called, {"role": "tool", "content": "42"}, *BYE.messages))
+        assert await template.text(history, is_short=True) == f"u:Hi;a:{expected};t:42;u:Bye;"
+
+
+async def test_a_call_without_text_cannot_be_continued() -> None:
+    for content in (
+        "m.content",
+        "m.content if m.content is not none else 'NAMED'",
+        "'NAMED' if m.tool_calls else m.content",
+    ):
+        template = made(SHOWN.replace("CONTENT", content.replace("NAMED", NAMED)))
+        with pytest.raises(ChatTemplateError):
+            await template.text(Conversation(CALLED.messages, continues_last=True), is_short=True)
+
+
+async def test_text_beside_a_call_is_dropped_only_if_the_template_accepts_it_in_no_form() -> None:
+    template = made(ALTERNATING + SHOWN.replace("CONTENT", f"'{NAMED}' if m.tool_calls else m.content"))
+    called = {**CALLED.messages[1], "content": "I look."}
+    answered = (*CALLED.messages[:1], called, {"role": "tool", "content": "42"})
+    said = Conversation((*answered, {"role": "assistant", "content": "It is 42."}, *BYE.messages))
+    text = await template.text(said, is_short=True)
+    assert unmarked(text).strip() == "u:Hi;a:f(\u00e9 <|im_end|>);t:42;a:It is 42.;u:Bye;"
+    text = await template.text(Conversation(answered), is_short=True)
+    assert unmarked(text).strip() == "u:Hi;a:I look.;a:f(\u00e9 <|im_end|>);t:42;"
+
+
+async def test_a_system_message_that_the_template_refuses_anywhere_is_folded_into_the_users() -> None:
+    refuses = REFUSES_LATER.replace(" and not loop.first", "")
+    said = Conversation(tuple({"role": role, "content": role} for role in ("system", "user", "assistant", "user")))
+    assert await made(refuses).text(said, is_short=True) == "u:system\n\nuser;a:assistant;u:user;"
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("source", "reason"),
@@ -190,11 +254,12 @@ async def test_a_system_message_that_the_template_would_leave_out_amid_messages_
     ],
 )
 async def test_a_template_that_takes_too_much_is_ended_alone(source: str, reason: str) -> None:
-    source = "{% if messages[0].content == 'Hi' %}" + source + "{% endif %}{{ messages[0].content }}"
+    """No other form of the conversation is tried: in one, the system's message would be part of the user's."""
+    source = "{% for m in messages %}{% if m.content == 'more' %}" + source + "{% endif %}{{ m.content }}{% endfor %}"
     hostile = made(source, cpu_s=0.2 if LOOPS in source else 5.0)
     for _ in range(2):
         with pytest.raises(ChatTemplateError, match=reason):
-            await hostile.text(SAID, is_short=True)
+            await hostile.text(Conversation((*SAID.messages, {"role": "system", "content": "more"})), is_short=True)
     assert await hostile.text(BYE, is_short=True) == "Bye"
 
 

@@ -28,10 +28,10 @@ _RECIPIENT = re.compile(f"to=({NAME.pattern})")
 def read(s: Scanner) -> Reading[None]:
     """Parse messages to the end of the answer."""
     start, end, channel, message, _, call, returned = (s.markers[tag] for tag in TAGS)
-    ends = (end, call, returned, start, channel)
+    ends, starts = (end, call, returned), (start, channel)
     while (yield from s.first()):
         if (yield from s.starts(" to=", "to=", start, channel)) is None:
-            yield from _text(s, ends)
+            yield from text(s, ends, starts)
             continue
         s.hold()
         header: list[str] = []
@@ -44,20 +44,20 @@ def read(s: Scanner) -> Reading[None]:
             s.begin_call(recipient[1].removeprefix(FUNCTIONS))
             yield from values.value(s, s.out.argue)
             s.end_call()
-            yield from s.until(ends, values.drop)
-            yield from s.skip(end, call, returned)
+            yield from s.until((*ends, *starts), values.drop)
+            yield from s.skip(*ends)
         elif recipient or said.partition(channel)[2].strip().startswith("analysis"):
             s.is_reasoning = True
-            yield from _text(s, ends, is_reasoning=True)
+            yield from text(s, ends, starts, is_reasoning=True)
             s.is_reasoning = False
         else:
-            yield from _text(s, ends)
+            yield from text(s, ends, starts)
 
 
-def _text(s: Scanner, ends: tuple[str, ...], *, is_reasoning: bool = False) -> Reading[None]:
+def text(s: Scanner, ends: tuple[str, ...], starts: tuple[str, ...], *, is_reasoning: bool = False) -> Reading[None]:
     """Parse the text of a message to its end; do not consume a marker that starts another message."""
-    ending = yield from s.text_until(ends, *((ReasoningPart,) if is_reasoning else ()))
-    if ending in ends[:3]:
+    ending = yield from s.text_until((*ends, *starts), *((ReasoningPart,) if is_reasoning else ()))
+    if ending in ends:
         s.release()
         s.out.drop_space()
     else:

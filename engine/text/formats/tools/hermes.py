@@ -6,10 +6,12 @@ Source: the model card of NousResearch/Hermes-2-Pro, "Prompt Format for Function
 text, so that no output of a model is dropped.
 """
 
+import json
+
 from pilotlight.engine.text.formats import values
 from pilotlight.engine.text.formats.grammars import GAP, Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
-from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.parts import AnswerRules, Calls
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -92,3 +94,9 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     )
     body = grammar.rule("body", calls)
     grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=GAP)
+
+
+def spell(calls: Calls) -> str:
+    """Return calls as text, as in the chat templates."""
+    written = (json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls)
+    return "\n".join(f"{OPEN}\n{call}\n{CLOSE}" for call in written)

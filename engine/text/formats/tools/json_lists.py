@@ -7,13 +7,14 @@ ibm-granite/granite-3.3-2b-instruct, nvidia/NVIDIA-Nemotron-Nano-9B-v2, tencent/
 swiss-ai/Apertus-8B-Instruct-2509. Granite 3.1 may write `<tool_call>` first, as vLLM's parser notes. A marker that no list of calls follows is text.
 """
 
+import json
 from collections.abc import Callable
 from typing import NamedTuple
 
 from pilotlight.engine.text.formats import values
 from pilotlight.engine.text.formats.grammars import Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
-from pilotlight.engine.text.formats.parts import AnswerRules
+from pilotlight.engine.text.formats.parts import AnswerRules, Calls
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
 
@@ -48,6 +49,11 @@ class ListFormat(NamedTuple):
         listed = call if rules.is_single else f'{call} (", " {call})*'
         close = f" {markers.lark(self.close)}" if self.close else ""
         grammar.answer(rules, markers, self.opens[0], f'/ ?/ "[" {listed} "]"{close}')
+
+    def spell(self, calls: Calls) -> str:
+        """Return calls as text."""
+        listed = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        return f"{self.opens[0]}{json.dumps(listed, ensure_ascii=False)}{self.close}"
 
 
 GRANITE = ListFormat(("<|tool_call|>", "<tool_call>"))

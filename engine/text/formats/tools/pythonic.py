@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pilotlight.engine.text.formats import values
 from pilotlight.engine.text.formats.grammars import Grammar, quoted
 from pilotlight.engine.text.formats.markers import Markers
-from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool
+from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool, Calls
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
 from pilotlight.engine.text.formats.tools.tagged import fields, kinds_of, listed, properties_of
 
@@ -76,6 +76,16 @@ class MarkedFormat(NamedTuple):
         listed = call if rules.is_single else f"{call} ({between} {call})*"
         body = f'"[" {listed} "]"' if self.is_list else rf"/\n?/ {listed} /\n?/"
         grammar.answer(rules, markers, self.open, f"{body} {markers.lark(self.close)}")
+
+    def spell(self, calls: Calls) -> str:
+        """Return calls as text."""
+        listed = [f"{name}({', '.join(map(self._argument, arguments.items()))})" for name, arguments in calls]
+        return self.open + (f"[{', '.join(listed)}]" if self.is_list else "\n".join(listed)) + self.close
+
+    def _argument(self, item: tuple[str, Any]) -> str:
+        key, value = item
+        is_word = self.words and (value is None or isinstance(value, bool))
+        return f"{key}={value if is_word else json.dumps(value, ensure_ascii=False)}"
 
 
 LFM2 = MarkedFormat("<|tool_call_start|>", "<|tool_call_end|>", is_list=True, words=_WORDS)

@@ -1,7 +1,7 @@
 """Arguments in tags: a value is text if the tool's schema requires a string, and JSON otherwise.
 
-This is the common part of the formats in function_tags.py and glm.py. A closing tag inside a text is text, unless a tag that may come after a value
-follows.
+This is the common part of the formats in function_tags.py, glm.py and minimax_m3.py. A closing tag inside a text is text, unless a tag that may come
+after a value follows.
 """
 
 import re
@@ -148,8 +148,8 @@ class ValueGrammar(NamedTuple):
     """The parts of Lark rules with which a format writes an argument."""
 
     begin: str  # text before the value; placeholders: KEY, and IS_STRING for true if the value is text or false if it is JSON
-    free_begin: str  # text before the value of an argument with any key
-    close: str  # tag that ends the value
+    free_begin: str  # text before the value of an argument with any key; empty if there are none
+    close: str  # tag that ends the value; placeholder: KEY
     is_token: bool  # whether `close` is a token
     padding: str  # text between a JSON value and `close`
     behind: str  # text between `close` and the next argument
@@ -160,7 +160,7 @@ def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar)
     schema = tool.schema
     properties = properties_of(schema)
     if not properties:
-        if schema.get("additionalProperties") is False:
+        if schema.get("additionalProperties") is False or not tags.free_begin:
             return ""
         free = grammar.up_to(f"{prefix}_value", tags.close, is_token=tags.is_token)
         return f"({tags.free_begin} {free} {tags.behind})*"
@@ -169,8 +169,10 @@ def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar)
     arguments = []
     for number, (key, given) in enumerate(properties.items()):
         is_string = "true" if _is_string(given, schema) else "false"
-        begin = tags.begin.replace("IS_STRING", is_string).replace("KEY", quoted(key)[1:-1])
-        argument = f"{begin} {_value(grammar, f'{prefix}_{number}', key, given, tool, shared, tags)} {tags.behind}"
+        begin, close = (text.replace("KEY", quoted(key)[1:-1]) for text in (tags.begin, tags.close))
+        own = tags._replace(close=close)
+        written = _value(grammar, f"{prefix}_{number}", key, given, tool, shared, own)
+        argument = f"{begin.replace('IS_STRING', is_string)} {written} {tags.behind}"
         arguments.append(argument if key in required else f"({argument})?")
     return " ".join(arguments)
 

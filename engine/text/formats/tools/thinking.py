@@ -1,9 +1,10 @@
 """Reasoning between two tags, before an answer.
 
-The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<|inner_prefix|>` for Apertus, `<seed:think>` for Seed-OSS and
-`<|START_THINKING|>` for Cohere's Command. Sources: the model cards of Qwen/Qwen3-8B, deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking,
-mistralai/Magistral-Small-2507, ByteDance-Seed/Seed-OSS-36B-Instruct and CohereLabs/c4ai-command-r7b-12-2024, and the chat templates of
-swiss-ai/Apertus-8B-Instruct-2509 and google/gemma-4-31B-it. The prompt may end with the first tag or both, if the template writes them. White space
+The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral, `<|inner_prefix|>` for Apertus, `<seed:think>` for Seed-OSS,
+`<|START_THINKING|>` for Cohere's Command, `<mm:think>` for MiniMax-M3 and sentences for Apriel. Sources: the model cards of Qwen/Qwen3-8B,
+deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking, mistralai/Magistral-Small-2507, ByteDance-Seed/Seed-OSS-36B-Instruct and
+CohereLabs/c4ai-command-r7b-12-2024, and the chat templates of swiss-ai/Apertus-8B-Instruct-2509, google/gemma-4-31B-it, MiniMax-M3 and
+ServiceNow-AI/Apriel-1.6-15b-Thinker. The prompt may end with the first tag or both, if the template writes them. White space
 at either end of the reasoning belongs to the tags.
 """
 
@@ -29,6 +30,8 @@ TAGS = (
     ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
     ThinkTags("<seed:think>", "</seed:think>"),
     ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkTags("<mm:think>", "</mm:think>"),
+    ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 
 
@@ -51,7 +54,11 @@ def read(s: Scanner, tags: ThinkTags, thinking: Thinking, also_ends: Sequence[st
     s.hold()
     yield from s.beyond_space()
     if not (yield from s.skip(opens)) and thinking is Thinking.MAYBE:
-        s.give_back()
+        if (yield from s.skip(closes)):  # MiniMax-M3 starts answers without reasoning with the second tag
+            s.release()
+            s.out.drop_space()
+        else:
+            s.give_back()
         return
     yield from s.skip(tags.label)
     s.release()

@@ -176,7 +176,7 @@ async def test_it_asks_on_after_whatever_went_wrong(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Made(place, tmp_path)
-    errors = [UsageStoreError("it is away"), ValueError("a fault")]
+    errors = [UsageStoreError("it is away"), UsageStoreError("it is away"), ValueError("a fault")]
 
     class Failing:
         async def exchange(self, *arguments: Any, **more: Any) -> SiteAnswer:
@@ -191,7 +191,7 @@ async def test_it_asks_on_after_whatever_went_wrong(
     await eventually(made.is_written)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"], "one warning for both failures"
     assert (await made.rows())[0]["output_tokens"] == 10
     await made.close()
 

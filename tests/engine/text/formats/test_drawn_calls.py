@@ -13,7 +13,7 @@ import pytest
 
 from pilotlight.engine.text.formats import Thinking
 from pilotlight.engine.text.formats.format_registry import FORMATS
-from pilotlight.engine.text.formats.tools import function_tags
+from pilotlight.engine.text.formats.tools import function_tags, minimax_m3
 from tests.engine.text.formats.reading import Read, chunked, format_of, parts_of, told
 
 SAMPLE = 15  # number of draws for each format in the tests
@@ -141,6 +141,27 @@ def _cohere(calls: list[Call]) -> str:
     return f"<|START_ACTION|>{_json(listed)}<|END_ACTION|>"
 
 
+def _solar(calls: list[Call]) -> str:
+    each = (
+        f"<|tool_call:begin|>a1b2c3d4e{i}<|tool_call:name|>{name}<|tool_call:args|>{_json(arguments)}<|tool_call:end|>"
+        for i, (name, arguments) in enumerate(calls)
+    )
+    return f"<|begin|>assistant<|tool_calls|>{''.join(each)}<|calls|>"
+
+
+def _minimax_m3(calls: list[Call]) -> str:
+    mark = minimax_m3.MARK
+
+    def written(key: str, value: Any) -> str:
+        inner = "".join(written("item", each) for each in value) if isinstance(value, list) else _tagged(value)
+        return f"{mark}<{key}>{inner}{mark}</{key}>"
+
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        return f'{mark}<invoke name="{name}">{"".join(written(*each) for each in arguments.items())}{mark}</invoke>\n'
+
+    return f"{mark}<tool_call>\n{''.join(one(*call) for call in calls)}{mark}</tool_call>"
+
+
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "harmony": _harmony,
     "kimi_k2": _kimi,
@@ -167,9 +188,12 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "hunyuan_a13b": lambda calls: f"<tool_calls>{_list(calls)}</tool_calls>",
     "apertus": lambda calls: f"<|tools_prefix|>{_json([{name: a} for name, a in calls])}<|tools_suffix|>",
     "lfm2": lambda calls: f"<|tool_call_start|>[{_python(calls)}]<|tool_call_end|>",
+    "apriel": lambda calls: f"<tool_calls>{_list(calls)}</tool_calls>",
+    "solar_open": _solar,
+    "minimax_m3": _minimax_m3,
     "olmo3": lambda calls: f"<function_calls>\n{_python(calls, chr(10))}\n</function_calls>",
 }
-SPOKEN = {"harmony", "llama3_json", "pythonic"}  # formats without text before calls
+SPOKEN = {"harmony", "solar_open", "llama3_json", "pythonic"}  # formats without text before calls
 
 
 def drawn(name: str, drawing: random.Random) -> tuple[str, str, list[Call], bool]:
@@ -238,6 +262,17 @@ def check(name: str, drawing: random.Random) -> None:
     assert said.startswith("".join(part[1] for part in cut if part[0] == "text").rstrip()), (name, text[:end], cut)
     found = [(part[1], json.loads(part[2])) for part in whole if part[0] == "call"]
     assert found == calls, (name, text, whole)
+
+
+@pytest.mark.parametrize("name", ["hermes", "granite", "lfm2", "olmo3"])
+def test_calls_that_a_format_writes_into_a_history_are_those_that_it_reads(name: str) -> None:
+    spell = next(each.spell for each in FORMATS if each.name == name)
+    values = {"s": 'a "b"\n日', "n": -1, "b": True, "z": None, "l": [1, "x"], "o": {"k": [True, {"q": None}]}}
+    calls = [("f", values), ("run-it_2", {}), ("note", {"t": ""})]
+    found = read_calls(name, spell(calls), [], tags=True)
+    assert [(part[0], part[1], json.loads(part[2])) for part in found if part[0] == "call"] == [
+        ("call", *call) for call in calls
+    ]
 
 
 @pytest.mark.parametrize("name", [each.name for each in FORMATS])

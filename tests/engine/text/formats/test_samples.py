@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pilotlight.engine.text.chat_template import ChatTemplate
 from pilotlight.engine.text.formats import AnswerRules, CallableTool, Thinking
-from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, tool_format_of
+from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat, think_tags_of, tool_format_of
 from pilotlight.engine.text.formats.tools import kimi
 from pilotlight.engine.text.formats.tools.thinking import TAGS as THINK_TAGS
+from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 from pilotlight.sites.site import ToolFormatName
 from tests.engine.text.formats.reading import Read, assert_same_however_cut, chunked, format_of, parts_of, read, told
 
@@ -54,6 +55,12 @@ class Sample(NamedTuple):
     options: dict[str, Any] | None = None
 
 
+MARK = "]<]minimax[>["
+M3_OPEN = f"{MARK}<tool_call>\n"
+M3_PARIS = f'{MARK}<invoke name="get_weather">{MARK}<city>Paris{MARK}</city>{MARK}</invoke>\n'
+M3_ROME = f'{MARK}<invoke name="get_weather">{MARK}<city>Rome{MARK}</city>{MARK}<days>3{MARK}</days>{MARK}</invoke>\n'
+SOLAR = "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>%s<|tool_call:end|>"
+SOLAR_THOUGHT = "<|think|>Need the weather.\n<|end|><|begin|>assistant"
 THINK = {tags.open: tags for tags in THINK_TAGS}
 KIMI = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'
@@ -244,6 +251,33 @@ SAMPLES = [
         "olmo3", '<function_calls>note(text="a\\nb", done=true, to=null)</function_calls>',
         [("call", "note", '{"text": "a\\nb", "done": true, "to": null}')],
     ),
+    Sample("apriel", f'I look.\n<tool_calls>[{{"name": "get_weather", "arguments": {OF_PARIS}, "id": "call_1"}}]</tool_calls>',
+           [("text", "I look."), PARIS]),
+    Sample("apriel", f"Need it.\n<tool_calls>{LIST}</tool_calls>", [("reasoning", "Need it."), PARIS, ROME], False,
+           {"think": THINK["Here are my reasoning steps:"], "thinking": Thinking.OPEN}),
+    Sample("solar_open", f"{SOLAR_THOUGHT}<|content|>It is sunny.<|end|>", [("reasoning", "Need the weather."), ("text", "It is sunny.")], True),
+    Sample("solar_open", "It is sunny.", [("text", "It is sunny.")], True),
+    Sample(
+        "solar_open",
+        f"{SOLAR_THOUGHT}<|content|>I look.<|end|><|begin|>assistant<|tool_calls|>{SOLAR % OF_PARIS}{SOLAR % OF_ROME}<|calls|>",
+        [("reasoning", "Need the weather."), ("text", "I look."), (*PARIS, "a1b2c3d4e5"), (*ROME, "a1b2c3d4e5")], True,
+    ),
+    Sample("minimax_m3", f"I look.{M3_OPEN}{M3_PARIS}{M3_ROME}{MARK}</tool_call>Done.", [("text", "I look."), PARIS, ROME, ("text", "Done.")], True),
+    Sample(
+        "minimax_m3",  # parts of values in tags, JSON, and text
+        f'{M3_OPEN}{MARK}<invoke name="note">{MARK}<tags>{MARK}<item>a{MARK}</item>{MARK}<item>{MARK}<b>2{MARK}</b>{MARK}<c>'
+        f'{MARK}<item>x{MARK}</item>{MARK}</c>{MARK}</item>{MARK}</tags>{MARK}<text>1 < 2{MARK}</text>{MARK}<to>null{MARK}</to>{MARK}</invoke>\n'
+        f'{MARK}<invoke name="note">{MARK}<tags>[1, {{}}]{MARK}</tags>{MARK}</invoke>\n'
+        f'{MARK}<invoke name="note">{MARK}<tags>{MARK}</tags>{MARK}<text>{MARK}</text>{MARK}<done>true{MARK}</done>{MARK}</invoke>\n'
+        f"{MARK}</tool_call>",
+        [
+            ("call", "note", '{"tags": ["a", {"b": 2, "c": ["x"]}], "text": "1 < 2", "to": null}'),
+            ("call", "note", '{"tags": [1, {}]}'),
+            ("call", "note", '{"tags": [], "text": "", "done": true}'),
+        ],
+        True,
+    ),
+    Sample("minimax_m3", f"{MARK}<tool_call> starts nothing", [("text", f"{MARK}<tool_call> starts nothing")]),
     Sample("olmo3", "<function_calls>\n</function_calls>", [("text", "<function_calls>\n</function_calls>")]),
 ]  # fmt: skip
 
@@ -284,6 +318,7 @@ THOUGHT = "Let me <b>think</b>.\nYes"
         (Thinking.MAYBE, "\n So.", [("text", "\n So.")]),
         (Thinking.MAYBE, "<b>So</b>", [("text", "<b>So</b>")]),
         (Thinking.MAYBE, "<think>\n\n</think>\n\nSo.", [("text", "So.")]),
+        (Thinking.MAYBE, "</think>\n\nSo.", [("text", "So.")]),
         (Thinking.CLOSED, "So <think>.", [("text", "So <think>.")]),
         (Thinking.OPEN, THOUGHT, [("reasoning", THOUGHT)]),
         (Thinking.OPEN, f"<think>\n{THOUGHT}</think>", [("reasoning", THOUGHT)]),
@@ -296,6 +331,22 @@ THOUGHT = "Let me <b>think</b>.\nYes"
 )
 def test_reasoning_is_separated(thinking: Thinking, text: str, expected: list[Read], tags: bool) -> None:
     assert_same_however_cut("hermes", text, expected, tags=tags, think=THINK_TAGS[0], thinking=thinking)
+
+
+@pytest.mark.parametrize("tags", [True, False], ids=["tags are tokens", "tags are text"])
+@pytest.mark.parametrize("think", THINK_TAGS, ids=[each.open for each in THINK_TAGS])
+def test_every_family_s_reasoning_is_told_by_its_template_and_separated(think: ThinkTags, tags: bool) -> None:
+    source = "{% set close = '" + think.close + "' %}{{ messages[0].content }}"
+    assert think_tags_of(ChatTemplate({"default": source}, {})) == think
+    thought = f"{think.open}{think.label}\nNeed it.\n{think.close}\nSo."
+    assert read(None, thought, think=think, thinking=Thinking.MAYBE, tags=tags) == [
+        ("reasoning", "Need it."),
+        ("text", "So."),
+    ]
+    assert read(None, f"Need it.{think.close}So.", think=think, thinking=Thinking.OPEN, tags=tags) == [
+        ("reasoning", "Need it."),
+        ("text", "So."),
+    ]
 
 
 @pytest.mark.parametrize("end", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", "</think>", "assistant\n"])
@@ -363,6 +414,9 @@ TEMPLATES = {
     "granite": "respond with <|tool_call|> and a list",
     "nemotron_json": "<TOOLCALL>[",
     "hunyuan_a13b": "<tool_calls>' + calls + '</tool_calls> else 助手：",
+    "apriel": "within <tool_call> tags: \\n<tool_calls>[' ~ ']</tool_calls>",
+    "solar_open": "<|begin|>assistant<|think|><|end|><|begin|>assistant<|tool_calls|>",
+    "minimax_m3": "{% set mark = ']<]minimax[>[' %}{{ mark ~ '<tool_call>' }}",
     "apertus": "<|tools_prefix|>' + '[",
     "lfm2": "<|im_start|>system\nList of tools: [",
     "olmo3": "<functions>' + tools + '</functions> <function_calls>",

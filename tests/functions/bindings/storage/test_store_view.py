@@ -110,7 +110,9 @@ def test_names_of_a_hostile_schema_are_only_names(make: Make, tmp_path: Path) ->
 
 def test_a_page_that_takes_too_long_ends(make: Make, tmp_path: Path) -> None:
     slow = make("d1", "shop", "CREATE TABLE t (x)")
-    slow.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(10_000)])
+    with slow:
+        slow.execute("BEGIN")
+        slow.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(10_000)])
     with pytest.raises(StoreReadError, match="was not read within 0 s"):
         read_page(tmp_path, StoreQuery("d1", "shop", after="9999"), time_limit_s=0.0)
 

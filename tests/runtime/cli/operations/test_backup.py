@@ -142,6 +142,23 @@ def test_files_come_back_as_they_were_without_what_a_start_makes_again(state: St
     assert (tmp_path / "backups/snapshots").stat().st_mode & 0o077 == 0
 
 
+def test_code_of_functions_can_be_read_by_isolates_of_another_user_and_data_cannot(
+    state: StateRoot, tmp_path: Path
+) -> None:
+    for file in ("deployed/abc/src/entry.py", "bindings/kv/counts/entries.sqlite"):
+        path = state.path / file
+        path.parent.mkdir(parents=True)
+        path.touch(mode=0o644)
+    backup(tmp_path / "backups", [state], None)
+    restore(tmp_path / "backups", [elsewhere(state, tmp_path / "new")], None)
+
+    def mode(folder: str) -> int:
+        return (tmp_path / "new" / folder).stat().st_mode & 0o777
+
+    assert [mode(each) for each in ("", "deployed", "deployed/abc", "deployed/abc/src")] == [0o711, *[0o755] * 3]
+    assert [mode(each) for each in ("bindings", "bindings/kv", "bindings/kv/counts")] == [0o700] * 3
+
+
 def test_a_second_backup_stores_what_has_changed(state: StateRoot, tmp_path: Path) -> None:
     backup(tmp_path / "backups", [state], None)
     before = chunks(tmp_path / "backups")

@@ -42,7 +42,7 @@ NESTED: dict[str, Any] = {
 def test_a_nested_schema_is_enforced_in_the_formats_own_notation(tmp_path: Path, tags: bool) -> None:
     made = writer(tmp_path, "gemma4", tags=tags)
     rules, checked = AnswerRules((CallableTool("edit", NESTED),), is_single=True), 0
-    for seed in range(40):
+    for seed in range(10):
         if (tokens := made.tokens(rules, Thinking.CLOSED, seed)) is None:
             continue
         ((kind, name, arguments),) = told(parts_of(made.answers.parser(Thinking.CLOSED, {"edit": NESTED}), tokens))
