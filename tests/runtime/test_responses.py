@@ -381,9 +381,11 @@ async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_get
 
 @pytest.fixture
 async def without_room(make_site: SiteMaker, tmp_path: Path) -> AsyncIterator[Site]:
-    """Make a site whose directory for responses cannot be created."""
-    (tmp_path / "file").write_bytes(b"")
-    async with make_site(responses={"directory": str(tmp_path / "file" / "responses")}) as site:
+    """Make a site whose directory for responses is replaced by a file after the start."""
+    directory = tmp_path / "responses"
+    async with make_site(responses={"directory": str(directory)}) as site:
+        directory.rmdir()
+        directory.write_bytes(b"")
         yield site
 
 
