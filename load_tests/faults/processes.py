@@ -23,7 +23,7 @@ def rows() -> list[Row]:
         Row("kill a site, 0.8 s later all other engines", kill_site_then_engines, before=until_standbys),
         Row("kill the same engine three times in 2 s", kill_thrice, before=until_standbys),
         Row("freeze an engine for 20 s", lambda it: frozen(it, [engine(it, it.busiest())], 20)),
-        Row("freeze all engines for 20 s", freeze_all_engines, _each_site(_deadline(3)), before=until_standbys, pause_s=2 * PAUSE_S, pause_beside_s=20),
+        Row("freeze all engines for 20 s", freeze_all_engines, _each_site(_deadline(3)), before=until_standbys, pause_s=10, pause_beside_s=20),
         Row("kill a standby", kill_standby, before=until_standbys),
         Row("freeze a runtime for 20 s", lambda it: frozen(it, [it.network.members[it.busiest()].process.pid], 20)),
         Row("freeze the router for 12 s", freeze_router, pause_s=12 + PAUSE_S),
@@ -36,7 +36,10 @@ def rows() -> list[Row]:
 
 
 def _deadline(seconds: float) -> Callable[[str], str]:
-    """Return an edit of a site's file that sets the deadline of steps, and makes them so short that it applies."""
+    """Return an edit of a site's file that sets the deadline of steps.
+
+    Steps are short, because at least ten times the largest one is allowed.
+    """
 
     def edited(text: str) -> str:
         short = re.sub(r"max_num_batched_tokens = \d+", "max_num_batched_tokens = 128", text)
