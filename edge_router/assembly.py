@@ -55,7 +55,7 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.http.certificate import client_context
 from pilotlight.wire.http.websocket import SocketTimings
 
-# What a router applies to an account's requests for models.
+# Settings of an account that limit its requests for models.
 LIMITS = ("models", "requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", "cost_per_day")
 
 

@@ -117,10 +117,8 @@ def make_children(
     `source` is the model that all sites serve; None keeps the models in their files. `deployments` is the URL of the router whose deployed functions
     the sites serve."""
     logs = log_directory()
-    with suppress(OSError):
-        drained_sites_file().unlink(
-            missing_ok=True
-        )  # else a network whose sites are all drained would not become ready
+    with suppress(OSError):  # otherwise a network whose sites are all drained would not become ready
+        drained_sites_file().unlink(missing_ok=True)
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
     changes = [] if source is None else ["--model", source]
     if deployments is not None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from pilotlight.support.logs import REQUEST
 
 PROBES = ("/livez", "/readyz", "/health", "/ping", "/status", "/metrics")
-# What sites and routers ask each other every second or two (wire/hop/). Lines about it would be most of a quiet network's log.
+# Requests between sites and routers, one every second or two (wire/hop/). They would be most of the lines in a quiet network's log.
 POLLS = (("GET", "/deployments"), ("POST", "/internal/usage"))
 _SITE = b"x-pilotlight-site"  # as in wire/hop/headers.py
 
